@@ -32,6 +32,47 @@ Ask = Callable[..., "Ticket"]
 """`Inspector.ask`, or what stands for it."""
 
 
+class NewestQuestion:
+    """One question to the inspector at a time: a newer one cancels the older. `wake` may be called from any thread."""
+
+    def __init__(self, ask: Ask, wake: Callable[[], object]) -> None:
+        self._ask, self._wake = ask, wake
+        self._ticket: Ticket | None = None
+
+    def send(self, do: str, **params: Any) -> None:
+        """Ask it, in place of the one before."""
+        self.cancel()
+        self._ticket = self._ask(do, **params)
+        self._ticket.add_done_callback(lambda _: self._wake())
+
+    @property
+    def put_forward(self) -> bool:
+        """Whether something was asked that nobody has cancelled or taken the answer of."""
+        return self._ticket is not None
+
+    @property
+    def open(self) -> bool:
+        """Whether an answer is still to come."""
+        return self._ticket is not None and not self._ticket.done
+
+    def take(self) -> dict[str, Any] | WorkbenchError | None:
+        """The answer, or what went wrong, once; nothing while there is none."""
+        ticket = self._ticket
+        if ticket is None or not ticket.done:
+            return None
+        self._ticket = None
+        if isinstance(ticket.error, Cancelled):
+            return None
+        answer: dict[str, Any] = ticket.result(0) if ticket.error is None else {}
+        return ticket.error or answer
+
+    def cancel(self) -> None:
+        """Give up what is asked."""
+        if self._ticket is not None:
+            self._ticket.cancel()
+            self._ticket = None
+
+
 class FactsCollector:
     """Finds out about one draft. `asking` says what the inspector is busy with, `trouble` what could not be found out."""
 

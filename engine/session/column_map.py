@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from engine.config.files import place_of
 from engine.config.tree import fields
-from engine.errors import Cancelled, UsageError, WorkbenchError
-from engine.session.collector import Ask
+from engine.errors import UsageError, WorkbenchError
+from engine.session.collector import Ask, NewestQuestion
 from engine.session.draft import Draft
-
-if TYPE_CHECKING:
-    from engine.client import Ticket
 
 DETECT = "detected"
 """The choice of no format: it is told by the columns."""
@@ -25,8 +22,8 @@ class ColumnMap:
 
     def __init__(self, draft: Draft, ask: Ask, wake: Callable[[], object] = lambda: None, source: int = 0) -> None:
         self.draft, self.source = draft, source
-        self._ask, self.wake = ask, wake
-        self._ticket: Ticket | None = None
+        self.wake = wake
+        self._question = NewestQuestion(ask, lambda: self.wake())
         entries = draft.config.data.train
         if not 0 <= source < len(entries) or not entries[source].path:
             raise UsageError(f"{fields.data.train.title}: there is none yet.", "Name a source in the step Data.")
@@ -107,9 +104,8 @@ class ColumnMap:
 
     def send(self) -> None:
         """Ask what the rows say by what is chosen; a newer question takes the place of an older."""
-        self.close()
         entry = self.entry
-        self._ticket = self._ask(
+        self._question.send(
             "mapped",
             path=place_of(entry.path, self.draft.base),
             split=entry.split,
@@ -118,31 +114,26 @@ class ColumnMap:
             properties=dict(entry.properties),
             roles=dict(entry.roles),
         )
-        self._ticket.add_done_callback(lambda _: self.wake())
 
     @property
     def open(self) -> bool:
         """Whether an answer is still to come."""
-        return self._ticket is not None and not self._ticket.done
+        return self._question.open
 
     def look(self) -> bool:
         """Take the answer, if there is one."""
-        ticket = self._ticket
-        if ticket is None or not ticket.done:
+        answer = self._question.take()
+        if answer is None:
             return False
-        self._ticket = None
-        if isinstance(ticket.error, Cancelled):
-            return False
-        self.problem = ticket.error.full_message if isinstance(ticket.error, WorkbenchError) else ""
-        if not self.problem:
-            self.found, self._picked = ticket.result(0), {}
+        if isinstance(answer, WorkbenchError):
+            self.problem = answer.full_message
+        else:
+            self.problem, self.found, self._picked = "", answer, {}
         return True
 
     def close(self) -> None:
         """Give up what is asked."""
-        if self._ticket is not None:
-            self._ticket.cancel()
-            self._ticket = None
+        self._question.cancel()
 
     # Keeping
 

@@ -4,17 +4,14 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from engine.config.files import absolute
 from engine.config.tree import fields
-from engine.errors import Cancelled, WorkbenchError
+from engine.errors import WorkbenchError
 from engine.figures import count, doing, percent
-from engine.session.collector import Ask
+from engine.session.collector import Ask, NewestQuestion
 from engine.session.draft import Draft
-
-if TYPE_CHECKING:
-    from engine.client import Ticket
 
 WORST = {"longest": "the longest row", "masked": "a row with nothing trained", "truncated": "the row cut the most"}
 
@@ -33,8 +30,7 @@ class RowQuestion:
         self.packs = True
         """Packs as training makes them, or their rows one by one."""
         self.progress = ""
-        self._ask, self._wake = ask, wake
-        self._ticket: Ticket | None = None
+        self._question, self._wake = NewestQuestion(ask, wake), wake
         self._waits = False
         self._asked = 0.0
 
@@ -61,8 +57,7 @@ class RowQuestion:
             self._wake()
 
         base, asked = self.draft.base, {"rows": self.wanted, "count": count, "split": split}
-        self._ticket = self._ask("preview", on_progress=on_progress, config=self._mapping(), base=str(base), **asked)
-        self._ticket.add_done_callback(lambda _: self._wake())
+        self._question.send("preview", on_progress=on_progress, config=self._mapping(), base=str(base), **asked)
 
     def _mapping(self) -> dict[str, Any]:
         mapping, packing = absolute(self.draft.mapping, self.draft.base), fields.data.packing
@@ -74,30 +69,21 @@ class RowQuestion:
     @property
     def put_forward(self) -> bool:
         """Whether something was asked that nobody has cancelled or taken the answer of."""
-        return self._waits or self._ticket is not None
+        return self._waits or self._question.put_forward
 
     @property
     def open(self) -> bool:
         """Whether an answer is still to come."""
-        return self._waits or (self._ticket is not None and not self._ticket.done)
+        return self._waits or self._question.open
 
     def take(self) -> dict[str, Any] | WorkbenchError | None:
         """The answer, or what went wrong, once; nothing while there is none."""
-        ticket = self._ticket
-        if ticket is None or not ticket.done:
-            return None
-        self._ticket = None
-        if isinstance(ticket.error, Cancelled):
-            return None
-        answer: dict[str, Any] = ticket.result(0) if ticket.error is None else {}
-        return ticket.error or answer
+        return self._question.take()
 
     def cancel(self) -> bool:
         """Give up the question; False where none was open."""
         was, self._waits = self.open, False
-        if self._ticket is not None:
-            self._ticket.cancel()
-            self._ticket = None
+        self._question.cancel()
         return was
 
 

@@ -4,17 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from engine.config.files import absolute
 from engine.config.tree import fields
-from engine.errors import Cancelled, UsageError, WorkbenchError, visible
+from engine.errors import UsageError, WorkbenchError, visible
 from engine.figures import count
-from engine.session.collector import Ask
+from engine.session.collector import Ask, NewestQuestion
 from engine.session.draft import Draft, write
-
-if TYPE_CHECKING:
-    from engine.client import Ticket
 
 TYPED_SECONDS = 0.3
 """After the newest letter, before a row is asked for: each question takes a process of its own."""
@@ -30,10 +27,9 @@ class TemplateEditing:
         self.found: Mapping[str, Any] = {}
         """What the newest answer says (`engine.data.template_view.rendered`)."""
         self.problem = ""
-        self._ask = ask
+        self._question = NewestQuestion(ask, lambda: self.wake())
         self._asked: tuple[int, str | None] | None = None
         self._answered: tuple[int, str | None] | None = None
-        self._ticket: Ticket | None = None
 
     @property
     def changed(self) -> bool:
@@ -51,30 +47,24 @@ class TemplateEditing:
 
     def send(self) -> None:
         """Ask for the row as the template writes it; a newer question takes the place of an older."""
-        self.close()
         self._asked = (self.row, self.text)
         config = absolute(self.draft.mapping, self.draft.base)
-        self._ticket = self._ask("rendered", config=config, base=str(self.draft.base), row=self.row, text=self.text)
-        self._ticket.add_done_callback(lambda _: self.wake())
+        self._question.send("rendered", config=config, base=str(self.draft.base), row=self.row, text=self.text)
 
     @property
     def open(self) -> bool:
         """Whether an answer is still to come."""
-        return self._ticket is not None and not self._ticket.done
+        return self._question.open
 
     def look(self) -> bool:
         """Take the answer, if there is one. Of a template that cannot write the row the last that could stays."""
-        ticket = self._ticket
-        if ticket is None or not ticket.done:
-            return False
-        self._ticket = None
-        if isinstance(ticket.error, Cancelled):
+        found = self._question.take()
+        if found is None:
             return False
         self._answered = self._asked
-        if isinstance(ticket.error, WorkbenchError):
-            self.problem = ticket.error.full_message
+        if isinstance(found, WorkbenchError):
+            self.problem = found.full_message
             return True
-        found = ticket.result(0)
         self.problem = str(found["problem"])
         same = found["row"] == self.found.get("row")
         self.found = {**found, "turns": self.found["turns"]} if self.problem and same else found
@@ -90,9 +80,7 @@ class TemplateEditing:
 
     def close(self) -> None:
         """Give up what is asked."""
-        if self._ticket is not None:
-            self._ticket.cancel()
-            self._ticket = None
+        self._question.cancel()
 
     def save(self, name: str) -> Path:
         """Write what was typed to a file and let the config name it; of files that are there already, only the one that the

@@ -1,5 +1,6 @@
 /** Which column of a source holds which part: a choice for each, and three rows that follow it at once. */
 import { button, fill, h, number, say } from "./dom.js";
+import { following } from "./news.js";
 
 /** `kept` is called when the config says something else than before. */
 export function columnsView(stage, kept) {
@@ -11,18 +12,8 @@ export function columnsView(stage, kept) {
     if (answer) (draw(answer.data), kept());
   }, { class: "ftw-primary", disabled: true });
   const element = h("section", { class: "ftw-columns-map", role: "region", "aria-label": "Columns", hidden: true }, choices, h("header", { class: "ftw-head" }, keep, status), rows);
-  let newest = 0;
 
-  const send = async (verb, params = {}) => {
-    const mine = (newest += 1);
-    let answer = await stage.ask(verb, params);
-    while (answer && mine === newest) {
-      draw(answer.data);
-      if (answer.data.done) return;
-      await new Promise((resolve) => setTimeout(resolve, 100));
-      answer = mine === newest ? await stage.ask("columns_news") : null;
-    }
-  };
+  const send = following(stage, "columns_news", (state) => draw(state));
   const pick = (label, options, chosen, act) =>
     h("label", { class: "ftw-columns-part" }, label, h("select", { "aria-label": label, on: { change: (event) => act(event.target.value) } }, options.map(([value, text]) => h("option", { value, selected: value === chosen }, text))));
   const draw = (state) => {

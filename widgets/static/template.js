@@ -1,5 +1,6 @@
 /** A chat template in a box, beside a row as it writes it: turn by turn, what is learned, and what is odd about it. */
 import { button, fill, h, say } from "./dom.js";
+import { following } from "./news.js";
 
 /** `saved` is called when the config names another template; `run` draws the tokens of a turn. */
 export function templateView(stage, run, saved) {
@@ -7,18 +8,9 @@ export function templateView(stage, run, saved) {
   const row = h("div", { class: "ftw-template-row" });
   const status = h("span", { class: "ftw-quiet", role: "status" });
   const name = h("input", { type: "text", class: "ftw-find", value: "template.jinja", "aria-label": "file to save the template to" });
-  let [newest, at, hold, typed] = [0, 0, 0, false];
+  let [at, hold, typed] = [0, 0, false];
 
-  const send = async (verb, params = {}) => {
-    const mine = (newest += 1);
-    let answer = await stage.ask(verb, params);
-    while (answer && mine === newest) {
-      draw(answer.data);
-      if (answer.data.done) return;
-      await new Promise((resolve) => setTimeout(resolve, 150));
-      answer = mine === newest ? await stage.ask("template_news") : null;
-    }
-  };
+  const send = following(stage, "template_news", (state) => draw(state));
   const draw = (state) => {
     at = state.row;
     if (!typed && state.text && box.value !== state.text) box.value = state.text;

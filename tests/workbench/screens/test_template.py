@@ -10,31 +10,13 @@ from textual.widgets import TextArea
 
 from engine.session.draft import Draft
 from engine.session.template import TemplateEditing
+from tests.tickets import Answered
 from workbench.app import WorkbenchApp
 from workbench.screens.preview import PreviewScreen
 from workbench.screens.template import TemplateScreen
 
 Shown = Callable[[Any], str]
 OWN = "{% for m in messages %}{{ m.content }}{% endfor %}"
-
-
-class Answered:
-    """An answer that is there at once."""
-
-    error = None
-    done = True
-
-    def __init__(self, value: Any) -> None:
-        self._value = value
-
-    def result(self, timeout: float | None = None) -> Any:
-        return self._value
-
-    def add_done_callback(self, function: Any) -> None:
-        function(self)
-
-    def cancel(self) -> None:
-        pass
 
 
 class Writes:
