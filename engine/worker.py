@@ -254,7 +254,7 @@ def _train(
     trainer = _trainer(module, job, watching, run, prepared.fingerprint)
     stream = prepared.stream if measuring is None else None
     if beat is not None:
-        trainer.got_on = beat.tick
+        trainer.on_progress = beat.tick
     _restore(trainer, job, stream, newest)
     features.apply(trainer.built(notes))
     built = functools.partial(_write_receipt, config, trainer, prepared, loaded, why, features.entries(), say)
@@ -513,12 +513,12 @@ def _watching(
 def _end(trainer: RunTrainer, watching: Watching, say: _Speaker, begun: float) -> int:
     step, seconds = trainer.state.global_step, round(time.monotonic() - begun, 3)
     stopped = watching.stopped
-    trainer.settle_save()
+    trainer.wait_for_save()
     if trainer.finite.diverged is not None:
         raise trainer.finite.diverged
     if stopped is None:
         trainer._save_checkpoint(trainer.model, None)
-        trainer.settle_save()
+        trainer.wait_for_save()
         early = watching.best is not None and watching.best.over and step < trainer.state.max_steps
         why = {"cause": "early_stopping", "message": watching.best.reason(step)} if early and watching.best else {}
         say.write("finished", step=step, seconds=seconds, **why)

@@ -178,7 +178,7 @@ class Supervisor:
         self.child = child
         self.worker = identity(child.pid) or Identity(child.pid, 0, boot_id(), host())
         self.family = Family(token, self.worker, choice.processes)
-        self._hear_ranks()
+        self._watch_heartbeats()
         self._write(
             state="starting",
             message="",
@@ -216,7 +216,7 @@ class Supervisor:
         if rendezvous.nodes > 1:
             self.node = FirstNode(self.run, rendezvous)
             self.node.go_on()
-        self._hear_ranks()
+        self._watch_heartbeats()
         self._write(adopted=True)
         return True
 
@@ -484,8 +484,8 @@ class Supervisor:
             if lost and self.asked_to_end is None:
                 self.family.kill()
 
-    def _hear_ranks(self) -> None:
-        """Listen to the heartbeats of all ranks, where there are several."""
+    def _watch_heartbeats(self) -> None:
+        """Watch the heartbeats of all ranks, where there are several."""
         assert self.family is not None
         ranks = self.family.processes * (1 if self.node is None else self.node.nodes)
         self.hang, self.hung = (Hang(self.run, ranks) if ranks > 1 else None), None

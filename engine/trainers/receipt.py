@@ -40,7 +40,7 @@ from engine.run import network
 from engine.run.nodes import hosts
 from engine.run.store import RunFolder
 from engine.trainers import sharded, trackers
-from engine.trainers.context_parallel import Ring
+from engine.trainers.context_parallel import DividesRows, Ring
 from engine.trainers.optimizers.building import receipt_note
 from engine.trainers.saving import RunTrainer
 
@@ -83,8 +83,8 @@ def receipt(
             _processes(config, ranks, trainer.run),
             _strategy(config, trainer, (why or {}).get("distributed.strategy")),
         ]
-    if (ring := getattr(trainer, "ring", None)) is not None:
-        entries.append(_ring(config, ring))
+    if isinstance(trainer, DividesRows) and trainer.ring is not None:
+        entries.append(_ring(config, trainer.ring))
     if config.model.quantization not in ("none", "fp8"):  # which engine.features.fp8_base.apply tells
         entries.append(_quantization(config, model))
     if loaded is not None and loaded.stored_fp8 is not None:

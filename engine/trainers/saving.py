@@ -33,9 +33,9 @@ from engine.run import checkpoint
 from engine.run.async_writer import AsyncWriter
 from engine.run.store import RunFolder
 from engine.trainers import sharded
+from engine.trainers.async_save import AsyncSave
 from engine.trainers.clock import StepClock
 from engine.trainers.finite import FiniteSteps, non_finite_weights, refuse_non_finite_checkpoint
-from engine.trainers.late_save import LateSave
 from engine.trainers.optimizers.building import optimizer_for
 from engine.trainers.optimizers.state_formats import keep_state_formats
 from engine.trainers.ranks import Ranks
@@ -115,7 +115,7 @@ class RunTrainer(Trainer):
         """
         self._optim = optim
         self.clock, self.finite = StepClock(), FiniteSteps()
-        self._late: LateSave | None = None
+        self._async_save: AsyncSave | None = None
         model = kwargs.get("model")
         trained = [(each, each.data) for each in model.parameters() if each.requires_grad] if model is not None else []
         super().__init__(*args, **kwargs)
@@ -145,7 +145,7 @@ class RunTrainer(Trainer):
         self.run, self.writer, self.keep, self.commit_info = run, writer, keep, commit_info
         self.tokens, self.trained_tokens = 0, 0
         self.batch_rows: list[int] = []
-        self.got_on: Callable[[], None] = lambda: None
+        self.on_progress: Callable[[], None] = lambda: None
         """Hears that this rank begins a batch, of training or of held-out rows."""
         self.note_rows: Callable[[int, list[int]], None] = lambda step, rows: None
         """Hears the step that is being made and its rows so far, before they are trained on."""
@@ -267,8 +267,8 @@ class RunTrainer(Trainer):
     # -- steps ---------------------------------------------------------------------------------------------------------
     def training_step(self, model: torch.nn.Module, inputs: dict[str, Any], *args: Any, **kwargs: Any) -> Any:
         origin = inputs.pop(ROWS)
-        self.got_on()
-        self._hear_of_save()
+        self.on_progress()
+        self._raise_failed_save()
         self._trains_on(origin.rows)
         self._count(origin.tokens, origin.trained)
         return self.finite.loss(super().training_step(model, inputs, *args, **kwargs))
@@ -298,7 +298,7 @@ class RunTrainer(Trainer):
 
     def prediction_step(self, model: torch.nn.Module, inputs: dict[str, Any], *args: Any, **kwargs: Any) -> Any:
         inputs.pop(ROWS, None)
-        self.got_on()
+        self.on_progress()
         return super().prediction_step(model, inputs, *args, **kwargs)
 
     def _count(self, total: Any, trained: Any) -> None:
@@ -335,25 +335,25 @@ class RunTrainer(Trainer):
     # -- saving and resuming -------------------------------------------------------------------------------------------
     def _save_checkpoint(self, model: torch.nn.Module, trial: Any) -> None:
         with self.clock.pause():
-            self.settle_save()
+            self.wait_for_save()
             self._save_whole()
 
-    def settle_save(self) -> None:
+    def wait_for_save(self) -> None:
         """Waits for a checkpoint that is written beside the training, and raises what went wrong with it."""
-        if self._late is not None:
-            self._late.settle()
+        if self._async_save is not None:
+            self._async_save.settle()
 
     def finish_save(self) -> None:
         """Waits for such a checkpoint where the training has failed: what was whole before it did is kept. What goes wrong
         with it is not what the run ends by."""
         with contextlib.suppress(Exception):
-            self.settle_save()
+            self.wait_for_save()
 
-    def _hear_of_save(self) -> None:
+    def _raise_failed_save(self) -> None:
         """Raises what went wrong with a checkpoint that is written beside the training. On the first rank alone, which says how
         the run ended: one that left before it would be taken for the cause."""
-        if self._late is not None and self._late.failed and self.args.should_save:
-            self._late.settle()
+        if self._async_save is not None and self._async_save.failed and self.args.should_save:
+            self._async_save.settle()
 
     def _save_whole(self) -> None:
         """Commits a checkpoint of this step. Raises Diverged where the weights are not finite, under `go_on` only says that
@@ -381,19 +381,19 @@ class RunTrainer(Trainer):
                 return
             self._write_parts(tmp, late=True)
             self.accelerator.wait_for_everyone()
-        assert self._late is not None
+        assert self._async_save is not None
         waited, best = time.monotonic() - begun, self.state.best_global_step
-        self._late.begin(lambda group: self._write_late(tmp, copies, group, begun, waited, best))
+        self._async_save.begin(lambda group: self._write_async(tmp, copies, group, begun, waited, best))
 
     def _copied(self) -> dict[str, Any] | None:
         """Copies of what this rank holds of full weights and optimizer, where they are shares and the machine has room."""
         if isinstance(self.model, PeftModel) or not sharded.is_sharded(self.model):
             return None
-        self._late = self._late or LateSave(self.args.ddp_timeout)
+        self._async_save = self._async_save or AsyncSave(self.args.ddp_timeout)
         states = sharded.states(self.model, _inner(self.optimizer))
-        return self._late.copy(states) if self._late.has_room(states, self.accelerator.device) else None
+        return self._async_save.copy(states) if self._async_save.has_room(states, self.accelerator.device) else None
 
-    def _write_late(
+    def _write_async(
         self, tmp: Path, copies: dict[str, Any], group: Any, begun: float, waited: float, best: int | None
     ) -> None:
         """On a thread beside the training: this rank's shares, and the checkpoint's name once all ranks have written."""

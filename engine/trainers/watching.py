@@ -191,7 +191,7 @@ class Watching(TrainerCallback):
 
     def on_save(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         if self._saving:
-            self.trainer.settle_save()
+            self.trainer.wait_for_save()
         name = f"checkpoint-{state.global_step}"
         made = (self.run.checkpoints / name).is_dir()
         for request in self._saving:

@@ -159,7 +159,7 @@ class ColumnsScreen(Screen[bool]):
         self._draw()
 
     def action_none(self) -> None:
-        """The column that the format takes by itself."""
+        """The column that the format takes if none is named."""
         part = self.query_one(ColumnView).here
         if part:
             self.columns.choose(part, "")

@@ -26,7 +26,7 @@ from engine.errors import ModelError, WorkbenchError
 from engine.features import failures
 from engine.features.applied import Applied
 from engine.features.built import Built, Training
-from engine.features.compile.telling import Paces, Telling
+from engine.features.compile.progress import CompileProgress, Paces
 
 FEATURE = "torch.compile"
 TURN_OFF = "Set kernels.torch_compile to false."
@@ -76,7 +76,7 @@ def watch_first_step(built: Built, switch: Switch, compiling: Compiling) -> Call
     trainer, graphs = built.training, _graphs()
     step = trainer.training_step
     told = False
-    telling = Telling(built.events, compiling.auto or EARNED, compiling.expected)
+    progress = CompileProgress(built.events, compiling.auto or EARNED, compiling.expected)
     paces = Paces(None if built.events is None else compiling.shape)
 
     def give_up(error: Exception) -> None:
@@ -89,7 +89,7 @@ def watch_first_step(built: Built, switch: Switch, compiling: Compiling) -> Call
         nonlocal told
         paces.batch(switch.on)
         at_once = contextlib.nullcontext() if compiling.auto is None else _backward_at_once()
-        with telling.batch(), at_once, as_many_graphs(switch):
+        with progress.batch(), at_once, as_many_graphs(switch):
             if told or not switch.on:
                 return step(*args, **kwargs)
             told, switch.give_up = True, None
@@ -100,7 +100,7 @@ def watch_first_step(built: Built, switch: Switch, compiling: Compiling) -> Call
         return loss
 
     switch.give_up = None if compiling.auto is None else give_up
-    return all_of([telling.watch(), put(trainer, "training_step", training_step)])
+    return all_of([progress.watch(), put(trainer, "training_step", training_step)])
 
 
 def _first(

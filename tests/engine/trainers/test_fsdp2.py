@@ -34,7 +34,7 @@ from engine.run.store import RunFolder
 from engine.run.view import RANK_FIGURES
 from engine.trainers import sharded
 from engine.trainers.arguments import sharding
-from engine.trainers.late_save import LateSave
+from engine.trainers.async_save import AsyncSave
 from engine.trainers.saving import RunTrainer
 from tests.caches import own_cache
 from tests.engine.trainers.conftest import CONVERSATIONS, PAIRS, RATED, STEPS, TAUGHT, TEXTS, lines, resumed_from
@@ -246,7 +246,7 @@ def test_a_rank_whose_disk_is_full_is_told_as_that(monkeypatch: pytest.MonkeyPat
 
 
 def test_what_goes_wrong_beside_the_training_is_raised_where_it_waits() -> None:
-    late = LateSave(60)
+    late = AsyncSave(60)
     late._group = "one of its own"  # type: ignore[assignment]
     begun, done = threading.Event(), threading.Event()
 
@@ -268,14 +268,14 @@ def test_what_goes_wrong_beside_the_training_is_raised_where_it_waits() -> None:
 class Broken(SimpleNamespace):
     """What of a trainer a save beside the training needs; its training fails."""
 
-    finish_save, settle_save = RunTrainer.finish_save, RunTrainer.settle_save
+    finish_save, wait_for_save = RunTrainer.finish_save, RunTrainer.wait_for_save
 
     def train(self, **_: Any) -> None:
         raise RuntimeError("no memory for the next step")
 
 
-def begun(write: Callable[[Any], None]) -> LateSave:
-    late = LateSave(60)
+def begun(write: Callable[[Any], None]) -> AsyncSave:
+    late = AsyncSave(60)
     late._group = "one of its own"  # type: ignore[assignment]
     late.begin(write)
     return late
@@ -288,7 +288,7 @@ def test_a_checkpoint_that_is_being_written_becomes_whole_though_the_training_fa
         assert go_on.wait(10)
         (tmp_path / "committed").touch()
 
-    trainer = Broken(_late=begun(write))
+    trainer = Broken(_async_save=begun(write))
     features, prepared = SimpleNamespace(undo=lambda: None), SimpleNamespace(stream=None)
     threading.Timer(0.1, go_on.set).start()
     with pytest.raises(RuntimeError, match="next step"):
@@ -302,7 +302,7 @@ def test_what_the_training_failed_by_is_told_where_the_save_fails_too() -> None:
 
     features, prepared = SimpleNamespace(undo=lambda: None), SimpleNamespace(stream=None)
     with pytest.raises(RuntimeError, match="next step"):
-        worker._run_steps(Broken(_late=begun(write)), features, prepared, None)  # type: ignore[arg-type]
+        worker._run_steps(Broken(_async_save=begun(write)), features, prepared, None)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("first", [True, False])
@@ -315,9 +315,9 @@ def test_the_first_rank_is_the_one_that_ends_by_a_failed_save(first: bool) -> No
     late = begun(write)
     assert late._thread is not None
     late._thread.join()
-    rank: Any = SimpleNamespace(_late=late, args=SimpleNamespace(should_save=first))
+    rank: Any = SimpleNamespace(_async_save=late, args=SimpleNamespace(should_save=first))
     with pytest.raises(OSError, match="full") if first else contextlib.nullcontext():
-        RunTrainer._hear_of_save(rank)
+        RunTrainer._raise_failed_save(rank)
     assert late.failed is not first, "the others raise it where they wait for it"
 
 
@@ -332,10 +332,10 @@ def test_a_full_disk_is_told_though_another_rank_is_gone(monkeypatch: pytest.Mon
     monkeypatch.setattr(sharded, "save_states", full_disk)
     rank: Any = SimpleNamespace(args=SimpleNamespace(should_save=False))
     with pytest.raises(OSError, match="full"):
-        RunTrainer._write_late(rank, tmp_path, {}, None, 0.0, 0.0, None)
+        RunTrainer._write_async(rank, tmp_path, {}, None, 0.0, 0.0, None)
     monkeypatch.setattr(sharded, "save_states", lambda *_: None)
     with pytest.raises(RuntimeError, match="Connection closed"):
-        RunTrainer._write_late(rank, tmp_path, {}, None, 0.0, 0.0, None)
+        RunTrainer._write_async(rank, tmp_path, {}, None, 0.0, 0.0, None)
 
 
 DDP = {"run.devices": 2, "distributed.strategy": "ddp"}

@@ -25,7 +25,7 @@ ROOM = 0.5
 """Share of the main memory that is free which copies of the shares may take."""
 
 
-class LateSave:
+class AsyncSave:
     """`copy` what is to be saved, `begin` to write it beside the training, `settle` to wait until that is done."""
 
     def __init__(self, seconds: float) -> None:

@@ -14,8 +14,8 @@ from engine.config.facts import CompilerWait
 from engine.facts import compiler_waits
 from engine.facts.compiler_waits import Measured
 from engine.facts.model_shape import model_facts
-from engine.features.compile import EARNS, telling
-from engine.features.compile.telling import Paces, Telling
+from engine.features.compile import EARNS, progress
+from engine.features.compile.progress import CompileProgress, Paces
 from engine.rules import read
 from engine.run.view import RunView, fold
 from tests.engine.features.compile.test_choice import GOOD, QWEN
@@ -38,7 +38,7 @@ def slowly(seconds):
 
 @pytest.fixture
 def quick(monkeypatch):
-    monkeypatch.setattr(telling, "TICK", 0.02)
+    monkeypatch.setattr(progress, "TICK", 0.02)
     torch._dynamo.reset()
     yield
     torch._dynamo.reset()
@@ -53,7 +53,7 @@ def viewed(events):
 
 def test_the_phase_says_why_and_the_seconds_go_on_until_the_batch_is_over(quick):
     told = Told()
-    speaker = Telling(told, "500 steps earn the wait")
+    speaker = CompileProgress(told, "500 steps earn the wait")
     undo = speaker.watch()
     with speaker.batch():
         torch.compile(lambda x: x * 2, backend=slowly(0.2))(torch.ones(3))
@@ -73,7 +73,7 @@ def test_the_phase_says_why_and_the_seconds_go_on_until_the_batch_is_over(quick)
 
 def test_both_frontends_and_the_command_show_the_seconds_so_far():
     begun = [("phase", {"name": "Compiling layers: it pays"})]
-    going = {"what": telling.WHAT, "done": 75, "total": 0, "unit": "seconds"}
+    going = {"what": progress.WHAT, "done": 75, "total": 0, "unit": "seconds"}
     view = viewed([*begun, ("progress", going)])
     assert status_line(view) == doing(view) == "compiling layers: 1:15"
     view = viewed([*begun, ("progress", {**going, "total": 103})])
@@ -82,7 +82,7 @@ def test_both_frontends_and_the_command_show_the_seconds_so_far():
 
 def test_what_is_compiled_between_two_batches_is_told_too_and_only_while_it_is(quick):
     told = Told()
-    speaker = Telling(told, "it pays")
+    speaker = CompileProgress(told, "it pays")
     undo = speaker.watch()
     torch.compile(lambda x: x * 2, backend=slowly(0.1))(torch.ones(3))
     undo()
@@ -90,7 +90,7 @@ def test_what_is_compiled_between_two_batches_is_told_too_and_only_while_it_is(q
 
 
 def test_a_process_without_events_tells_nothing(quick):
-    speaker = Telling(None, "it pays")
+    speaker = CompileProgress(None, "it pays")
     undo = speaker.watch()
     torch.compile(lambda x: x * 2, backend="eager")(torch.ones(3))
     undo()
@@ -99,7 +99,7 @@ def test_a_process_without_events_tells_nothing(quick):
 def test_the_wait_is_what_the_first_batch_took_beyond_those_after_it(tmp_path, monkeypatch):
     monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path))
     now = [0.0]
-    monkeypatch.setattr(telling.time, "monotonic", lambda: now[0])
+    monkeypatch.setattr(progress.time, "monotonic", lambda: now[0])
 
     def run(first):
         paces = Paces("layers")
@@ -123,7 +123,7 @@ def test_the_wait_is_what_the_first_batch_took_beyond_those_after_it(tmp_path, m
 def test_plain_batches_are_measured_as_well(tmp_path, monkeypatch):
     monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path))
     now = [0.0]
-    monkeypatch.setattr(telling.time, "monotonic", lambda: now[0])
+    monkeypatch.setattr(progress.time, "monotonic", lambda: now[0])
     paces = Paces("layers")
     for _ in range(10):
         paces.batch(False)

@@ -25,7 +25,7 @@ PACES = 9
 """Times from batch to batch of which the median is taken."""
 
 
-class Telling:
+class CompileProgress:
     """Tells the events of a run while the compiler is at work; without events nothing is told."""
 
     def __init__(self, events: Events | None, why: str, expected: float | None = None) -> None:
