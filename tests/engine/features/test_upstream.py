@@ -240,6 +240,7 @@ def test_layers_stay_together_while_they_are_asked_to(one_rank: Any) -> None:
 
 
 _RECORDED = """
+import time
 import torch
 import torch.distributed as dist
 from engine.compat.flight_recorder import last_collective
@@ -248,7 +249,11 @@ dist.init_process_group("gloo", init_method="file://{place}", rank=0, world_size
 dist.all_reduce(torch.ones(2))
 dist.barrier()
 dist.all_reduce(torch.ones(3))
+give_up = time.monotonic() + 60
+while last_collective().active and time.monotonic() < give_up:
+    time.sleep(0.01)  # a thread of the group notes a moment later that it is over
 print(last_collective())
+dist.destroy_process_group()
 """
 
 
