@@ -10,6 +10,7 @@ import argparse
 import contextlib
 import copy
 import dataclasses
+import sys
 import tempfile
 from importlib.util import find_spec
 from pathlib import Path
@@ -19,7 +20,7 @@ import torch
 import transformers
 from _method_rows import GENERATES, method_rows, reward_names, rows_a_step
 from _peers import NoPeer, plain_trainer
-from _turns import CARD, Arm
+from _turns import CARD, Arm, Patched
 from peft import get_peft_model
 from transformers import Qwen3Config, Qwen3MoeConfig
 
@@ -273,6 +274,11 @@ class Builder:
         self.weights: dict[str, torch.Tensor] | None = None
         self.rows = method_rows(method, options.tokens, self.shape.vocab_size, tokenizer, ragged=options.ragged)
 
+    def model_class(self) -> type:
+        """transformers' class of the shape."""
+        kind: type = getattr(transformers, self.shape.architectures[0])
+        return kind
+
     def base(self) -> Any:
         kind = getattr(transformers, LOADERS[METHODS[self.method].head])
         torch.manual_seed(0)
@@ -293,7 +299,11 @@ class Builder:
         config = settings(self.options, self.method, ARMS[name], self.folder)
         place = Path(tempfile.mkdtemp(dir=self.folder.parent))
         if name in PEERS:
-            return Arm(name, self.theirs(config, place, name), lambda: None, "", self.options.window)
+            # Liger's kernels replace names in transformers' module of the model, which the arms after it would find.
+            patched = Patched(sys.modules[self.model_class().__module__])
+            with patched:
+                theirs = self.theirs(config, place, name)
+            return Arm(name, theirs, lambda: None, "", self.options.window, patched)
         model = self.base()
         if in_fp8(name):
             compute_in_fp8(model, least=0 if self.options.shape == "tiny" else None)

@@ -11,6 +11,8 @@ import threading
 import time
 import traceback
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
+from types import ModuleType, TracebackType
 from typing import Any
 
 import torch
@@ -60,11 +62,46 @@ class Baton(TrainerCallback):
             raise RuntimeError(self.failed)
 
 
-class Arm:
-    """One trainer in its thread, and what its steps took."""
+class Patched:
+    """What a library puts under names of a module that all arms share, in force during its own arm's turns alone.
 
-    def __init__(self, name: str, trainer: Any, close: Callable[[], None], told: str, steps: int) -> None:
+    `with Patched(module)` around what patches notes the names; each `with` of it afterwards puts the patches back.
+    """
+
+    def __init__(self, module: ModuleType) -> None:
+        self.module = module
+        self.plain: dict[str, Any] = {}
+        self.patches: dict[str, Any] = {}
+
+    def __enter__(self) -> Patched:
+        self.plain = dict(vars(self.module))
+        vars(self.module).update(self.patches)
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        here = vars(self.module)
+        self.patches = {name: value for name, value in here.items() if self.plain.get(name) is not value}
+        for name in self.patches:
+            if name in self.plain:
+                here[name] = self.plain[name]
+            else:
+                del here[name]
+
+
+class Arm:
+    """One trainer in its thread, and what its steps took; `turn` is entered for each of its turns."""
+
+    def __init__(
+        self,
+        name: str,
+        trainer: Any,
+        close: Callable[[], None],
+        told: str,
+        steps: int,
+        turn: AbstractContextManager[Any] | None = None,
+    ) -> None:
         self.name, self.trainer, self.close, self.told = name, trainer, close, told
+        self.turn = turn or nullcontext()
         self.baton = Baton(steps)
         trainer.add_callback(self.baton)
         trainer.remove_callback(PrinterCallback)
@@ -88,9 +125,10 @@ class Arm:
         held = torch.cuda.memory_allocated()
         if CARD:
             torch.cuda.reset_peak_memory_stats()
-        begun = time.perf_counter()
-        self.baton.release()
-        took = (time.perf_counter() - begun) * 1e3 / self.baton.steps
+        with self.turn:
+            begun = time.perf_counter()
+            self.baton.release()
+            took = (time.perf_counter() - begun) * 1e3 / self.baton.steps
         self.peak = torch.cuda.max_memory_allocated() - held
         return took
 

@@ -70,7 +70,7 @@ def sft(name: str, seconds: int, rounds: int, *arms: str) -> Part:
     return bench(name, seconds, "gpu_methods", *options)
 
 
-MARKED = (
+MARKED = tuple(
     str(test)
     for test in sorted((HERE.parent / "tests").rglob("test_*.py"), key=lambda test: ("kernels" not in test.parts, test))
     if "mark.gpu" in test.read_text("utf-8")

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import csv
+import importlib
 import os
 import subprocess
 import sys
 from pathlib import Path
+from types import ModuleType
 
 import pytest
 
@@ -39,3 +41,18 @@ def test_ours_and_the_plain_trainer_have_one_first_loss_and_gradient(
     impls = [row["impl"] for row in csv.DictReader(results.read_text("utf-8").splitlines())]
     libraries = {"prm": "transformers", "embedding": "sentence-transformers"}
     assert impls == ([] if left_out else [f"{libraries.get(method, 'trl')} plain"]) + ["ours", "cut", "none"]
+
+
+def test_what_a_library_patches_is_in_force_in_its_own_turns_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(str(SCRIPT.parent))
+    module = ModuleType("modeling")
+    module.norm = "plain"  # type: ignore[attr-defined]
+    patched = importlib.import_module("_turns").Patched(module)
+    with patched:
+        module.norm, module.added = "liger", "new"  # type: ignore[attr-defined]
+    assert module.norm == "plain"
+    assert not hasattr(module, "added")
+    with patched:
+        assert (module.norm, module.added) == ("liger", "new")
+    assert module.norm == "plain"
+    assert not hasattr(module, "added")

@@ -227,6 +227,7 @@ def compile_config(tier):
         kernels=SimpleNamespace(torch_compile=True, torch_compile_options={}),
         memory=SimpleNamespace(gradient_checkpointing=tier),
         data=SimpleNamespace(packing=True),
+        model=SimpleNamespace(name="nobody/of-no-shape", revision=None),
     )
 
 
