@@ -24,6 +24,7 @@ from engine.figures import doing
 from engine.run import control, proposals, silence, stack, stopping, store
 from engine.run.ending import End, card, end_of
 from engine.run.evaluations import FILE
+from engine.run.pruning_choice import choose
 from engine.run.rollouts import read_group
 from engine.run.store import RunFolder
 from engine.run.view import RunView
@@ -175,6 +176,23 @@ class MonitorPart(Part):
         """Take the model along in these forms, into a folder beside the notebook; `quant` is a GGUF's number format."""
         folder = self._runs.folder(run)
         self._jobs.take_along(run, folder, forms, quant, Path.cwd() / f"{folder.id}-export")
+        return {}
+
+    @verb
+    def pruning(self, *, run: Run, keep: Annotated[int, Field(ge=1, le=1_000_000)] = 1) -> dict[str, Any]:
+        """Which checkpoints would stay and go with so many of the newest kept, and why."""
+        return telling.pruning(choose(self._runs.folder(run), keep, hashes=False))
+
+    @verb
+    def prune(
+        self,
+        *,
+        run: Run,
+        keep: Annotated[int, Field(ge=1, le=1_000_000)],
+        steps: Annotated[Sequence[int], Field(max_length=10_000)],
+    ) -> dict[str, Any]:
+        """Remove those of these steps that may go: never the newest whole checkpoint, never the best."""
+        self._jobs.prune(run, self._runs.folder(run), keep, steps)
         return {}
 
     @verb

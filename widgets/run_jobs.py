@@ -5,7 +5,7 @@ It runs beside the kernel's own thread; what became of it is one line that the m
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -19,6 +19,7 @@ from engine.resume import resume
 from engine.run.data_record import DataChanged
 from engine.run.ending import End
 from engine.run.evaluations import Evaluation, in_words, step_of, tasks_of
+from engine.run.pruning_choice import remove
 from engine.run.store import RunFolder
 from engine.run.task import Task
 from engine.run.view import RunView
@@ -105,6 +106,15 @@ class RunJobs:
         def work() -> None:
             task.run(lambda message: _report(job, message))
             job.words = f"{'; '.join(job.parts)}; in {folder}"
+
+        self._start(name, job, work)
+
+    def prune(self, name: str, run: RunFolder, keep: int, steps: Collection[int]) -> None:
+        """Remove the checkpoints of these steps that may go; reading whole what stays takes a moment and is done beside."""
+        job = _Job("reading what stays whole, then removing")
+
+        def work() -> None:
+            job.words = remove(run, keep, steps).removed()
 
         self._start(name, job, work)
 

@@ -12,10 +12,12 @@ from typing import Any
 from engine.errors import redact, visible
 from engine.export.llama_cpp import makes_k_quants, offered_quants
 from engine.export.places import FORMS
+from engine.figures import size
 from engine.run import proposals, silence
 from engine.run.best import best_text
 from engine.run.curves import concern, watch_for
 from engine.run.ending import End
+from engine.run.pruning_choice import Choice, Kept
 from engine.run.stopping import ways
 from engine.run.store import RunFolder
 from engine.run.view import RunView
@@ -48,6 +50,7 @@ def head(view: RunView) -> dict[str, Any]:
         "controls": [{"verb": way.do, "title": way.title.capitalize(), "keeps": way.means} for way in asked],
         "resumable": view.state in ("stopped", "failed", "lost"),
         "rollouts": bool(view.rollouts),
+        "checkpoints": len(view.committed) if view.over else 0,
         "watch_for": (concern(view.method, view.series) or watch_for(view.method))
         if view.state in ("starting", "running")
         else "",
@@ -77,6 +80,28 @@ def end(ending: End) -> dict[str, Any]:
         else [],
         "why": shown(ending.change.why, 300) if ending.change else "",
         "anew": ending.anew,
+    }
+
+
+def pruning(choice: Choice) -> dict[str, Any]:
+    """Checkpoints that stay and that go: step, line, answers to the pinned prompts; and what removing frees."""
+
+    def lines(checkpoints: Sequence[Kept]) -> list[list[Any]]:
+        return [
+            [
+                each.step,
+                f"{each.name}, {size(each.bytes)}",
+                shown(each.words(), 300),
+                [[shown(asked["prompt"], 80), shown(asked["text"], 120)] for asked in each.answers[:SAMPLE_PROMPTS]],
+            ]
+            for each in checkpoints
+        ]
+
+    return {
+        "keep": choice.keep,
+        "stay": lines(choice.stay),
+        "go": lines(choice.go),
+        "act": f"Remove {choice.count()}, which frees {size(choice.bytes)}",
     }
 
 

@@ -350,6 +350,14 @@ ACTIONS: tuple[Action, ...] = (
         ("monitor",),
         call="do('longer')",
     ),
+    Action(
+        "prune",
+        "P",
+        "remove checkpoints",
+        "Which checkpoints stay and why, and which may go to free the disk; asks before it removes them",
+        ("monitor", "runs"),
+        call="do('prune')",
+    ),
     Action("beside", "B", "compare", "Lay another run beside this one", ("monitor",), call="do('compare')"),
     # Chat: a line is written in all the time, so keys are with ctrl
     Action(

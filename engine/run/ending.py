@@ -11,10 +11,11 @@ from engine import figures
 from engine.errors import visible
 from engine.run import checkpoint, proposals
 from engine.run.batches import rows_of
-from engine.run.best import title_of
+from engine.run.best import best_text, title_of
 from engine.run.evaluations import has_harness, in_words, records_of
 from engine.run.in_flight import in_flight
 from engine.run.proposals import Change
+from engine.run.pruning_choice import prunable
 from engine.run.store import ORIGIN, RunFolder
 from engine.run.view import RunView
 
@@ -47,6 +48,8 @@ class End:
     """What the first key does for a run that ended badly, in words."""
     step: int | None = None
     """Its newest whole checkpoint."""
+    kept: tuple[int, ...] | None = None
+    """The steps of a finished run's checkpoints that are there and whole; None where nobody has looked yet."""
     change: Change | None = None
     """The change of its config that is proposed; without one there is nothing to apply."""
     anew: bool = False
@@ -58,7 +61,7 @@ class End:
 def end_of(view: RunView, folder: RunFolder, name: str) -> End:
     """What a run that is over leaves; `name` is what it is called in a command. Reads its folder."""
     if view.state == "finished":
-        return End(tuple(facts(view, folder)), tuple(ways(view, folder, name)))
+        return End(tuple(facts(view, folder)), tuple(ways(view, folder, name)), kept=tuple(_kept(view, folder)))
     if view.state not in ("failed", "lost"):
         return End()
     details = (*_memory(view), *_in_flight(view, folder), *_origin(folder))
@@ -75,6 +78,18 @@ def end_of(view: RunView, folder: RunFolder, name: str) -> End:
     blocked = view.cause_kind in proposals.REPEATS
     words = proposals.way_on(view.cause_kind, newest.name if newest else None, why)
     return End(details, way_on=words, step=step, blocked=blocked)
+
+
+def done_text(view: RunView, end: End) -> str:
+    """A finished run in one sentence: the checkpoint that is its model, of those that are there."""
+    steps = view.committed if end.kept is None else end.kept
+    if not steps:
+        return "Done, but no checkpoint is whole any more."
+    best = view.best
+    if best is None or best["step"] not in steps:
+        return f"Done: the trained model is checkpoint-{steps[-1]}."
+    last = "which is the end" if best["step"] == steps[-1] else f"the end is checkpoint-{steps[-1]}"
+    return f"Done: {best_text(view)}; {last}."
 
 
 def card(view: RunView, folder: RunFolder, name: str) -> list[tuple[str, str]]:
@@ -96,7 +111,7 @@ def facts(view: RunView, folder: RunFolder) -> list[tuple[str, str]]:
             lines = [("model", f"{path}, the best; the end is checkpoint-{end}")]
         elif step != end:
             lines = [("model", f"{path}; checkpoint-{end} is not whole any more")]
-    if held_out := _held_out(view):
+    if held_out := _held_out(view, _step(view, kept_steps) if kept_steps else None):
         lines.append(("held out", held_out))
     for first, last in _answers(view)[:PROMPTS]:
         when = f"after step {first['step']:,}" if first["step"] else "before training"
@@ -125,6 +140,11 @@ def ways(view: RunView, folder: RunFolder, name: str) -> list[Way]:
     longer = proposals.longer(proposals.settings_of(folder))
     means = f"{longer.words}, from checkpoint-{kept_steps[-1]} on; {longer.why}"
     found.append(Way("longer", "train longer", means, f"workbench resume {name} {longer.options}"))
+    if older := prunable(view, folder):
+        freed = figures.size(sum(map(checkpoint.size_of, older)))
+        many = f"{len(older):,} checkpoint{' is' if len(older) == 1 else 's are'}"
+        means = f"{many} neither the newest nor the best: {freed}"
+        found.append(Way("prune", "free disk", means, f"workbench prune {name}"))
     return found
 
 
@@ -175,16 +195,20 @@ def _step(view: RunView, kept_steps: list[int]) -> int:
     return view.best["step"] if view.best and view.best["step"] in kept_steps else kept_steps[-1]
 
 
-def _held_out(view: RunView) -> str:
-    """The first and the last value of the metric that tells the best checkpoint, else of the loss."""
+def _held_out(view: RunView, step: int | None) -> str:
+    """The metric that tells the best checkpoint, else the loss: at the checkpoint that is the model, at first, at the end."""
     metric = view.best["metric"] if view.best else "eval_loss"
     if not (series := view.series.get(metric)):
         return ""
     steps, low, high = series.points()
-    sentence = f"{title_of(metric).removeprefix('held-out ')} {figures.number(high[-1], 4)} at step {steps[-1]:,}"
-    if steps[0] == steps[-1] or low[0] != high[0]:
-        return sentence
-    return f"{sentence}, {figures.number(low[0], 4)} at step {steps[0]:,}"
+    _, at_step, _ = series.points(step, step) if step is not None else ((), (), ())
+    values = {steps[0]: low[0], steps[-1]: high[-1]}
+    model = step if step is not None and len(at_step) else steps[-1]
+    values.setdefault(model, at_step[0] if len(at_step) else high[-1])
+    exact = low[0] == high[0]  # a curve thinned here holds several values at its first point
+    order = [model, *(each for each in (steps[0], steps[-1]) if each != model and (exact or each != steps[0]))]
+    told = [f"{figures.number(values[each], 4)} at step {each:,}" for each in dict.fromkeys(order)]
+    return f"{title_of(metric).removeprefix('held-out ')} {', '.join(told)}"
 
 
 def _answers(view: RunView) -> list[tuple[dict[str, object], dict[str, object]]]:

@@ -27,8 +27,9 @@ class Plan:
     go: list[Path]
 
 
-def plan(run: RunFolder, keep: int, best: int | None) -> Plan:
-    """All but the `keep` newest whole checkpoints and that of the step `best`; those that are not whole go as well.
+def plan(run: RunFolder, keep: int, best: int | None, *, hashes: bool = True) -> Plan:
+    """All but the `keep` newest whole checkpoints and that of the step `best`; those that are not whole go as well. With
+    `hashes` what stays as the newest is read whole.
 
     Raises RunBusy for a run that is at work, and WorkbenchError where no checkpoint is whole.
     """
@@ -39,12 +40,12 @@ def plan(run: RunFolder, keep: int, best: int | None) -> Plan:
             f"run {visible(run.id)} is still {run.state}, and removes older checkpoints itself.",
             "`run.save_total_limit` says how many it keeps; or wait until it has ended.",
         )
-    if checkpoint.newest_valid(run)[0] is None:
+    if checkpoint.newest_valid(run, hashes=hashes)[0] is None:
         raise WorkbenchError(
             f"run {visible(run.id)} has no whole checkpoint, so nothing of it is removed.",
             "`workbench runs` lists the runs.",
         )
-    go = checkpoint.doomed(run, max(1, keep), best, hashes=True)
+    go = checkpoint.doomed(run, max(1, keep), best, hashes=hashes)
     return Plan([path for path in checkpoint.newest_first(run) if path not in go], go)
 
 

@@ -17,6 +17,7 @@ from engine.run.events import EventWriter
 from engine.run.in_flight import InFlight
 from engine.run.store import RunFolder
 from tests import hung
+from tests.checkpointed import run_of_four, steps
 
 
 def ended(run: RunFolder, page: browsing.Page, *, state: str) -> None:
@@ -271,4 +272,28 @@ def test_runs_marked_in_the_list_are_laid_beside_each_other_and_followed(lab: br
         page.tab.get_by_role("button", name="‹ Runs").click()
         page.sees(".ftw-runs input")
         assert page.tab.locator(".ftw-runs input:checked").count() == 2
+        assert (page.outside, page.errors) == ([], [])
+
+
+@pytest.mark.slow
+def test_checkpoints_are_shown_with_why_they_stay_or_go_and_go_by_a_button(lab: browsing.Lab, chromium: Any) -> None:
+    run = run_of_four(lab.root / "pruned")
+    cells = [f"from widgets import Monitor\nMonitor('my-0001', runs={str(run.path.parent)!r})"]
+    browsing.write_notebook(lab.root / "prune.ipynb", cells)
+    with browsing.opened(chromium, lab, "prune.ipynb") as page:
+        page.run_all()
+        page.sees(".ftw-end button", has_text="Free disk")
+        page.tab.get_by_role("button", name="Checkpoints…").click()
+        panel = page.sees(".ftw-prune", has_text="held-out loss 1, the best")
+        assert "checkpoint-4, 4.1 KiB" in panel.inner_text()
+        if folder := os.environ.get("WORKBENCH_TEST_PICTURES"):
+            page.tab.screenshot(path=f"{folder}/prune-notebook.png")
+        page.tab.get_by_role("button", name="Remove nothing").click()
+        assert steps(run) == [1, 2, 3, 4]
+        page.tab.get_by_role("button", name="Free disk").click()
+        page.tab.get_by_label("so many of the newest stay").fill("2")
+        page.tab.get_by_label("so many of the newest stay").press("Tab")
+        page.tab.get_by_role("button", name="Remove 1 checkpoint, which frees 1.1 KiB").click()
+        browsing.until(lambda: steps(run) == [2, 3, 4], "it is removed", state=page.state)
+        page.sees(".ftw-phase", has_text="1 checkpoint removed, 1.1 KiB free.")
         assert (page.outside, page.errors) == ([], [])

@@ -20,7 +20,9 @@ from engine.run.ending import facts, ways
 from engine.run.evaluations import Evaluation
 from engine.run.events import EventWriter
 from engine.run.index import open_view
+from engine.run.lock import RunLock
 from tests import hung
+from tests.checkpointed import run_of_four, steps
 from widgets import Monitor
 from widgets.protocol import Answer
 from widgets.reader import Reader
@@ -429,3 +431,38 @@ def test_a_finished_run_shows_the_card_of_the_commands_and_its_buttons_do_what_t
         refused = monitor.answer({"id": "5", **asked, **bad}).data
         assert not refused["ok"]
         assert why in refused["error"]
+
+
+def test_checkpoints_are_removed_only_when_asked_and_never_the_newest_or_the_best(
+    tmp_path: Path,
+) -> None:
+    folder = run_of_four(tmp_path)
+    monitor = Monitor(folder)
+    view = View(monitor)
+    try:
+        view.look()
+        assert view.parts["head"]["checkpoints"] == 4
+        assert view.parts["end"]["ways"][-1]["do"] == "prune"
+        shown = monitor.answer({"id": "1", "do": "pruning", "run": folder.id}).data
+        assert [(row[0], row[2]) for row in (*shown["stay"], *shown["go"])] == [
+            (4, "held-out loss 2, the newest whole one"),
+            (2, "held-out loss 1, the best"),
+            (3, "held-out loss 1.50, older, not the best"),
+            (1, "held-out loss 3, older, not the best"),
+        ]
+        assert shown["go"][1][3] == [["When?", "␛day 1"]]
+        assert shown["act"] == "Remove 2 checkpoints, which frees 4.2 KiB"
+        assert steps(folder) == [1, 2, 3, 4]
+        # Whatever a page asks for, the newest whole one and the best stay.
+        asked = {"do": "prune", "run": folder.id, "keep": 1, "steps": [4, 2, 1]}
+        assert monitor.answer({"id": "2", **asked}).data["ok"]
+        until(lambda: steps(folder) == [2, 3, 4])
+        until(lambda: (view.look(), view.parts["now"][3] == "1 checkpoint removed, 1.1 KiB free.")[1])
+        refused = monitor.answer({"id": "3", "do": "pruning", "run": folder.id, "keep": 0}).data
+        assert not refused["ok"]
+        folder.update_json(state="running")
+        with RunLock(folder):
+            refused = monitor.answer({"id": "4", "do": "pruning", "run": folder.id}).data
+            assert "removes older checkpoints itself" in refused["error"]
+    finally:
+        monitor.close()

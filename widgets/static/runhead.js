@@ -1,5 +1,6 @@
 /** The head of a monitor: state, progress, what was asked and answered, the ways to stop, the cause of a bad end. */
 import { button, duration, fill, h, number, say } from "./dom.js";
+import { prunePanel } from "./prune.js";
 
 /** Glyph and kind of each state of a run. */
 export const STATE = {
@@ -67,6 +68,7 @@ export function headView(stage, run, held, leave, again, { talk, beside, watch }
     stack.hidden = false;
   });
   where.hidden = true;
+  const prune = prunePanel(stage, run, again);
 
   /** What is taken along is ticked; a GGUF has a number format. What was chosen outlives what is drawn. */
   const takeAlong = (entry) => {
@@ -89,7 +91,7 @@ export function headView(stage, run, held, leave, again, { talk, beside, watch }
     return h("div", {}, begin, file, h("span", { class: "ftw-quiet" }, entry.means, h("br"), h("code", {}, entry.command)));
   };
   const way = (entry) => {
-    const act = entry.do === "chat" ? talk : async () => (await stage.ask(entry.do, { run })) && (stage.notice(""), again());
+    const act = entry.do === "chat" ? talk : entry.do === "prune" ? prune.open : async () => (await stage.ask(entry.do, { run })) && (stage.notice(""), again());
     if (entry.forms) return takeAlong(entry);
     if (entry.do === "tasks") return score(entry);
     const command = entry.command ? h("code", {}, entry.command) : null;
@@ -137,7 +139,8 @@ export function headView(stage, run, held, leave, again, { talk, beside, watch }
     fresh.dataset.run = started ?? "";
     if (head === drawn && held.parts.end === mended) return undefined;
     [drawn, mended] = [head, held.parts.end];
-    fill(actions, head.controls.length ? stop : null, head.resumable ? resume : null, head.state === "finished" ? button("Chat", talk) : null);
+    if (!RESTING.has(head.state)) prune.close();
+    fill(actions, head.controls.length ? stop : null, head.resumable ? resume : null, head.checkpoints ? button("Checkpoints…", prune.open) : null, head.state === "finished" ? button("Chat", talk) : null);
     fill(menu, head.controls.map((entry) => h("div", {}, button(entry.title, () => control(entry.verb)), h("span", { class: "ftw-quiet" }, entry.keeps))));
     if (!head.controls.length) menu.hidden = true;
     cause.hidden = !head.cause;
@@ -147,5 +150,5 @@ export function headView(stage, run, held, leave, again, { talk, beside, watch }
   };
   const back = leave ? button("‹ Runs", leave, { class: "ftw-plain" }) : null;
   const top = h("header", { class: "ftw-head" }, back, state, name, facts, h("span", { class: "ftw-space" }), actions);
-  return { element: h("div", {}, top, h("div", { class: "ftw-progress" }, progress, share), phase, accept, fresh, where, stack, menu, cause, end), draw };
+  return { element: h("div", {}, top, h("div", { class: "ftw-progress" }, progress, share), phase, accept, fresh, where, stack, menu, prune.element, cause, end), draw };
 }

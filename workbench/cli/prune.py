@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-from pathlib import Path
+from dataclasses import asdict
 from typing import Any
 
 import click
 
 from engine.errors import visible
 from engine.figures import size
-from engine.run import checkpoint, store
-from engine.run.curves import titled, worded
-from engine.run.index import open_view
-from engine.run.pruning import carry_out, plan
-from engine.run.view import RunView
+from engine.run import store
+from engine.run.pruning_choice import Kept, choose, remove
 from workbench.calling import run_name
 from workbench.cli.output import echo, print_json
 
@@ -40,66 +37,29 @@ def command(name: str, keep: int, yes: bool, runs: str | None, as_json: bool) ->
     workbench prune my-0001 --keep 3 --yes
     """
     run = store.find(name, store.runs_dir(runs))
-    with open_view(run) as watch:
-        watch.read_completely()
-        view = watch.view.copy()
-    best = view.best["step"] if view.best else None
-    pruning = plan(run, keep, best)
-    stay = [_entry(path, view, best) for path in pruning.stay]
-    go = [_entry(path, view, best) for path in pruning.go]
-    freed = sum(entry["bytes"] for entry in go)
-    if yes and go:
-        carry_out(run, pruning)
+    choice = choose(run, keep)
+    if yes and choice.go:
+        choice = remove(run, keep, {each.step for each in choice.go})
     if as_json:
-        print_json({"ok": True, "run": run.id, "dry_run": not yes, "kept": stay, "removed": go, "bytes": freed})
+        kept, removed = ([_entry(each) for each in part] for part in (choice.stay, choice.go))
+        told = {"ok": True, "run": run.id, "dry_run": not yes, "kept": kept, "removed": removed, "bytes": choice.bytes}
+        print_json(told)
         return 0
-    metric = view.best["metric"] if view.best else "eval_loss"
-    for sign, entries in (("stays", stay), ("goes" if not yes else "gone", go)):
+    for sign, entries in (("stays", choice.stay), ("goes" if not yes else "gone", choice.go)):
         for entry in entries:
-            echo(f"{sign:<5}  {_line(entry, metric)}")
-            for asked in entry["answers"][:PROMPTS]:
+            echo(f"{sign:<5}  {entry.name}  {size(entry.bytes):>9}  {entry.words()}".rstrip())
+            for asked in entry.answers[:PROMPTS]:
                 said = visible(asked["text"]) if asked["text"].strip() else "no words"
                 echo(f"         {visible(asked['prompt'])[:60]} → {said[:80]}")
-    if not go:
+    if not choice.go:
         echo("Nothing goes: those that stay are all there are.")
     elif yes:
-        echo(f"{_many(go)} removed, {size(freed)} free.")
+        echo(choice.removed())
     else:
-        echo(f"Nothing was removed. `workbench prune {run_name(run)} --keep {keep} --yes` frees {size(freed)}.")
+        command_line = f"workbench prune {run_name(run)} --keep {keep} --yes"
+        echo(f"Nothing was removed. `{command_line}` frees {size(choice.bytes)}.")
     return 0
 
 
-def _entry(path: Path, view: RunView, best: int | None) -> dict[str, Any]:
-    step = checkpoint.step_of(path) or 0
-    measured = None
-    if (curve := view.series.get(view.best["metric"] if view.best else "eval_loss")) is not None:
-        _, low, _ = curve.points(step, step)
-        measured = low[-1] if len(low) else None
-    problem = checkpoint.problem_with(path)
-    return {
-        "step": step,
-        "bytes": checkpoint.size_of(path),
-        "best": step == best,
-        "held_out": measured,
-        "answers": _answers(view, step),
-        "problem": problem,
-    }
-
-
-def _answers(view: RunView, step: int) -> list[dict[str, Any]]:
-    """The newest answer to each pinned prompt that the model gave with these weights or the last ones asked before them."""
-    newest = {each["prompt"]: each for each in view.samples if each["step"] <= step}
-    return [{"prompt": prompt, "step": each["step"], "text": each["completion"]} for prompt, each in newest.items()]
-
-
-def _line(entry: dict[str, Any], metric: str) -> str:
-    held_out = f"{titled(metric)} {worded(metric, entry['held_out'])}" if entry["held_out"] is not None else ""
-    best = "the best" if entry["best"] else ""
-    reasons = [held_out, best, f"not whole: {entry['problem']}" if entry["problem"] else ""]
-    return "  ".join(
-        [f"checkpoint-{entry['step']}", f"{size(entry['bytes']):>9}", ", ".join(filter(None, reasons))]
-    ).rstrip()
-
-
-def _many(entries: list[dict[str, Any]]) -> str:
-    return f"{len(entries):,} checkpoint{'' if len(entries) == 1 else 's'}"
+def _entry(kept: Kept) -> dict[str, Any]:
+    return {name: value for name, value in asdict(kept).items() if name != "metric"}

@@ -15,7 +15,7 @@ LABEL = 13
 BAD = ("failed", "lost")
 TRACE = 16  # signs of the memory's curve
 LOG_LINES = 5  # with them the way on still stands within 24 rows
-KEYS = {"chat": "C, enter", "evaluate": "E", "tasks": "M", "export": "X", "longer": "T"}
+KEYS = {"chat": "C, enter", "evaluate": "E", "tasks": "M", "export": "X", "longer": "T", "prune": "P"}
 COMPARE = ("B", "compare it", "with another run")
 Row = tuple[str, list[Line]]
 

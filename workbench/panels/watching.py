@@ -17,6 +17,7 @@ from engine.figures import doing as doing_words
 from engine.run import silence, stopping
 from engine.run.best import best_text
 from engine.run.curves import concern, leading, titled, watch_for, worded
+from engine.run.ending import End, done_text
 from engine.run.view import RunView
 from workbench.panels.bars import Bar, TextBar
 from workbench.panels.drawn import Drawn, Scrolled
@@ -211,6 +212,9 @@ def _when(sample: dict[str, Any]) -> str:
     return f"step {count(sample['step'])}" if sample["step"] else "before"
 
 
+_UNKNOWN = End()
+
+
 class StatusLine(TextBar):
     """What happens now: the last answer to a person, a request on its way, a phase, the last warning."""
 
@@ -232,16 +236,16 @@ class StatusLine(TextBar):
         self._message = ""
         return True
 
-    def show(self, view: RunView, waiting: str = "") -> None:
-        """Draw the most pressing of them; `waiting` is a request that has no answer yet."""
-        text, style = self._choose(view, self._message, waiting)
-        if self._message:
+    def show(self, view: RunView, waiting: str = "", end: End = _UNKNOWN) -> None:
+        """Draw the most pressing of them; `waiting` is a request that has no answer yet, `end` what a run that is over left."""
+        text, style = self._choose(view, self._message, waiting, end)
+        if self._message or view.over:
             self.write_wrapped(text, style=style)
         else:
             self.write(text, style=style)
 
     @staticmethod
-    def _choose(view: RunView, message: str, waiting: str) -> tuple[str, str]:
+    def _choose(view: RunView, message: str, waiting: str, end: End) -> tuple[str, str]:
         last = list(view.controls.values())[-1] if view.controls else None
         answer = stopping.answered(last) if last else ""
         if message:
@@ -259,12 +263,8 @@ class StatusLine(TextBar):
         if view.diverged:
             return f"! not finite at step {view.diverged[-1]['step']}: {view.diverged[-1]['what']}", "$error"
         finding = f"! {view.findings[-1]['message']}" if view.findings else ""
-        if view.state == "finished" and not view.cause and (steps := view.committed):
-            done = f"Done: the trained model is checkpoint-{steps[-1]} of {view.id}."
-            if view.best and (best := best_text(view)):
-                end = "which is the end" if view.best["step"] == steps[-1] else f"the end is checkpoint-{steps[-1]}"
-                done = f"Done: {best}; {end} of {view.id}."
-            return f"{done}  {finding}".rstrip(), "$wb-dim"
+        if view.state == "finished" and not view.cause and view.committed:
+            return f"{done_text(view, end)}  {finding}".rstrip(), "$wb-dim"
         if view.state == "stopped":
             steps = view.committed
             kept = f"checkpoint-{steps[-1]} is kept, R goes on from it" if steps else "no checkpoint is kept"

@@ -154,7 +154,7 @@ class MonitorScreen(Screen[None]):
     def _draw(self) -> None:
         view, watching = self.view, self.watching
         self.query_one(RunBar).show(view, watching.loading if watching else 1.0)
-        self.status.show(view, self.actions.waiting(view))
+        self.status.show(view, self.actions.waiting(view), self._end)
         also = "groups" if view.rollouts else "card" if self._was_over else "ranks" if view.ranks else "plain"
         state = "running" if not view.over else "finished" if view.state == "finished" else "ended early"
         self.query_one(KeyLine).use(key_line("monitor", state, also), self.page)
@@ -231,4 +231,4 @@ class MonitorScreen(Screen[None]):
 
     def _show_message(self, words: str, seconds: float = SECONDS) -> None:
         self.status.show_message(words, seconds)
-        self.status.show(self.view, self.actions.waiting(self.view))
+        self.status.show(self.view, self.actions.waiting(self.view), self._end)

@@ -67,6 +67,7 @@ class RunActions:
                 "tasks": lambda: self._tasks(run),
                 "export": lambda: self._export(run),
                 "longer": lambda: self._longer(run, view),
+                "prune": lambda: self._prune(run, view),
                 "compare": lambda: self._compare(run),
             }[what]()
         except WorkbenchError as problem:
@@ -290,6 +291,24 @@ class RunActions:
 
         source(run, hashes=False)
         self._screen.app.push_screen(ExportScreen(run))
+
+    def _prune(self, run: RunFolder, view: RunView) -> None:
+        from engine.run.pruning_choice import Choice, remove
+        from workbench.screens.prune import PruneScreen
+
+        if not view.over:
+            words = f"This run is {view.state} and removes older checkpoints itself; run.save_total_limit says how many stay."
+            self._show_message(words, SECONDS)
+            return
+
+        def agreed(choice: Choice | None) -> None:
+            if choice is None:
+                return
+            steps = {each.step for each in choice.go}
+            self._show_message(f"reading what stays whole, then removing {choice.count()} …", LONG)
+            self._run_beside("prune", lambda: remove(run, choice.keep, steps).removed(), self._finished)
+
+        self._screen.app.push_screen(PruneScreen(run), agreed)
 
     def _compare(self, run: RunFolder) -> None:
         from workbench.screens.compare import CompareScreen

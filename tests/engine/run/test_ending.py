@@ -38,7 +38,7 @@ def test_the_best_checkpoint_comes_first_and_what_was_said_before_training_stand
     run, lines = finished(tmp_path, best=10)
     assert lines[:4] == [
         ("model", f"{run.checkpoints / 'checkpoint-10'}, the best; the end is checkpoint-20"),
-        ("held out", "loss 2.750 at step 20, 2.500 at step 10"),
+        ("held out", "loss 2.500 at step 10, 2.750 at step 20"),
         ("asked", "2 + 2?"),
         ("", "before training: ␛[31mred"),
     ]
@@ -82,9 +82,14 @@ def test_training_longer_doubles_what_ends_the_run_and_a_measurement_is_told_bes
     found = {"checkpoint": "checkpoint-20", "method": "sft", "rows": 32, "data": "data.eval"}
     keep(run, {**found, "metrics": {"eval_loss": 0.5}, "base": {"eval_loss": 6.25}})
     with open_view(run) as watch:
-        longer = ways(watch.view, run, "my-0001")[-1]
+        *_, longer, older = ways(watch.view, run, "my-0001")
         lines = card(watch.view, run, "my-0001")
     assert longer.command == "workbench resume my-0001 --set optim.max_steps=40"
+    assert older.command == "workbench prune my-0001"
+    assert (
+        older.means
+        == f"1 checkpoint is neither the newest nor the best: {checkpoint.size_of(run.checkpoints / 'checkpoint-10')} B"
+    )
     assert longer.means.startswith("optim.max_steps 20 -> 40, from checkpoint-20 on")
     assert ("measured", "checkpoint-20, 32 rows of data.eval: loss 0.500 (6.25 before training)") in lines
 

@@ -8,39 +8,18 @@ from typing import Any
 
 import pytest
 
-from engine.run import checkpoint, store
+from engine.run import checkpoint
 from engine.run.best import best_text
 from engine.run.events import last_numbers
 from engine.run.index import open_view, peek
 from engine.run.store import RunFolder
+from tests.checkpointed import run_of_four, steps
 from tests.warm import command
-
-
-def steps(run: RunFolder) -> list[int]:
-    return sorted(checkpoint.step_of(path) or 0 for path in checkpoint.newest_first(run))
 
 
 @pytest.fixture
 def run(tmp_path: Path) -> RunFolder:
-    """A finished run of four checkpoints whose best is the second."""
-    made = store.create(tmp_path / "runs", "version: 1\n", {"name": "my", "method": "sft", "model": "m"})
-    events: list[dict[str, Any]] = [{"kind": "started", "method": "sft", "model": "m", "max_steps": 4}]
-    for step, loss in ((1, 3.0), (2, 1.0), (3, 1.5), (4, 2.0)):
-        tmp = checkpoint.begin(made, step)
-        (tmp / "model.safetensors").write_bytes(bytes(1000 * step))
-        checkpoint.commit(tmp, {})
-        events.append({"kind": "metrics", "step": step, "eval_loss": loss})
-        if step != 3:
-            asked = {"step": step, "index": 0, "prompt": "When?", "completion": f"\x1bday {step}"}
-            events.append({"kind": "sample", **asked})
-        if step <= 2:
-            events.append({"kind": "best", "step": step, "metric": "eval_loss", "value": loss})
-        events.append({"kind": "checkpoint", "step": step, "path": f"checkpoint-{step}", "state": "committed"})
-    events.append({"kind": "finished", "step": 4, "seconds": 1.0})
-    lines = [{"v": 1, "seq": seq, "t": 1e9 + seq, "rank": 0, "segment": 0, **event} for seq, event in enumerate(events)]
-    made.events.write_text("".join(json.dumps(line) + "\n" for line in lines))
-    made.update_json(state="finished")
-    return made
+    return run_of_four(tmp_path)
 
 
 def prune(run: RunFolder, *words: str) -> Any:
@@ -53,13 +32,13 @@ def test_what_would_go_is_shown_and_stays_until_it_is_told_to_go(run: RunFolder)
     log = run.events.read_bytes()
     shown = command("prune", str(run.path))
     assert [" ".join(line.split()) for line in shown.stdout.splitlines()] == [
-        "stays checkpoint-4 4.1 KiB held-out loss 2",
+        "stays checkpoint-4 4.1 KiB held-out loss 2, the newest whole one",
         "When? → ␛day 4",
         "stays checkpoint-2 2.1 KiB held-out loss 1, the best",
         "When? → ␛day 2",
-        "goes checkpoint-3 3.1 KiB held-out loss 1.50",
+        "goes checkpoint-3 3.1 KiB held-out loss 1.50, older, not the best",
         "When? → ␛day 2",
-        "goes checkpoint-1 1.1 KiB held-out loss 3",
+        "goes checkpoint-1 1.1 KiB held-out loss 3, older, not the best",
         "When? → ␛day 1",
         f"Nothing was removed. `workbench prune {run.path} --keep 1 --yes` frees 4.2 KiB.",
     ]

@@ -13,7 +13,7 @@ from textual.widgets import Input
 
 from engine.config.files import parse
 from engine.errors import WorkbenchError
-from engine.run import launch, stack
+from engine.run import checkpoint, launch, stack
 from engine.run.ending import facts, ways
 from engine.run.evaluations import Evaluation
 from engine.run.in_flight import InFlight
@@ -540,11 +540,11 @@ async def test_a_finished_run_says_where_its_model_is_beside_what_was_found(
     )
     app = app_of(run)
     async with app.run_test(size=(80, 24)) as pilot:
-        await until(pilot, lambda: "checkpoint-60 of dates-0001.  ! 6 rows are left out" in shown(app))
+        await until(pilot, lambda: "checkpoint-60. ! 6 rows are left out" in shown(app))
     writer(run).write("best", 12.0, step=60, metric="eval_loss", value=0.5)
     app = app_of(run)
     async with app.run_test(size=(120, 24)) as pilot:
-        await until(pilot, lambda: "checkpoint-60 is the best: held-out loss 0.5000; which is the end of" in shown(app))
+        await until(pilot, lambda: "checkpoint-60 is the best: held-out loss 0.5000; which is the end." in shown(app))
 
 
 async def test_a_stopped_run_says_what_is_kept_and_how_to_go_on(make_run: Any, shown: Shown) -> None:
@@ -656,9 +656,11 @@ async def test_a_run_that_finishes_in_sight_says_where_its_model_is(make_run: An
     app = app_of(run)
     async with app.run_test(size=(80, 24)) as pilot:
         await pilot.pause(0.2)
+        (checkpoint.begin(run, 60) / "model.safetensors").touch()
+        checkpoint.commit(run.checkpoints / "checkpoint-60.tmp", {})
         writer(run).write("finished", 14.0, step=60, seconds=13.0)
         run.update_json(state="finished")
-        await until(pilot, lambda: "Done: the trained model is checkpoint-60 of dates-0001." in shown(app))
+        await until(pilot, lambda: "Done: the trained model is checkpoint-60." in shown(app))
         await pilot.press("q")
     assert app.goodbye == [f"dates-0001 is finished; its model is in {run.checkpoints / 'checkpoint-60'}."]
 
