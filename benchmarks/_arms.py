@@ -87,6 +87,12 @@ ARMS: dict[str, dict[str, Any]] = {
     "lora": {"kernels.fused_lora": True},
     "cut, lora": {"kernels.fused_lora": True, "kernels.use_cut_ce": True},
     "cut, fused, lora": {"kernels.fused_lora": True, "kernels.use_cut_ce": True, "kernels.fused_attn_kernel": True},
+    "cut, fused, lora, auto": {
+        "kernels.fused_lora": True,
+        "kernels.use_cut_ce": True,
+        "kernels.fused_attn_kernel": True,
+        "memory.gradient_checkpointing": "auto",
+    },
     "cut, compiled": ON,
     "all three": {**ON, "kernels.fused_attn_kernel": True},
     "cut, compiled, medium": {**ON, "memory.gradient_checkpointing": "medium"},
@@ -201,7 +207,7 @@ def settings(options: argparse.Namespace, method: str, arm: dict[str, Any], fold
 
 def of_experts(options: argparse.Namespace) -> dict[str, Any]:
     """Adapters of a mixture: on attention, and on the weights that hold all experts."""
-    if "num_experts" not in SHAPES[options.shape]:
+    if "num_experts" not in SHAPES.get(options.shape, {}):
         return {}
     return {
         "target_modules": ["q_proj", "k_proj", "v_proj", "o_proj"],
@@ -256,23 +262,37 @@ class Builder:
 
     def __init__(self, options: argparse.Namespace, method: str, folder: Path, tokenizer: Any) -> None:
         self.options, self.method, self.folder, self.tokenizer = options, method, folder, tokenizer
-        size = SHAPES[options.shape]
+        self.shape = self.model_config()
+        self.shape.save_pretrained(folder)
+        self.shape._name_or_path = str(folder)  # where a copied reference is loaded from, ours and the library's
+        self.device = "cuda" if CARD else "cpu"
+        self.weights: dict[str, torch.Tensor] | None = None
+        self.rows = self.prepared_rows()
+
+    def model_config(self) -> Any:
+        """What the base is made from."""
+        size = SHAPES[self.options.shape]
         large = {"num_key_value_heads": 8, "head_dim": 128, "vocab_size": 151_936}
         small = {"num_key_value_heads": 2, "head_dim": 16, "vocab_size": 512}
         kind, name = (
             (Qwen3MoeConfig, "Qwen3MoeForCausalLM") if "num_experts" in size else (Qwen3Config, "Qwen3ForCausalLM")
         )
-        self.shape = kind(
-            **{**(small if options.shape.startswith("tiny") else large), **size},
-            tie_word_embeddings=options.shape not in UNTIED, pad_token_id=0, num_labels=2 if method == "prm" else 1,
-            classifier_dropout=0.0,
+        shape = kind(
+            **{**(small if self.options.shape.startswith("tiny") else large), **size},
+            tie_word_embeddings=self.options.shape not in UNTIED, pad_token_id=0,
+            num_labels=2 if self.method == "prm" else 1, classifier_dropout=0.0,
         )  # fmt: skip
-        self.shape.architectures = [name]
-        self.shape.save_pretrained(folder)
-        self.shape._name_or_path = str(folder)  # where a copied reference is loaded from, ours and the library's
-        self.device = "cuda" if CARD else "cpu"
-        self.weights: dict[str, torch.Tensor] | None = None
-        self.rows = method_rows(method, options.tokens, self.shape.vocab_size, tokenizer, ragged=options.ragged)
+        shape.architectures = [name]
+        return shape
+
+    def loader(self) -> Any:
+        """The class of transformers that makes the base."""
+        return getattr(transformers, LOADERS[METHODS[self.method].head])
+
+    def prepared_rows(self) -> Any:
+        """What our arms train on."""
+        options = self.options
+        return method_rows(self.method, options.tokens, self.shape.vocab_size, self.tokenizer, ragged=options.ragged)
 
     def model_class(self) -> type:
         """transformers' class of the shape."""
@@ -280,10 +300,9 @@ class Builder:
         return kind
 
     def base(self) -> Any:
-        kind = getattr(transformers, LOADERS[METHODS[self.method].head])
         torch.manual_seed(0)
         with torch.device(self.device):
-            model = kind.from_config(copy.deepcopy(self.shape), dtype=getattr(torch, precision(self.options)))
+            model = self.loader().from_config(copy.deepcopy(self.shape), dtype=getattr(torch, precision(self.options)))
         if self.weights is None:
             self.weights = model.state_dict()
             if self.options.full:
@@ -353,8 +372,12 @@ class Builder:
             if find_spec("liger_kernel") is None:
                 raise NoPeer("liger-kernel is not installed (pip install liger-kernel)")
             arguments = dataclasses.replace(arguments, use_liger_kernel=True)
-        trainer = plain_trainer(config, arguments, model, self.tokenizer, self.rows)
+        trainer = self.plain(config, arguments, model)
         if name.startswith("compiled by torch"):
             for layer in decoder_layers(model):
                 layer.compile(dynamic=self.options.ragged or None)
         return trainer
+
+    def plain(self, config: Any, arguments: Any, model: Any) -> Any:
+        """The library's trainer. Raises NoPeer."""
+        return plain_trainer(config, arguments, model, self.tokenizer, self.rows)

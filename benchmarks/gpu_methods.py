@@ -50,7 +50,14 @@ NEAR = {"float32": 1e-4, "bfloat16": 5e-2, "fp8": 2e-1}
 of FP8 a few of its roundings."""
 
 
-def compare(options: argparse.Namespace, method: str, names: list[str], until: float, results: Results) -> bool:
+def compare(
+    options: argparse.Namespace,
+    method: str,
+    names: list[str],
+    until: float,
+    results: Results,
+    kind: type[Builder] = Builder,
+) -> bool:
     """Builds, warms and steps the arms in turn until the time is over; whether all ran and began alike."""
     from engine.builtin import tiny
 
@@ -58,7 +65,7 @@ def compare(options: argparse.Namespace, method: str, names: list[str], until: f
     with tempfile.TemporaryDirectory() as folder:
         model_folder = Path(folder) / "model"
         model_folder.mkdir()
-        arms, sound = begin(options, names, until, Builder(options, method, model_folder, tokenizer))
+        arms, sound = begin(options, names, until, kind(options, method, model_folder, tokenizer))
         rounds = 0
         while arms and rounds < options.rounds and (time.perf_counter() < until or rounds < 3):
             turn = rounds % len(arms)

@@ -278,7 +278,7 @@ class ImageBatch:
         """Which of these tokens are an image's, under the name that the model reads; nothing where it does not ask."""
         import torch
 
-        if self.processor.return_mm_token_type_ids:
+        if _tells_kinds(self.processor):
             # Where images have positions in three directions these are counted by the model itself, from the types.
             asked = "mm_token_type_ids" in self.processor.model_input_names
             name = "mm_token_type_ids" if asked else "token_type_ids"
@@ -291,6 +291,15 @@ class ImageBatch:
             named = ", ".join(map(short, images))
             message = f"{named}: gives {counts[0]:,} image tokens, and its row was prepared with {counts[1]:,}"
             raise DataError(message, "The file changed while rows of it were trained on: start again.")
+
+
+def _tells_kinds(processor: Any) -> bool:
+    """Whether a processor says by itself of each token whether it is an image's, as its model asks."""
+    told = getattr(processor, "return_mm_token_type_ids", None)
+    if told is None:
+        # transformers before 5.18 has it among the defaults of a call.
+        told = processor.valid_processor_kwargs._defaults.get("text_kwargs", {}).get("return_mm_token_type_ids")
+    return bool(told)
 
 
 def images_of(processing_class: Any) -> Any | None:

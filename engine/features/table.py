@@ -39,6 +39,7 @@ from engine.features import (
     router_load,
     tile_timing,
     tiled_mlp,
+    vision_attention,
 )
 
 
@@ -60,6 +61,7 @@ _LISTED: tuple[ModuleType, ...] = (
     gradient_checkpointing,
     tiled_mlp,
     attention_backend,
+    vision_attention,
     quantization_aware,
     auto_compose,
     cut_cross_entropy,

@@ -73,11 +73,11 @@ def varlen_attention_forward(
     window = (left, 0) if getattr(module, "is_causal", True) else (left, left)
     # [B, heads, T, width] is a view of [B, T, heads, width] in every model: nothing is copied.
     q, k, v = (x.transpose(1, 2).reshape(rows * tokens, x.shape[1], x.shape[3]) for x in (query, key, value))
-    out = _over_documents(q, k, v, cu_seq_lens_q, max_length_q, scaling, window)
+    out = over_documents(q, k, v, cu_seq_lens_q, max_length_q, scaling, window)
     return out.view(rows, tokens, heads, -1), None
 
 
-def _over_documents(
+def over_documents(
     q: torch.Tensor,
     k: torch.Tensor,
     v: torch.Tensor,
