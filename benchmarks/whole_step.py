@@ -7,10 +7,10 @@
 
 The arms are those of `_arms.py`, timed as in `gpu_methods.py`: SFT on a Qwen3 shape with random weights in bf16, all arms
 of a case in turn around one base, first loss and gradient norm from one seed compared. `--seconds` are for each case,
-building and compiling included; three rounds are taken in any case. Without `--arms` a case has its own. Arms of bases that
-have no room beside each other take a card for themselves one after the other (their losses are then told and not
-compared), the process capped at the GiB that the case or `--cap` says, if any: what does not fit falls. A goal is tokens a second within so many GiB, and
-stands beside each arm that meets it or says by what it misses. An arm takes `--window` steps in its turn, queued as a run
+building and compiling included; three rounds are taken in any case. Without `--arms` a case has its own. Arms whose bases have
+no room beside each other take the card for themselves one after the other (their losses are told and not compared), the
+process capped at the GiB that the case or `--cap` says, if any: what does not fit falls. A goal is tokens a second within so
+many GiB, and stands beside each arm that meets it or says by what it misses. An arm takes `--window` steps in its turn, queued as a run
 queues them: waiting for the card after each one adds what the host needs to begin the next. `--shape tiny` runs every case
 on the CPU in float32, which shows that the arms run and agree, and no figure of interest.
 """
@@ -63,7 +63,7 @@ class Case:
     """One row of the table: a shape, sequences of 2,048 tokens a step, an adapter or all weights, and what is aimed at.
 
     `times`: how many times as fast as `plain`. `arms`: what is compared where nobody says. `alone`: one arm after the other.
-    `cap`: GiB that the process may take of the card.
+    `cap`: GiB that the process may take of the card. `work`: the name of its rows, where it is another.
     """
 
     shape: str
@@ -74,6 +74,7 @@ class Case:
     arms: tuple[str, ...] = ("default", "plain", *PLANNED)
     alone: bool = False
     cap: float | None = None
+    work: str = ""
 
 
 CASES = {
@@ -90,9 +91,17 @@ CASES = {
         arms=("nf4, compiled, experts", "nf4, fused, lora, experts", "nf4, compiled, experts, offloaded"),
         alone=True,
         cap=24,
+        work="step_30b_a3b_lora",
     ),
     "step_30b_a3b_lora_streamed": Case(
-        "30b-a3b", 8, False, (), arms=("cut, fused, lora, experts, streamed",), alone=True, cap=22
+        "30b-a3b",
+        8,
+        False,
+        (),
+        arms=("cut, fused, lora, experts, streamed",),
+        alone=True,
+        cap=22,
+        work="step_30b_a3b_lora",
     ),
     "step_gptoss_20b_lora": Case(
         "gptoss-20b",
@@ -111,7 +120,7 @@ class Figures(Results):
     def __init__(self, given: argparse.Namespace, device: str, name: str, case: Case) -> None:
         super().__init__(given, device, "torch", "triton")
         self.judged = given.shape is None
-        self.name = name if self.judged else f"{name}, {given.shape}"
+        self.name = case.work or name if self.judged else f"{name}, {given.shape}"
         self.case, self.tokens = case, case.rows * given.tokens
         self.plain: float | None = None
 
