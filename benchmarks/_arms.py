@@ -173,6 +173,13 @@ ARMS: dict[str, dict[str, Any]] = {
         "kernels.fused_lora": True,
         "memory.activation_offloading": "cpu",
     },
+    "nf4, fused, lora, experts, streamed": {
+        **IN_NF4,
+        "kernels.use_cut_ce": True,
+        "kernels.fused_attn_kernel": True,
+        "kernels.fused_lora": True,
+        "memory.layer_offloading": True,
+    },
     "cut, lora, experts": {"kernels.use_cut_ce": True, "kernels.fused_lora": True, "kernels.fused_experts": True},
     "cut, compiled, experts, flex": {**ON, "kernels.fused_experts": True, "model.attention": "flex_attention"},
     "cut, experts, flex": {

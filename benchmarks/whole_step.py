@@ -98,7 +98,7 @@ CASES = {
         8,
         False,
         (),
-        arms=("cut, fused, lora, experts, streamed",),
+        arms=("cut, fused, lora, experts, streamed", "nf4, fused, lora, experts, streamed"),
         alone=True,
         cap=22,
         work="step_30b_a3b_lora",
