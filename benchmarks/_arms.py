@@ -10,6 +10,7 @@ import argparse
 import contextlib
 import copy
 import dataclasses
+import json
 import sys
 import tempfile
 from importlib.util import find_spec
@@ -20,21 +21,21 @@ import torch
 import transformers
 from _method_rows import GENERATES, method_rows, reward_names, rows_a_step
 from _peers import NoPeer, plain_trainer
+from _random_base import random_base
 from _turns import CARD, Arm, Patched
 from peft import get_peft_model
-from transformers import Qwen3Config, Qwen3MoeConfig
+from transformers import GptOssConfig, Qwen3Config, Qwen3MoeConfig
 
 from engine.config.files import as_yaml
 from engine.config.kinds import LOADERS
 from engine.config.method import METHODS
 from engine.data.collate import collator_for
 from engine.data.gather_facts import look_at
+from engine.features.attention_backend.backend import settle
 from engine.features.built import Built, Notes, decoder_layers
 from engine.features.fp8_base.layers import compute_in_fp8
 from engine.features.sequence import Features
-from engine.kernels.experts.packed import Packer
 from engine.models.adapters import add_adapter, lora_config
-from engine.models.packed_experts import PROJECTIONS
 from engine.planning.auto import resolved
 from engine.rules import read
 from engine.run.async_writer import AsyncWriter
@@ -60,12 +61,22 @@ SHAPES: dict[str, dict[str, Any]] = {
     "30b-a3b": {**MIXTURE, "num_hidden_layers": 48},
     "30b-a3b of 8 layers": {**MIXTURE, "num_hidden_layers": 8},
     "tiny": {"hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2, "num_attention_heads": 4},
+    "gptoss-20b": {
+        "hidden_size": 2880, "intermediate_size": 2880, "num_hidden_layers": 24, "num_attention_heads": 64, "head_dim": 64,
+        "num_local_experts": 32, "num_experts_per_tok": 4, "vocab_size": 201_088,
+    },
     "tiny mixture": {
         "hidden_size": 64, "intermediate_size": 128, "moe_intermediate_size": 32, "num_hidden_layers": 2,
         "num_attention_heads": 4, "num_experts": 8, "num_experts_per_tok": 2,
     },
+    "tiny gptoss": {
+        "hidden_size": 64, "intermediate_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4,
+        "num_local_experts": 8, "num_experts_per_tok": 2, "sliding_window": 16,
+    },
 }  # fmt: skip
-UNTIED = "8b", "14b", "32b", "30b-a3b", "30b-a3b of 8 layers"
+UNTIED = "8b", "14b", "32b", "30b-a3b", "30b-a3b of 8 layers", "gptoss-20b"
+IN_MXFP4 = "gptoss-20b", "tiny gptoss"
+"""Shapes whose files hold experts in MXFP4: ours trains on them as they are, a library's trainer on 16 bits."""
 KERNELS = "kernels.use_cut_ce", "kernels.torch_compile"
 ON = dict.fromkeys(KERNELS, True)
 IN_NF4 = {"model.quantization": "nf4", "optim.optim": "adamw_8bit", "kernels.fused_experts": True}
@@ -161,6 +172,41 @@ ARMS: dict[str, dict[str, Any]] = {
         "kernels.fused_attn_kernel": True,
         "kernels.fused_lora": True,
     },
+    "nf4, compiled, experts, offloaded": {**ON, **IN_NF4, "memory.activation_offloading": "cpu"},
+    "nf4, fused, lora, experts, offloaded": {
+        **IN_NF4,
+        "kernels.use_cut_ce": True,
+        "kernels.fused_attn_kernel": True,
+        "kernels.fused_lora": True,
+        "memory.activation_offloading": "cpu",
+    },
+    "nf4, fused, lora, experts, streamed": {
+        **IN_NF4,
+        "kernels.use_cut_ce": True,
+        "kernels.fused_attn_kernel": True,
+        "kernels.fused_lora": True,
+        "memory.layer_offloading": True,
+    },
+    "cut, lora, experts": {"kernels.use_cut_ce": True, "kernels.fused_lora": True, "kernels.fused_experts": True},
+    "cut, compiled, experts, flex": {**ON, "kernels.fused_experts": True, "model.attention": "flex_attention"},
+    "cut, experts, flex": {
+        "kernels.use_cut_ce": True,
+        "kernels.fused_experts": True,
+        "model.attention": "flex_attention",
+    },
+    "cut, experts, streamed": {
+        "kernels.use_cut_ce": True,
+        "kernels.fused_experts": True,
+        "memory.layer_offloading": True,
+    },
+    "cut, compiled, experts, streamed": {**ON, "kernels.fused_experts": True, "memory.layer_offloading": True},
+    "cut, fused, lora, experts, streamed": {
+        "kernels.use_cut_ce": True,
+        "kernels.fused_attn_kernel": True,
+        "kernels.fused_lora": True,
+        "kernels.fused_experts": True,
+        "memory.layer_offloading": True,
+    },
     "offloaded": {"memory.activation_offloading": "cpu"},
     "on disk": {"memory.activation_offloading": "disk"},
 }
@@ -207,12 +253,16 @@ def settings(options: argparse.Namespace, method: str, arm: dict[str, Any], fold
 
 def of_experts(options: argparse.Namespace) -> dict[str, Any]:
     """Adapters of a mixture: on attention, and on the weights that hold all experts."""
-    if "num_experts" not in SHAPES.get(options.shape, {}):
+    if not has_experts(options.shape):
         return {}
     return {
         "target_modules": ["q_proj", "k_proj", "v_proj", "o_proj"],
         "target_parameters": ["mlp.experts.gate_up_proj", "mlp.experts.down_proj"],
     }
+
+
+def has_experts(shape: str) -> bool:
+    return not SHAPES.get(shape, {}).keys().isdisjoint({"num_experts", "num_local_experts"})
 
 
 def precision(options: argparse.Namespace) -> str:
@@ -230,31 +280,11 @@ def in_nf4(arm: str) -> bool:
     return ARMS[arm].get("model.quantization") == "nf4"
 
 
-def hold_in_four_bits(model: torch.nn.Module) -> None:
-    """Packs the layers' weights as loading would: linear layers by bitsandbytes, experts one at a time."""
-    import bitsandbytes
-
-    for layer in model.model.layers:
-        for name, module in list(layer.named_modules()):
-            if isinstance(module, torch.nn.Linear):
-                few = bitsandbytes.nn.Linear4bit(
-                    module.in_features, module.out_features, bias=False, compute_dtype=module.weight.dtype,
-                    compress_statistics=True, quant_type="nf4", device="meta",
-                )  # fmt: skip
-                few.weight = bitsandbytes.nn.Params4bit(
-                    module.weight.detach().cpu(), requires_grad=False, quant_type="nf4", compress_statistics=True
-                ).to(module.weight.device)
-                layer.set_submodule(name, few)
-                continue
-            for end in PROJECTIONS:
-                weight = module._parameters.get(end)
-                if weight is not None and weight.dim() == 3:
-                    packer = Packer(len(weight), "nf4", weight.dtype)
-                    for expert in weight.detach():
-                        packer.add(expert)
-                    module._parameters[end] = torch.nn.Parameter(packer.done(), requires_grad=False)
-    model.is_loaded_in_4bit = True
-    torch.cuda.empty_cache()
+def packed_in(shape: str, arm: str) -> str:
+    """What the arm's base is packed in; empty for 16 bits."""
+    if in_nf4(arm):
+        return "nf4"
+    return "mxfp4" if shape in IN_MXFP4 and arm not in PEERS else ""
 
 
 class Builder:
@@ -264,6 +294,10 @@ class Builder:
         self.options, self.method, self.folder, self.tokenizer = options, method, folder, tokenizer
         self.shape = self.model_config()
         self.shape.save_pretrained(folder)
+        if options.shape in IN_MXFP4:
+            note = folder / "config.json"
+            stored = {"quantization_config": {"quant_method": "mxfp4"}}
+            note.write_text(json.dumps(json.loads(note.read_text("utf-8")) | stored), "utf-8")
         self.shape._name_or_path = str(folder)  # where a copied reference is loaded from, ours and the library's
         self.device = "cuda" if CARD else "cpu"
         self.weights: dict[str, torch.Tensor] | None = None
@@ -274,9 +308,11 @@ class Builder:
         size = SHAPES[self.options.shape]
         large = {"num_key_value_heads": 8, "head_dim": 128, "vocab_size": 151_936}
         small = {"num_key_value_heads": 2, "head_dim": 16, "vocab_size": 512}
-        kind, name = (
-            (Qwen3MoeConfig, "Qwen3MoeForCausalLM") if "num_experts" in size else (Qwen3Config, "Qwen3ForCausalLM")
-        )
+        kind, name = Qwen3Config, "Qwen3ForCausalLM"
+        if "num_experts" in size:
+            kind, name = Qwen3MoeConfig, "Qwen3MoeForCausalLM"
+        elif "num_local_experts" in size:
+            kind, name = GptOssConfig, "GptOssForCausalLM"
         shape = kind(
             **{**(small if self.options.shape.startswith("tiny") else large), **size},
             tie_word_embeddings=self.options.shape not in UNTIED, pad_token_id=0,
@@ -299,7 +335,11 @@ class Builder:
         kind: type = getattr(transformers, self.shape.architectures[0])
         return kind
 
-    def base(self) -> Any:
+    def base(self, packed: str = "", *, on_host: bool = False) -> Any:
+        """The frozen base that all arms share; one of its own where it is packed or lies on the host."""
+        if packed or on_host:
+            dtype = getattr(torch, precision(self.options))
+            return random_base(self.loader(), self.shape, dtype, self.device, packed, on_host=on_host)
         torch.manual_seed(0)
         with torch.device(self.device):
             model = self.loader().from_config(copy.deepcopy(self.shape), dtype=getattr(torch, precision(self.options)))
@@ -321,14 +361,18 @@ class Builder:
             # Liger's kernels replace names in transformers' module of the model, which the arms after it would find.
             patched = Patched(sys.modules[self.model_class().__module__])
             with patched:
-                theirs = self.theirs(config, place, name)
-            return Arm(name, theirs, lambda: None, "", self.options.window, patched)
-        model = self.base()
+                trainer = self.theirs(config, place, name)
+            told = (
+                f"experts by {trainer.model.config._experts_implementation}," if has_experts(self.options.shape) else ""
+            )
+            return Arm(name, trainer, lambda: None, told, self.options.window, patched)
+        packed = packed_in(self.options.shape, name)
+        model = self.base(packed, on_host=bool(ARMS[name].get("memory.layer_offloading")))
         if in_fp8(name):
             compute_in_fp8(model, least=0 if self.options.shape == "tiny" else None)
-        if in_nf4(name):
-            self.weights = None  # another arm draws them anew
-            hold_in_four_bits(model)
+        lacking = ""
+        if (attention := ARMS[name].get("model.attention")) is not None:
+            lacking = settle(model, attention, torch.device(self.device))
         model = add_adapter(model, config)
         features = Features(config)
         notes = Notes(place, dict.fromkeys((path for path, value in ARMS[name].items() if value == "auto"), "auto"))
@@ -355,6 +399,8 @@ class Builder:
         told = f"checkpointing {config.memory.gradient_checkpointing}, compiled {kernels.torch_compile},"
         told += f" cut {kernels.use_cut_ce}," if name == "ours by default" else ""
         told += f" fused experts {kernels.fused_experts}," if kernels.fused_experts is not False else ""
+        told += f" base in {packed}," if packed else ""
+        told += f" attention {model.config._attn_implementation}{f' ({lacking})' if lacking else ''},"
         return Arm(name, trainer, stack.close, told, self.options.window)
 
     def theirs(self, config: Any, place: Path, name: str) -> Any:

@@ -55,6 +55,8 @@ class Baton(TrainerCallback):
 
     def release(self) -> None:
         """Its next steps; returns when the device has done them. Raises RuntimeError when its trainer fell."""
+        if self.failed:  # before its first step: nobody is there to be released
+            raise RuntimeError(self.failed)
         self.there.clear()
         self.go.set()
         self.there.wait()

@@ -92,6 +92,7 @@ def begin(options: argparse.Namespace, names: list[str], until: float, builder: 
         if begun > until:
             say(f"{method} {name}: not reached")
             continue
+        arm: Arm | None = None
         try:
             arm = builder.arm(name)
             took = arm.warm()
@@ -102,6 +103,8 @@ def begin(options: argparse.Namespace, names: list[str], until: float, builder: 
             say(f"{method} {name}: FAILED {type(problem).__name__}: {str(problem).splitlines()[0][:300]}")
             traceback.print_exc()
             sound = False
+            if arm is not None:
+                arm.end()
             continue
         arms.append(arm)
         apart = arm.apart(arms[0])

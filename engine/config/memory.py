@@ -29,8 +29,8 @@ class Memory(Section):
     the disk takes."""
 
     layer_offloading: Annotated[bool, Expert] = False
-    """Keep the frozen weights of the layers in the host's memory and bring them to the card one layer ahead, forward and
-    backward: two layers' weights on the card in place of all. What is trained stays there. Costs no time where a batch
+    """Keep the frozen weights of the layers, packed experts among them, in the host's memory and bring them to the card one
+    layer ahead, forward and backward: two layers' weights on the card in place of all. What is trained stays there. Costs no time where a batch
     computes a layer longer than the bus moves one: on an H100 from about 6,000 tokens on with 16-bit weights, 10,000 where
     layers are compiled, a quarter of that with 4-bit ones. Generation brings every layer in for every token."""
 

@@ -9,7 +9,10 @@ import sys
 from pathlib import Path
 
 import pytest
+import torch
+import transformers
 
+from engine.kernels.experts.packed import PackedExperts
 from tests.caches import own_cache
 
 SCRIPT = Path(__file__).parents[2] / "benchmarks/whole_step.py"
@@ -19,7 +22,21 @@ SCRIPT = Path(__file__).parents[2] / "benchmarks/whole_step.py"
 @pytest.mark.timeout(900)
 def test_every_case_runs_and_no_figure_of_another_shape_takes_its_name(tmp_path: Path) -> None:
     results = tmp_path / "results.csv"
-    told = ["--arms", "plain", "cut", "none", "--rounds", "1", "--tokens", "64", "--check", "--results", results]
+    cases = ("step_8b_lora", "step_8b_lora_short", "step_06b_full")
+    told = [
+        *cases,
+        "--arms",
+        "plain",
+        "cut",
+        "none",
+        "--rounds",
+        "1",
+        "--tokens",
+        "64",
+        "--check",
+        "--results",
+        results,
+    ]
     done = subprocess.run(
         [sys.executable, SCRIPT, "--shape", "tiny", "--seconds", "250", *told],
         env={**os.environ, "WORKBENCH_CACHE": own_cache(tmp_path / "cache")},
@@ -29,7 +46,53 @@ def test_every_case_runs_and_no_figure_of_another_shape_takes_its_name(tmp_path:
     assert done.returncode == 0, done.stdout + done.stderr
     assert "MET" not in done.stdout
     rows = list(csv.DictReader(results.open()))
-    cases = ("step_8b_lora", "step_8b_lora_short", "step_06b_full")
     impls = ("trl plain", "cut", "none")
     assert [(row["work"], row["impl"]) for row in rows] == [(f"{case}, tiny", impl) for case in cases for impl in impls]
     assert {row["shape"].split(";")[0] for row in rows} == {"4x64", "1x64"}
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize(
+    ("case", "shape", "arms"),
+    [
+        ("step_gptoss_20b_lora", "tiny gptoss", ("plain", "ours")),
+        ("step_30b_a3b_lora_nf4", "tiny mixture", ("nf4 by default",)),
+    ],
+)
+def test_arms_that_have_the_card_to_themselves_run_one_after_the_other(
+    tmp_path: Path, case: str, shape: str, arms: tuple[str, ...]
+) -> None:
+    results = tmp_path / "results.csv"
+    told = ["--arms", *arms, "--rounds", "1", "--window", "1", "--tokens", "64", "--check", "--results", results]
+    done = subprocess.run(
+        [sys.executable, SCRIPT, case, "--shape", shape, "--seconds", "250", *told],
+        env={**os.environ, "WORKBENCH_CACHE": own_cache(tmp_path / "cache")},
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert [row["impl"].removeprefix("trl ") for row in csv.DictReader(results.open())] == list(arms)
+
+
+@pytest.mark.parametrize(("packed", "on_host"), [("", True), ("nf4", False), ("mxfp4", False)])
+def test_random_bases_are_whole_and_packed_as_asked(
+    packed: str, on_host: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.syspath_prepend(SCRIPT.parent)
+    from _random_base import random_base
+
+    shape = transformers.GptOssConfig(
+        hidden_size=64, intermediate_size=32, num_hidden_layers=2, num_attention_heads=4, num_key_value_heads=2,
+        head_dim=16, vocab_size=128, num_local_experts=4, num_experts_per_tok=2,
+    )  # fmt: skip
+    model = random_base(transformers.AutoModelForCausalLM, shape, torch.float32, "cpu", packed, on_host=on_host)
+    assert not any(tensor.is_meta for tensor in (*model.parameters(), *model.buffers()))
+    held = [weight for weight in model.parameters() if isinstance(weight, PackedExperts)]
+    assert [weight.form.kind for weight in held] == [packed] * (4 if packed else 0)
+    with torch.no_grad():
+        for layer in model.model.layers:
+            experts = layer.mlp.experts
+            assert 0.015 < float(experts.gate_up_proj[0].std()) < 0.03
+            assert not torch.equal(experts.gate_up_proj[0], experts.gate_up_proj[1])
+    assert float(model.model.layers[0].input_layernorm.weight.mean()) == 1

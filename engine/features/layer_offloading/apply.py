@@ -22,6 +22,7 @@ from engine.features.applied import Applied
 from engine.features.built import Built, cards_here, decoder_layers
 from engine.features.feature import refuse
 from engine.features.layer_offloading.layer_stream import LayerStream, Weights
+from engine.kernels.experts.packed import PackedExperts
 
 FEATURE = "layer offloading"
 _LEAVE_OUT = "Leave it out."
@@ -110,8 +111,11 @@ class LayerOffloading:
 
 
 def frozen_weights(layer: torch.nn.Module) -> Iterator[torch.nn.Parameter]:
-    """Weights of a layer that may be streamed: frozen, none of an adapter, held as one plain block of numbers."""
+    """Weights of a layer that may be streamed: frozen, none of an adapter, held as one plain block of numbers or as packed
+    experts."""
     for name, parameter in layer.named_parameters():
-        plain = type(parameter.data) is torch.Tensor and parameter.data.layout is torch.strided
+        plain = isinstance(parameter, PackedExperts) or (
+            type(parameter.data) is torch.Tensor and parameter.data.layout is torch.strided
+        )
         if not parameter.requires_grad and "lora_" not in name and plain and parameter.numel():
             yield parameter

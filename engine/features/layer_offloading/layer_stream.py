@@ -3,7 +3,7 @@
 All streamed weights of a layer are views of one flat device tensor whose storage is emptied when the layer is let go and
 filled again by one copy. Whatever still points at a weight then (what autograd saved, what bitsandbytes keeps beside its
 graph) points at the same storage, so it sees the weight again once the layer is back. That is why storages come and go
-and not the tensors. Blocks are taken and given back on the copying stream alone, and each copy waits for the event of the
+and not the tensors. Of packed experts the numbers and scales come and go; the tables that their codes stand for stay. Blocks are taken and given back on the copying stream alone, and each copy waits for the event of the
 last release, so no layer is overwritten while it is read.
 
 Refuses nothing itself; what may be streamed is decided in `engine.features.layer_offloading.apply`. Needs CUDA.
@@ -21,6 +21,7 @@ import torch
 from engine import figures
 from engine.errors import ModelError
 from engine.features.layer_offloading.layer_schedule import Moves, Schedule
+from engine.kernels.experts.packed import Held, PackedExperts
 
 ALIGN = 256
 """Bytes at whose multiples each weight begins, for kernels that read many at once."""
@@ -60,28 +61,63 @@ class Weights:
         self.parameters = list(parameters)
         places, end = [], 0
         for parameter in self.parameters:
-            begin = -(-end // ALIGN) * ALIGN
-            end = begin + parameter.data.numel() * parameter.data.element_size()
-            places.append((begin, end))
+            for part in _parts(parameter):
+                begin = -(-end // ALIGN) * ALIGN
+                end = begin + part.numel() * part.element_size()
+                places.append((begin, end))
         self.size = end
         self.block = locked(end)
         self.flat = torch.empty(end, dtype=torch.uint8, device=device)
         self.host: list[torch.Tensor] = []
-        for parameter, (begin, stop) in zip(self.parameters, places, strict=True):
-            data = parameter.data
-            on_host, on_card = (flat[begin:stop].view(data.dtype).view(data.shape) for flat in (self.block, self.flat))
-            on_host.copy_(data)
-            self.host.append(on_host)
-            parameter.data = on_card
-        torch.cuda.synchronize(device)
+        """For each parameter the tensor in the host's memory that it is."""
+        left = iter(places)
+        for parameter in self.parameters:
+            on_host, on_card = [], []
+            for part in _parts(parameter):
+                begin, stop = next(left)
+                there, here = (flat[begin:stop].view(part.dtype).view(part.shape) for flat in (self.block, self.flat))
+                there.copy_(part)
+                on_host.append(there)
+                on_card.append(here)
+            self.host.append(_made_of(parameter, on_host))
+            _replace(parameter, _made_of(parameter, on_card))
+        if device.type == "cuda":
+            torch.cuda.synchronize(device)
         self.flat.untyped_storage().resize_(0)
         self.ready = torch.cuda.Event()
 
     def to_host(self) -> None:
         """The parameters become ordinary tensors in the host's memory."""
         for parameter, on_host in zip(self.parameters, self.host, strict=True):
-            parameter.data = on_host
+            _replace(parameter, on_host)
         self.flat.untyped_storage().resize_(0)
+
+
+def _parts(parameter: torch.nn.Parameter) -> list[torch.Tensor]:
+    """The tensors that are moved: the weight itself, or what packed experts hold of each expert."""
+    if not isinstance(parameter, PackedExperts):
+        return [parameter.data]
+    held = parameter.held
+    return [part for part in (held.numbers, held.scales, held.middle, held.steps) if part is not None]
+
+
+def _made_of(parameter: torch.nn.Parameter, parts: list[torch.Tensor]) -> torch.Tensor:
+    """The weight with these as its parts."""
+    if not isinstance(parameter, PackedExperts):
+        return parts[0]
+    held, left = parameter.held, iter(parts)
+    moved = [None if part is None else next(left) for part in held[:4]]
+    tables = [None if part is None else part.to(parts[0].device) for part in held[4:]]
+    return PackedExperts(Held(*moved, *tables), parameter.form)  # type: ignore[arg-type]
+
+
+def _replace(parameter: torch.nn.Parameter, weight: torch.Tensor) -> None:
+    """Has the parameter be this weight; whoever holds the parameter sees it."""
+    if isinstance(parameter, PackedExperts):
+        # Where it is, and its parts, belong to the tensor: `data` would change neither.
+        torch.utils.swap_tensors(parameter, torch.nn.Parameter(weight, requires_grad=False))
+    else:
+        parameter.data = weight
 
 
 class LayerStream:
@@ -172,7 +208,8 @@ class LayerStream:
 
         def keep(*_: Any) -> None:
             for parameter, kept in zip(held.parameters, held.host, strict=True):
-                kept.copy_(parameter.data)
+                if not isinstance(parameter, PackedExperts):  # nothing is loaded into those
+                    kept.copy_(parameter.data)
             if number not in self.schedule.held:
                 self._release(held)
 

@@ -99,15 +99,6 @@ def packed_experts_have_adapters_of_small_rank(config: RunConfig, facts: Facts) 
         yield must(SETTING.path, rule_text, True, todo, fix=_off(config))
 
 
-@rule(reads=(SETTING, fields.model.name, fields.model.quantization, fields.memory.layer_offloading))
-def packed_experts_do_not_stream(config: RunConfig, facts: Facts) -> Iterator[Finding]:
-    model, spec = known_model(config, facts), fields.memory.layer_offloading
-    streams = config.memory.layer_offloading and (facts.machine is None or bool(facts.machine.gpus))
-    if streams and model is not None and model.experts and packs(config, model):
-        todo = "Packed experts, most of such a model, stay on the card."
-        yield must(spec.path, "false while experts are packed", True, todo, fix=leave_out(spec))
-
-
 @rule(reads=(SETTING, fields.model.name, fields.model.quantization, fields.kernels.torch_compile))
 def packed_experts_are_compiled_on_a_card(config: RunConfig, facts: Facts) -> Iterator[Finding]:
     model, spec = known_model(config, facts), fields.kernels.torch_compile

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -35,6 +37,24 @@ def test_all_layers_but_two_leave_the_card(quantization: str, share: float) -> N
         estimate(config({"layer_offloading": on}, model=model), FACTS).memory["weights"] for on in (False, True)
     )
     assert resident - streamed == pytest.approx(34 * LAYER * share, rel=1e-6)
+
+
+def test_packed_experts_leave_the_card_with_their_layers(tmp_path: Path) -> None:
+    shape = {
+        "architectures": ["Qwen3MoeForCausalLM"], "model_type": "qwen3_moe", "hidden_size": 2048, "intermediate_size": 6144,
+        "moe_intermediate_size": 768, "num_experts": 128, "num_experts_per_tok": 8, "num_attention_heads": 32,
+        "num_key_value_heads": 4, "head_dim": 128, "num_hidden_layers": 48, "vocab_size": 151_936,
+        "max_position_embeddings": 40_960, "tie_word_embeddings": False, "hidden_act": "silu",
+    }  # fmt: skip
+    (tmp_path / "config.json").write_text(json.dumps(shape))
+    name = str(tmp_path)
+    facts = replace(FACTS, model=model_facts(name))
+    asked = {"name": name, "quantization": "nf4"}
+    resident, streamed = (
+        estimate(config({"layer_offloading": on}, model=asked), facts).memory["weights"] for on in (False, True)
+    )
+    experts, attention = 128 * 3 * 768 * 2048, 2048 * (4096 + 2 * 512 + 4096)
+    assert resident - streamed == pytest.approx(46 * (experts + attention) * 4.127 / 8, rel=1e-3)
 
 
 def test_a_copied_reference_streams_too() -> None:

@@ -24,9 +24,6 @@ CASES: dict[str, list[Case]] = {
         ({**told, "adapter.target_parameters": ["mlp.experts.down_proj"], "adapter.r": 300}, facts, PATH, "error")
         for told, facts in ((LARGE, MIXTURE), *(({**LARGE, "model.quantization": "none"}, each) for each in STORED))
     ],
-    "packed-experts-do-not-stream": [
-        ({**LARGE, "memory.layer_offloading": True}, MIXTURE, "memory.layer_offloading", "error")
-    ],
     "packed-experts-are-compiled-on-a-card": [
         ({**LARGE, "kernels.torch_compile": True}, ON_A_CPU, "kernels.torch_compile", "error")
     ],
