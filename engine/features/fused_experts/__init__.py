@@ -65,12 +65,12 @@ def chosen(config: RunConfig, facts: Facts) -> tuple[bool | Literal["auto"], str
         return False, "the machine is not known yet; the launch decides"
     if model is None or not model.model_type:
         return False, "the model's shape is not known yet"
-    if (reason := _unmeasured(config, facts, model)) is not None:
+    if (reason := unmeasured(config, facts, model)) is not None:
         return False, f"{reason}, where it is taken if it is asked for"
     return True, f"{facts.machine.gpus[0].name} computes experts with their adapters faster and in less memory by it"
 
 
-def _unmeasured(config: RunConfig, facts: Facts, model: ModelFacts) -> str | None:
+def unmeasured(config: RunConfig, facts: Facts, model: ModelFacts) -> str | None:
     """What no step was measured with, or the kernels do not serve."""
     gpus, adapter = facts.machine.gpus if facts.machine is not None else (), config.adapter
     if not gpus:

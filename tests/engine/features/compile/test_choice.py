@@ -67,9 +67,9 @@ def test_a_short_run_does_not_wait_for_the_compiler() -> None:
 @pytest.mark.parametrize(
     ("settings", "on", "word"),
     [
-        ({"optim.max_steps": EARNS_PADDED}, True, "500 steps"),
-        ({"optim.max_steps": EARNS_PADDED - 1}, False, "499 batches of many lengths"),
-        ({"optim.max_steps": EARNS_PADDED // 4, "optim.gradient_accumulation_steps": 4}, True, "125 steps"),
+        ({"optim.max_steps": EARNS_PADDED}, True, "150 steps"),
+        ({"optim.max_steps": EARNS_PADDED - 1}, False, "149 batches of many lengths"),
+        ({"optim.max_steps": EARNS_PADDED // 2, "optim.gradient_accumulation_steps": 2}, True, "75 steps"),
         ({"optim.max_steps": EARNS - 1, "optim.gradient_accumulation_steps": 64}, False, "too few"),
         ({"optim.max_steps": None}, False, "not known yet"),
         ({"optim.max_steps": EARNS_PADDED, "method.kind": "dpo"}, True, "H100"),
@@ -114,9 +114,26 @@ def test_what_was_not_measured_or_breaks_graphs_is_left_to_be_asked_for(settings
     assert (on, word in why) == (False, True)
 
 
-def test_mixtures_and_stored_fp8_are_left_to_be_asked_for() -> None:
+EXPERTS = {"adapter.target_parameters": ["mlp.experts.gate_up_proj", "mlp.experts.down_proj"], "adapter.r": 16}
+"""On a card 48 layers of such a mixture took 795 ms a step plain and 534 compiled."""
+
+
+def test_a_mixture_is_compiled_where_its_experts_run_by_kernels_that_were_measured_so() -> None:
     assert QWEN is not None
-    assert "mixtures" in compiled({}, model=replace(QWEN, experts=128))[1]
+    mixture = replace(QWEN, model_type="qwen3_moe", experts=128)
+    assert compiled(EXPERTS, model=mixture)[0] is True
+    for settings, word in (
+        ({}, "kernels.fused_experts"),
+        ({**EXPERTS, "kernels.fused_experts": False}, "kernels.fused_experts"),
+        ({**EXPERTS, "data.packing": False}, "not packed"),
+        ({**EXPERTS, "model.quantization": "nf4"}, "kernels.fused_experts"),
+    ):
+        on, why = compiled(settings, model=mixture)
+        assert (on, word in why, "mixtures" in why) == (False, True, True)
+
+
+def test_stored_fp8_is_left_to_be_asked_for() -> None:
+    assert QWEN is not None
     assert "stored in fp8" in compiled({}, model=replace(QWEN, stored="fp8"))[1]
 
 

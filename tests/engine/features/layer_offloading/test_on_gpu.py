@@ -315,5 +315,8 @@ def test_compiled_layers_stream_too(tier):
     model, stream = checkpointed(adapted(device="cpu"), tier), LayerOffloading()
     stream.on_model(model)
     ours = steps(model.to("cuda"), stream)
-    equal(ours, theirs)
+    # Each is compiled anew, and the compiler chooses by timing how a sum is divided.
+    assert ours[0] == pytest.approx(theirs[0], rel=1e-3)
+    for name, gradient in theirs[1].items():
+        torch.testing.assert_close(ours[1][name], gradient, rtol=5e-2, atol=5e-3, msg=name)
     assert ours[3] < theirs[3]
