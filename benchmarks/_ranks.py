@@ -368,7 +368,7 @@ def as_fully_shard(order: dict[str, Any], turn: Turn) -> None:
     for number, layer in enumerate(layers):
         layers[number] = checkpoint_wrapper(layer, preserve_rng_state=False)
         if order["compiled"]:
-            layers[number].compile()
+            layers[number] = torch.compile(layers[number])  # a module around it, so that messages stay outside
         fully_shard(layers[number], mesh=mesh, reshard_after_forward=True)
     fully_shard(model.model.embed_tokens, mesh=mesh)
     if not model.config.tie_word_embeddings:
@@ -383,8 +383,8 @@ def as_fully_shard(order: dict[str, Any], turn: Turn) -> None:
         loss_of = torch.compile(loss_of)
     ids = torch.tensor([json.loads(line)["input_ids"] for line in Path(order["data"]).read_text().splitlines()])
     batches = ids.split(order["rows"])
-    turn.hold(device=device())
     model.train()
+    turn.hold(device=device())
     for step in range(100_000):
         batch = batches[(step * size + rank) % len(batches)].to(place, non_blocking=True)
         loss = loss_of(model(input_ids=batch, use_cache=False).logits, batch)
@@ -396,7 +396,8 @@ def as_fully_shard(order: dict[str, Any], turn: Turn) -> None:
             whole = norm.full_tensor() if hasattr(norm, "full_tensor") else norm
             mean = loss.detach() / size
             dist.all_reduce(mean)
-            turn.first = {"first_loss": float(mean), "first_norm": float(whole)}
+            breaks = sum(torch._dynamo.utils.counters["graph_break"].values()) if order["compiled"] else 0
+            turn.first = {"first_loss": float(mean), "first_norm": float(whole), "graph_breaks": breaks}
         if turn.step_over():
             turn.over()
 

@@ -1,7 +1,7 @@
 """Two cards against one, and against what else there is: LoRA under DDP and FSDP2, full weights, experts, checkpoints.
 
     python benchmarks/two_cards.py [PART[:SECONDS] ...] [--seconds 520] [--logs FOLDER] [--place FOLDER]
-                                   [--rounds 20] [--window 2] [--layers N] [--moe-layers 8] [--no-compile]
+                                   [--rounds 20] [--window 1] [--layers N] [--moe-layers 8] [--no-compile]
                                    [--results FILE --commit HASH]
     python benchmarks/two_cards.py lora full moe save overhead --shape tiny
 
@@ -117,20 +117,22 @@ class Stage:
     def left(self) -> float:
         return self.until - time.monotonic()
 
-    def begin(self, *names: str) -> list[str]:
-        """Has these arms build and take their first steps, side by side; those that did. What fails is said."""
+    def begin(self, *names: str, within: float = 0.0) -> list[str]:
+        """Has these arms build and take their first steps, side by side; those that did. What fails is said, as what takes
+        longer than `within` seconds."""
         begun, going = time.monotonic(), []
+        until = min(self.until, begun + within) if within else self.until
         for name in names:
             arm = self.arms[name]
             try:
-                if not arm.begun and "imported" in arm.answers(self.until)[0]:
+                if not arm.begun and "imported" in arm.answers(until)[0]:
                     arm.begin(**self._order(self.specs[name]))
                     going.append(name)
             except (Fell, WorkbenchError) as problem:
                 self.failed(name, problem)
         for name in list(going):
             try:
-                held = self.arms[name].answers(self.until)[0]
+                held = self.arms[name].answers(until)[0]
                 self.bench.on(held["device"])
                 self.arms[name].order("steps", n=1)
             except Fell as problem:
@@ -138,13 +140,13 @@ class Stage:
                 self.failed(name, problem)
         for name in list(going):
             try:
-                first = self.arms[name].answers(self.until)
+                first = self.arms[name].answers(until)
                 took = [max(each["ms"] for each in first)]
-                told = self.arms[name].steps(self.until, WARM - 1)
+                told = self.arms[name].steps(until, WARM - 1)
                 took.append(told["ms"])
                 say(
                     f"{self.name} {name}: first steps {took[0]:.0f}, then {took[1]:.0f} ms, first loss {told.get('first_loss', 0):.5f} "
-                    f"and gradient norm {told.get('first_norm', 0):.5f}, {told['peak_mib'] / 1024:.2f} GiB, ready after "
+                    f"and gradient norm {told.get('first_norm', 0):.5f}, {told['peak_mib'] / 1024:.2f} GiB, {told.get('graph_breaks', 0)} graph breaks, ready after "
                     f"{time.monotonic() - begun:.0f} s{self.receipt(name)}"
                 )
             except Fell as problem:
@@ -166,6 +168,8 @@ class Stage:
         )
         wanted = {} if self.given.no_compile or self.bench.tiny else spec.wanted
         settings = {**common, **self.part.settings, **spec.settings}
+        if self.bench.tiny and "kernels.fused_experts" in settings:
+            settings["kernels.fused_experts"] = False  # its kernels need a card
         settings["run.devices"] = spec.processes if spec.processes == 1 else settings.get("run.devices", CARDS)
         mapping, past = _as_mapping({**settings, **wanted}), {}
         if wrong := _refused(mapping):
@@ -202,8 +206,9 @@ class Stage:
                  if entry["feature"] in TOLD]  # fmt: skip
         return "\n    | " + "; ".join(words) if words else ""
 
-    def turns(self, names: Sequence[str], until: float, rounds: int) -> Times:
-        """So many rounds of turns, fewer where the time is over; one that falls is left out from then on."""
+    def turns(self, names: Sequence[str], until: float, rounds: int, window: int = 1) -> Times:
+        """So many rounds of turns, fewer where the time is over, each of `window` times as many steps as were asked for; an
+        arm that falls is left out from then on."""
         times = Times({name: [] for name in names})
         going, took = list(names), 0.0
         for number in range(rounds):
@@ -213,7 +218,7 @@ class Stage:
             turn = number % len(going)
             for name in going[turn:] + going[:turn]:
                 try:
-                    told = self.arms[name].steps(self.until, self.given.window)
+                    told = self.arms[name].steps(self.until, window * self.given.window)
                     times.ms[name].append(told["ms"])
                     times.peaks[name] = max(times.peaks.get(name, 0.0), told["peak_mib"])
                 except Fell as problem:
@@ -381,21 +386,27 @@ def events_of(run: RunFolder) -> list[dict[str, Any]]:
 
 # -- the parts ---------------------------------------------------------------------------------------------------------
 def lora(stage: Stage) -> None:
-    """One card beside two, then DDP beside FSDP2; what is left of the time after the first is the second's."""
-    middle = stage.until - 0.45 * stage.left()
-    if len(stage.begin("one card", "ddp")) == 2:
-        scaling(stage, stage.turns(["one card", "ddp"], middle, stage.given.rounds), 1.96)
+    """One card beside two, then DDP beside FSDP2, with layers compiled and without. A third of the time is the first's."""
+    begun, whole = time.monotonic(), stage.left()
+    if len(stage.begin("one card", "ddp", within=0.5 * whole)) == 2:
+        scaling(stage, stage.turns(["one card", "ddp"], begun + 0.55 * whole, stage.given.rounds), 1.96)
     stage.arms["one card"].end()
-    if "ddp" not in stage.ready:
-        return
-    shared = stage.begin("fsdp2, compiled", "fsdp2, plain layers", "ddp, plain layers")
-    names = ["ddp", *shared]
-    times = stage.turns(names, stage.until - 3, stage.given.rounds)
-    stage.report(Times({name: times.ms[name] for name in shared if name in times.ms}, times.peaks))
-    for ours, other in (("fsdp2, compiled", "ddp"), ("fsdp2, plain layers", "ddp"),
-                        ("fsdp2, plain layers", "ddp, plain layers")):  # fmt: skip
-        if times.both(ours, other):
-            stage.bench.goal(f"{stage.name}: a step, {ours} / {other}", times.ratio(ours, other), 1.1, least=False)
+    shared = stage.begin("fsdp2, compiled", "fsdp2, plain layers", within=0.65 * stage.left())
+    if "ddp" in stage.ready and shared:
+        beside(stage, "ddp", shared, stage.until - 0.35 * stage.left())
+    for name in ("ddp", "fsdp2, compiled"):
+        stage.arms[name].end()
+    if "fsdp2, plain layers" in shared and stage.begin("ddp, plain layers"):
+        beside(stage, "ddp, plain layers", ["fsdp2, plain layers"], stage.until - 3)
+
+
+def beside(stage: Stage, whole: str, shared: list[str], until: float) -> None:
+    """Steps of DDP and of FSDP2 in turn."""
+    times = stage.turns([whole, *shared], until, min(stage.given.rounds, 12))
+    stage.report(times, f"; beside {', '.join(shared)}")
+    for name in shared:
+        if times.both(name, whole):
+            stage.bench.goal(f"{stage.name}: a step, {name} / {whole}", times.ratio(name, whole), 1.1, least=False)
 
 
 def scaling(stage: Stage, times: Times, aim: float) -> None:
@@ -413,10 +424,10 @@ def full(stage: Stage) -> None:
     found = Times({})
     order = ["ours, compiled", "trl under accelerate's fsdp2", "fully_shard, compiled", "ours, plain layers"]
     for number, name in enumerate(order):
-        share = stage.left() / (len(order) - number)
-        if stage.begin(name):
-            steps = max(4, min(stage.given.rounds, 12))
-            times = stage.turns([name], time.monotonic() + share / 2, steps)
+        share = 1.5 * stage.left() / (len(order) - number)
+        begun = time.monotonic()
+        if stage.begin(name, within=share):
+            times = stage.turns([name], max(begun + share, time.monotonic() + 20), min(stage.given.rounds, 8), 2)
             stage.report(times)
             found.ms |= times.ms
             found.peaks |= times.peaks
@@ -502,7 +513,7 @@ def overhead(stage: Stage) -> None:
     ours, theirs = stage.arms
     if len(stage.begin(ours, theirs)) < 2:
         return
-    times = stage.turns([ours, theirs], stage.until - 3, stage.given.rounds)
+    times = stage.turns([ours, theirs], stage.until - 3, stage.given.rounds, 1 if stage.bench.tiny else 8)
     stage.report(times)
     if times.both(ours, theirs):
         found = times.ratio(ours, theirs)
@@ -556,7 +567,7 @@ _MIXTURE = {
 }  # fmt: skip
 PARTS: dict[str, Part] = {
     "lora": Part(
-        175, "8b", _BEST,
+        235, "8b", _BEST,
         (
             Spec("one card", processes=1, wanted=COMPILED),
             Spec("ddp", settings=DDP, wanted=COMPILED),
@@ -567,7 +578,7 @@ PARTS: dict[str, Part] = {
         lora,
     ),
     "full": Part(
-        190, "8b", {**FULL, **CUT, **FSDP2},
+        230, "8b", {**FULL, **CUT, **FSDP2},
         (
             Spec("ours, compiled", wanted=COMPILED),
             Spec("trl under accelerate's fsdp2", kind="trl"),
@@ -635,7 +646,7 @@ def main() -> int:
     parser.add_argument("--shape", choices=["tiny"], help="on a CPU, with gloo")
     parser.add_argument("--tokens", type=int, default=2048)
     parser.add_argument("--rounds", type=int, default=20, help="turns of each arm at most")
-    parser.add_argument("--window", type=int, default=2, help="steps of a turn")
+    parser.add_argument("--window", type=int, default=1, help="steps of a turn")
     parser.add_argument("--layers", type=int, default=0, help="of 8B's 36; fewer where time is short")
     parser.add_argument("--moe-layers", type=int, default=8, help="of 30B-A3B's 48")
     parser.add_argument("--context-layers", type=int, default=0, help="of 8B's 36 in the part `context`")
