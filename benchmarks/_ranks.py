@@ -93,11 +93,13 @@ class Ranks:
                     if end and rank not in found:
                         found[rank], self.rests[rank] = json.loads(line), rest
                         if "failed" in found[rank]:
-                            raise Fell(f"{self.name}: rank {rank}: {found[rank]['failed']}")
+                            raise Fell(f"{self.name}: rank {rank}: {found[rank]['failed']}{self.last_words()}")
                 if len(found) == self.processes:
                     break
-                ready = waiting.select(max(0.0, until - time.monotonic()))
-                if not ready:
+                ready = waiting.select(max(0.0, min(1.0, until - time.monotonic())))
+                if not ready:  # what a rank started may hold its pipe open
+                    if time.monotonic() < until and all(rank.poll() is None for rank in self.ranks):
+                        continue
                     late = ", ".join(str(rank) for rank in range(self.processes) if rank not in found)
                     raise Fell(f"{self.name}: rank {late} did not answer in time{self.last_words()}")
                 for key, _ in ready:
@@ -118,7 +120,7 @@ class Ranks:
         """The ends of the logs: what is known of a failure where the machine does not stay."""
         said = []
         for log in self.logs:
-            lines = [line for line in log.read_text("utf-8", "replace").splitlines() if line.strip()][-8:]
+            lines = [line for line in log.read_text("utf-8", "replace").splitlines() if line.strip()][-12:]
             said += [f"    | {log.name}: {line[:300]}" for line in lines]
         return "".join(f"\n{line}" for line in said)
 
@@ -291,6 +293,8 @@ def as_worker(order: dict[str, Any], turn: Turn) -> None:
     code = worker.main(order["run"])
     events = RunFolder(order["run"]).events.read_text().splitlines()
     failed = [event["message"] for event in map(json.loads, events) if event["kind"] == "failed"]
+    if not failed:
+        time.sleep(2)  # the first rank says what it was
     raise RuntimeError(f"the run ended with exit code {code}. {' '.join(failed)}")
 
 

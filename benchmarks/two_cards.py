@@ -386,10 +386,11 @@ def events_of(run: RunFolder) -> list[dict[str, Any]]:
 
 # -- the parts ---------------------------------------------------------------------------------------------------------
 def lora(stage: Stage) -> None:
-    """One card beside two, then DDP beside FSDP2, with layers compiled and without. A third of the time is the first's."""
+    """One card beside two, then DDP beside FSDP2, with layers compiled and without. Half of the time is the first's."""
     begun, whole = time.monotonic(), stage.left()
-    if len(stage.begin("one card", "ddp", within=0.5 * whole)) == 2:
-        scaling(stage, stage.turns(["one card", "ddp"], begun + 0.55 * whole, stage.given.rounds), 1.96)
+    if len(stage.begin("one card", "ddp", within=0.75 * whole)) == 2:
+        until = max(begun + 0.55 * whole, time.monotonic() + 0.15 * whole)
+        scaling(stage, stage.turns(["one card", "ddp"], until, stage.given.rounds), 1.96)
     stage.arms["one card"].end()
     shared = stage.begin("fsdp2, compiled", "fsdp2, plain layers", within=0.65 * stage.left())
     if "ddp" in stage.ready and shared:
@@ -424,7 +425,7 @@ def full(stage: Stage) -> None:
     found = Times({})
     order = ["ours, compiled", "trl under accelerate's fsdp2", "fully_shard, compiled", "ours, plain layers"]
     for number, name in enumerate(order):
-        share = 1.5 * stage.left() / (len(order) - number)
+        share = 2 * stage.left() / (len(order) - number)
         begun = time.monotonic()
         if stage.begin(name, within=share):
             times = stage.turns([name], max(begun + share, time.monotonic() + 20), min(stage.given.rounds, 8), 2)
@@ -526,9 +527,8 @@ def context(stage: Stage) -> None:
     if stage.bench.tiny:
         say("context: left out, gloo has no ring; it needs two cards")
         return
-    layers = stage.given.context_layers or stage.given.layers or 36
-    told = ["--parts", "long", "--seconds", f"{stage.left() - 10:.0f}", "--layers", str(layers)]
-    told += ["--keep", str(stage.given.logs / "context")]
+    told = ["--parts", "long", "--seconds", f"{stage.left() - 10:.0f}", "--layers", str(stage.given.context_layers)]
+    told += ["--keep", str(stage.place / "runs")]
     if stage.given.results is not None:
         told += ["--results", str(stage.given.results), "--commit", stage.given.commit]
     process = subprocess.Popen(
@@ -548,7 +548,6 @@ def context(stage: Stage) -> None:
         timer.kill()
         timer.wait()
         _kill(process)
-        shutil.rmtree(stage.given.logs / "context" / "large", ignore_errors=True)
 
 
 _END = "import os, signal, sys, time; time.sleep(float(sys.argv[2])); os.killpg(int(sys.argv[1]), signal.SIGKILL)"
@@ -649,7 +648,9 @@ def main() -> int:
     parser.add_argument("--window", type=int, default=1, help="steps of a turn")
     parser.add_argument("--layers", type=int, default=0, help="of 8B's 36; fewer where time is short")
     parser.add_argument("--moe-layers", type=int, default=8, help="of 30B-A3B's 48")
-    parser.add_argument("--context-layers", type=int, default=0, help="of 8B's 36 in the part `context`")
+    parser.add_argument(
+        "--context-layers", type=int, default=12, help="of 8B's 36 in the part `context`; all take some 330 seconds"
+    )
     parser.add_argument("--no-compile", action="store_true", help="no arm compiles its layers")
     parser.add_argument("--check", action="store_true", help="exit 1 where an arm or a part failed")
     result_options(parser)
