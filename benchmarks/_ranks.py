@@ -39,7 +39,7 @@ class Ranks:
         from engine.run.devices import Choice
         from engine.run.spawn import environment, python
 
-        self.name, self.processes, self.begun = name, processes, False
+        self.name, self.processes = name, processes
         self.logs = [logs / f"{name.replace(',', '').replace(' ', '-')}-{rank}.log" for rank in range(processes)]
         given = environment(os.environ, Choice(visible, processes), "")
         given["PYTHONPATH"] = os.pathsep.join(filter(None, (str(HERE), given.get("PYTHONPATH"))))
@@ -78,7 +78,6 @@ class Ranks:
         if self.processes > 1:
             with socket.create_server(("127.0.0.1", 0)) as free:
                 port = free.getsockname()[1]
-        self.begun = True
         self.order("begin", port=port, **told)
 
     def answers(self, until: float) -> list[dict[str, Any]]:
@@ -100,6 +99,8 @@ class Ranks:
                 if not ready:  # what a rank started may hold its pipe open
                     if time.monotonic() < until and all(rank.poll() is None for rank in self.ranks):
                         continue
+                    if any(rank.poll() is not None for rank in self.ranks):
+                        raise Fell(f"{self.name}: a rank is gone{self.last_words()}")
                     late = ", ".join(str(rank) for rank in range(self.processes) if rank not in found)
                     raise Fell(f"{self.name}: rank {late} did not answer in time{self.last_words()}")
                 for key, _ in ready:

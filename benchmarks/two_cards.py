@@ -118,25 +118,20 @@ class Stage:
         return self.until - time.monotonic()
 
     def begin(self, *names: str, within: float = 0.0) -> list[str]:
-        """Has these arms build and take their first steps, side by side; those that did. What fails is said, as what takes
+        """Has these arms build, and take their first steps side by side; those that did. What fails is said, as what takes
         longer than `within` seconds."""
         begun, going = time.monotonic(), []
         until = min(self.until, begun + within) if within else self.until
         for name in names:
             arm = self.arms[name]
             try:
-                if not arm.begun and "imported" in arm.answers(until)[0]:
-                    arm.begin(**self._order(self.specs[name]))
-                    going.append(name)
+                arm.answers(until)  # it has imported
+                arm.begin(**self._order(self.specs[name]))
+                # Built one after the other, as whole models lie on the cards until they are shared out; they compile together.
+                self.bench.on(arm.answers(until)[0]["device"])
+                arm.order("steps", n=1)
+                going.append(name)
             except (Fell, WorkbenchError) as problem:
-                self.failed(name, problem)
-        for name in list(going):
-            try:
-                held = self.arms[name].answers(until)[0]
-                self.bench.on(held["device"])
-                self.arms[name].order("steps", n=1)
-            except Fell as problem:
-                going.remove(name)
                 self.failed(name, problem)
         for name in list(going):
             try:
