@@ -1,7 +1,8 @@
 """accelerate's FSDP2 where it has none: on a CPU it makes DDP of it and says nothing. The one way past that.
 
 On GPUs nothing is done there: accelerate takes the plugin of the arguments itself. And weights that stay together for many
-passes, for what samples.
+passes, for what samples. accelerate shares a head out together with the norm before it, whose pass puts both together; in a
+model with an adapter it does not find that norm, and a head that is read without its own pass would stay a share.
 """
 
 from __future__ import annotations
@@ -12,7 +13,8 @@ from typing import Any
 
 import torch
 from accelerate import Accelerator, ParallelismConfig, PartialState
-from accelerate.utils import DistributedType, FullyShardedDataParallelPlugin
+from accelerate.utils import DistributedType, FullyShardedDataParallelPlugin, fsdp_utils
+from peft import PeftModel
 from torch.distributed.fsdp import FSDPModule
 
 
@@ -35,6 +37,26 @@ def take_on_cpu(accelerator: Accelerator, arguments: Mapping[str, Any], sizes: P
     state.distributed_type = DistributedType.FSDP
     PartialState._shared_state["distributed_type"] = DistributedType.FSDP
     return True
+
+
+def shard_heads_with_norms(accelerator: Accelerator) -> None:
+    """Has this accelerator find the last norm of a model with an adapter as it finds that of a model without."""
+    find = getattr(fsdp_utils, "_find_final_norm", None)
+    if find is None:  # before 1.15 heads were shared out with the whole model, whose pass puts them together
+        return
+    prepare = accelerator._prepare_fsdp2
+
+    def norm_of(model: torch.nn.Module) -> torch.nn.Module | None:
+        return find(model.get_base_model() if isinstance(model, PeftModel) else model)
+
+    def prepared(*args: Any) -> Any:
+        fsdp_utils._find_final_norm = norm_of
+        try:
+            return prepare(*args)
+        finally:
+            fsdp_utils._find_final_norm = find
+
+    accelerator._prepare_fsdp2 = prepared
 
 
 @contextlib.contextmanager

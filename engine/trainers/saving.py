@@ -128,6 +128,8 @@ class RunTrainer(Trainer):
         asked, sizes = self.args.fsdp_plugin_args, self.args.parallelism_config
         if asked is not None and fsdp2.take_on_cpu(self.accelerator, asked, sizes):
             self.is_fsdp_enabled = True
+        if self.is_fsdp_enabled:
+            fsdp2.shard_heads_with_norms(self.accelerator)
 
     def _build_accelerator_args(self, **kwargs: Any) -> dict[str, Any]:
         return fsdp2.without_mesh_on_cpu(super()._build_accelerator_args(**kwargs))

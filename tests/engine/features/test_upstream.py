@@ -14,7 +14,9 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as functional
+from accelerate import Accelerator
 from accelerate.data_loader import BatchSamplerShard
+from accelerate.utils import fsdp_utils
 from peft import LoraConfig, get_peft_model
 from peft.tuners.lora import Linear as LoraLinear
 from peft.tuners.lora import LoraLayer
@@ -173,6 +175,16 @@ def test_the_compiler_has_the_settings_that_features_put_into_it():
     from torch._inductor import config
 
     assert all(hasattr(config, name) for name in ("deterministic", "post_grad_custom_post_pass"))
+
+
+def test_accelerate_finds_the_last_norm_of_a_model_without_an_adapter_alone():
+    """`engine.compat.fsdp2.shard_heads_with_norms`: where it finds that of an adapted one too, it is no longer needed."""
+    model = tiny_model()
+    assert fsdp_utils._find_final_norm(model) is model.model.norm
+    adapted = get_peft_model(model, LoraConfig(target_modules=["q_proj"]))
+    assert fsdp_utils._find_final_norm(adapted) is None
+    assert adapted.get_base_model() is model
+    assert names(Accelerator._prepare_fsdp2) == ["self"]
 
 
 def test_torch_has_a_ring_and_accelerate_deals_batches_by_what_we_set():

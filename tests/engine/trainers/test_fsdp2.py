@@ -6,6 +6,7 @@ import contextlib
 import errno
 import json
 import os
+import shutil
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -22,6 +23,7 @@ from torch.distributed.fsdp import CPUOffloadPolicy
 from transformers import AutoModelForCausalLM, TrainingArguments
 
 from engine import worker
+from engine.builtin import tiny
 from engine.config.files import as_yaml, parse
 from engine.errors import ModelError
 from engine.export.__main__ import answer
@@ -208,6 +210,21 @@ def test_an_adapter_is_one_plain_folder(lora: Pair) -> None:
     assert names[0] == names[1] == {"adapter_config.json", "adapter_model.safetensors"}
     assert not (at[0] / SHARES).exists()
     alike(*lora, tolerance=2e-2)  # bfloat16
+
+
+@pytest.mark.parametrize("cut", [True, False])
+def test_an_adapter_beside_a_head_of_its_own_learns_what_one_process_would(place: Place, cut: bool) -> None:
+    """The loss reads the head's weights without the head's own pass, which would put its shares together."""
+    folder = place.root / "untied"
+    if not folder.exists():
+        shutil.copytree(tiny.folder(), folder)
+        model = AutoModelForCausalLM.from_pretrained(folder)
+        model.config.tie_word_embeddings = False
+        model.lm_head.weight = torch.nn.Parameter(model.lm_head.weight.detach().clone())
+        model.save_pretrained(folder)
+    pair = place.both(CONVERSATIONS, LORA | {"model.name": str(folder), "kernels.use_cut_ce": cut})
+    assert strategy(pair.shared)["count"] == 103
+    alike(*pair)
 
 
 def test_shares_in_main_memory_are_asked_of_accelerate(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
