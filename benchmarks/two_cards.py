@@ -305,7 +305,7 @@ class Bench:
             self.models[shape] = make_model(self.root / f"model-{len(self.models)}", part, self.given)
         rows = self.root / "rows.jsonl"
         if not rows.exists():
-            draw, most = random.Random(0), 400 if self.tiny else 150_000
+            draw, most = random.Random(0), 400
             # As frequent as in text: few tokens often, most of them seldom.
             lines = ([int(most ** draw.random()) for _ in range(tokens)] for _ in range(128))
             rows.write_text("".join(json.dumps({"input_ids": line}) + "\n" for line in lines))
