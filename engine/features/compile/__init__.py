@@ -65,7 +65,9 @@ def chosen(config: RunConfig, facts: Facts) -> tuple[bool | Literal["auto"], str
     if config.kernels.torch_compile_options:
         return True, "torch_compile_options are given"
     if config.distributed.strategy == "fsdp2":
-        return False, "with fsdp2 layers hold shares of their weights"
+        return False, "layers whose weights are shared out are compiled where it is asked for"
+    if config.distributed.context_parallel_size > 1:
+        return False, "layers that divide the tokens of a row between devices are not compiled"
     if config.kernels.kernel_auto_compose:
         return "auto", TIMED
     if facts.machine is None:
@@ -155,8 +157,6 @@ def _of_the_model(config: RunConfig, facts: Facts) -> str | None:
         return f"{computed} is compiled where it is asked for"
     if not config.data.packing and config.model.quantization != "none":
         return f"padded batches over {config.model.quantization} weights are compiled where it is asked for"
-    if counts.device_count(config, facts) > 1:
-        return "layers on several devices are compiled where it is asked for"
     return None
 
 

@@ -15,6 +15,7 @@ import functools
 import os
 import shutil
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -57,7 +58,9 @@ def apply(config: RunConfig, built: Built) -> Applied | None:
     if auto is not None and one_way and gate is None:
         return Applied(FEATURE, "auto", "off", None, f"layers run as they are: {one_way}")
     undo_cache = _without_cache(built)
-    undo_checkpoints = checkpoint_inside(built.pretrained())
+    # With shares of weights a checkpoint stays where its layer is put together again for it, around what is compiled.
+    part = WITHIN_HOOKS if config.distributed.strategy == "fsdp2" else WHOLE_CALL
+    undo_checkpoints = checkpoint_inside(built.pretrained()) if part is WHOLE_CALL else lambda: None
     together, undo_groups = group(layers, gate)
     switch, one = Switch(asked=auto is None), OneGraph(layers)
     options = dict(config.kernels.torch_compile_options)
@@ -68,14 +71,14 @@ def apply(config: RunConfig, built: Built) -> Applied | None:
         from engine.features.compile.low_rank_sums import ThinSums
 
         options["post_grad_custom_post_pass"] = ThinSums()
-    undo_layers = compile_layers(layers, options, switch, one_shape=config.data.packing, one=one)
+    undo_layers = compile_layers(layers, options, switch, one_shape=config.data.packing, one=one, part=part)
     undo_notes = one.watch_checkpoints(built.pretrained())
     words = f"; adapters' products taken together in {together} modules" if together else ""
     words += "; thin products are added inside wide ones, which saves memory" if together and lean else ""
     words += f"; {one_way}" if one_way else ""
     words += f"; {auto}" if auto else ""
     shape, expected = _known_wait(config, built, layers[0])
-    compiling = Compiling(len(layers), words, auto, _call.__code__, shape, expected)
+    compiling = Compiling(len(layers), words, auto, part.run.__code__, shape, expected)
     undo_step = watch_first_step(built, switch, compiling)
 
     undo = all_of([undo_gate, undo_cache, undo_checkpoints, undo_groups, undo_layers, undo_notes, undo_step])
@@ -174,17 +177,41 @@ def _move_inside(model: PreTrainedModel) -> None:
             module._gradient_checkpointing_func = moved.setdefault(id(held), _Inside(held))
 
 
-def _call_with_router_logits(layer: Any, *args: Any, **kwargs: Any) -> Any:
-    """What is compiled of each layer whose router logits are recorded: its call, and those logits."""
-    return call_with_router_logits(_call, layer, *args, **kwargs)
-
-
 def _call(layer: Any, *args: Any, **kwargs: Any) -> Any:
     """What is compiled of each layer: its call, in the checkpoint that was moved inside."""
     if layer.training and layer.gradient_checkpointing and isinstance(layer._gradient_checkpointing_func, _Inside):
         checkpoint = layer._gradient_checkpointing_func.checkpoint
         return checkpoint(functools.partial(layer._call_impl, **kwargs), *args)
     return layer._call_impl(*args, **kwargs)
+
+
+def _forward(layer: Any, *args: Any, **kwargs: Any) -> Any:
+    """What is compiled of a layer whose weights are put together by hooks around it."""
+    return type(layer).forward(layer, *args, **kwargs)
+
+
+def _call_with_router_logits(layer: Any, *args: Any, **kwargs: Any) -> Any:
+    """The same of each layer whose router logits are recorded: its call, and those logits."""
+    return call_with_router_logits(_call, layer, *args, **kwargs)
+
+
+def _forward_with_router_logits(layer: Any, *args: Any, **kwargs: Any) -> Any:
+    return call_with_router_logits(_forward, layer, *args, **kwargs)
+
+
+@dataclass(frozen=True)
+class Part:
+    """Which part of a layer's call is compiled: the attribute that stands for it, what it runs, and beside router logits."""
+
+    attribute: str
+    run: Any
+    heard: Any
+
+
+WHOLE_CALL = Part("_compiled_call_impl", _call, _call_with_router_logits)
+WITHIN_HOOKS = Part("forward", _forward, _forward_with_router_logits)
+"""FSDP2's hooks put a layer's weights together and cannot be followed: within a checkpoint they make the compiler leave the
+whole layer as it is, without a word. Within them it finds whole weights."""
 
 
 def compile_layers(
@@ -194,6 +221,7 @@ def compile_layers(
     *,
     one_shape: bool = True,
     one: OneGraph | None = None,
+    part: Part = WHOLE_CALL,
 ) -> Callable[[], None]:
     """Has each layer compiled at its first call outside generation, as long as `switch` is on; returns the undo.
 
@@ -202,12 +230,12 @@ def compile_layers(
     """
     compiled, heard = (
         torch.compile(call, options=dict(options) or None, dynamic=None if one_shape else True)
-        for call in (_call, _call_with_router_logits)
+        for call in (part.run, part.heard)
     )
     switch, one = switch or Switch(), one or OneGraph(layers)
     undos = list[Callable[[], None]]()
     undos += [
-        put(layer, "_compiled_call_impl", _unless_generating(layer, compiled, heard, switch, one, undos))
+        put(layer, part.attribute, _unless_generating(layer, compiled, heard, switch, one, undos, part))
         for layer in layers
     ]
     return lambda: all_of(undos)()
@@ -220,15 +248,16 @@ def _unless_generating(
     switch: Switch,
     one: OneGraph,
     undos: list[Callable[[], None]],
+    part: Part,
 ) -> Callable[..., Any]:
     hearing = False
 
     def call(*args: Any, **kwargs: Any) -> Any:
         nonlocal hearing
         if kwargs.get("past_key_values") is not None and not torch.is_grad_enabled():
-            return layer._call_impl(*args, **kwargs)
+            return layer._call_impl(*args, **kwargs) if part is WHOLE_CALL else part.run(layer, *args, **kwargs)
         if not switch.on:
-            return _call(layer, *args, **kwargs)
+            return part.run(layer, *args, **kwargs)
         switch.used = True
         if (records := recording()) is not None and not hearing:
             undos.append(install_graph_hooks(layer))  # transformers makes its hooks when they are first asked for
@@ -248,7 +277,7 @@ def _unless_generating(
             if switch.give_up is None:
                 raise
             switch.give_up(error)
-        return _call(layer, *args, **kwargs)
+        return part.run(layer, *args, **kwargs)
 
     return call
 

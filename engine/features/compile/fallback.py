@@ -115,6 +115,8 @@ def _first(
         return step(*args, **kwargs)
     made, broken = (now - then for now, then in zip(_graphs(), before, strict=True))
     seconds = f"first batch {time.monotonic() - begun:.1f} s"
+    if made:
+        _MADE.add(compiling.code)
     if not switch.used or not (made or _known(compiling.code)):
         _without(built, switch, compiling, NONE_COMPILED)
     elif broken and compiling.auto:
@@ -263,8 +265,12 @@ def _graphs() -> tuple[int, int]:
     return counters["stats"].get("unique_graphs", 0), sum(counters["graph_break"].values())
 
 
+_MADE = set[CodeType]()
+"""Functions of which this process has made graphs: torch keeps an entry also for one that it left as it is."""
+
+
 def _known(code: CodeType) -> bool:
     """Whether this process has graphs of this function."""
     from torch._dynamo.eval_frame import _debug_get_cache_entry_list
 
-    return bool(_debug_get_cache_entry_list(code))
+    return code in _MADE and bool(_debug_get_cache_entry_list(code))

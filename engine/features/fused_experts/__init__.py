@@ -89,7 +89,8 @@ def unmeasured(config: RunConfig, facts: Facts, model: ModelFacts) -> str | None
         return "the base is no plain numbers"
     if config.memory.layer_offloading:
         return "layers stream"
-    return "the run has several devices" if device_count(config, facts) > 1 else None
+    shares = config.distributed.strategy == "fsdp2" and device_count(config, facts) > 1
+    return "weights are shared out" if shares else None
 
 
 def _known(config: RunConfig, facts: Facts) -> ModelFacts | None:

@@ -35,6 +35,8 @@ class TwoRanks:
     """`with TwoRanks(cache) as two: two.train(run)`; a run's exit code is checked. One process more trains runs alone."""
 
     RANKS = 2
+    PATIENCE = 170
+    """Seconds that a run may take."""
 
     def __init__(self, cache: str, first: str = "") -> None:
         """`first` names a function, as `module:function`, that each process calls before its first run."""
@@ -82,7 +84,7 @@ class TwoRanks:
         for line in lines:
             line.send(str(run.path))
         for line in lines:
-            assert line.poll(170), f"a process is silent: {run.events.read_text()[-4000:]}"
+            assert line.poll(self.PATIENCE), f"a process is silent: {run.events.read_text()[-4000:]}"
             assert not line.recv(), run.events.read_text()[-4000:]
         return run
 

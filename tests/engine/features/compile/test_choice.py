@@ -54,6 +54,11 @@ def test_attention_that_was_measured_compiled_is_compiled(attention: str) -> Non
     assert compiled({"model.attention": attention})[0] is True
 
 
+def test_layers_on_two_cards_that_each_hold_the_model_are_compiled() -> None:
+    """8B, LoRA on two H100: 725 ms a step compiled, 1,140 plain."""
+    assert compiled({"run.devices": 2}, parse_machine("2xH100-80GB"))[0] is True
+
+
 def test_a_run_whose_length_is_unknown_is_compiled() -> None:
     assert compiled({"optim.max_steps": None})[0] is True
 
@@ -102,7 +107,8 @@ def test_without_a_card_that_serves_nothing_changes(machine: Machine | None, wor
         ({"kernels.quantization_aware": True}, "int8"),
         ({"kernels.fused_lora": True}, "LoRA's own backward pass"),
         ({"model.attention": "flex_attention"}, "flex_attention"),
-        ({"run.devices": 2}, "several devices"),
+        ({"run.devices": 2, "distributed.strategy": "fsdp2"}, "shared out"),
+        ({"run.devices": 2, "distributed.context_parallel_size": 2}, "divide the tokens"),
         (
             {"method.kind": "grpo", "method.reward_funcs": ["exact_match"], "data.packing": False},
             "answers share",

@@ -15,8 +15,6 @@ _BESIDE: dict[str, dict[str, Any]] = {
     "fused-attention": {"kernels.fused_attn_kernel": True},
     "fused-experts": {"kernels.fused_experts": True},
     "timed-kernels": {"kernels.kernel_auto_compose": True},
-    "compiled-layers": {"kernels.torch_compile": True},
-    "compile-options": {"kernels.torch_compile_options": {"shape_padding": True}},
     "quantization-aware": {"kernels.quantization_aware": True},
     "offloaded-layers": {**LORA, "memory.layer_offloading": True},
     "offloaded-activations": {"memory.activation_offloading": "cpu"},
