@@ -64,6 +64,18 @@ class TokenView(Scrolled):
         """The terminal forgets the pictures of a panel that is gone."""
         self._images.forget()
 
+    def turn(self, what: str) -> str:
+        """Token `ids`, `pictures`, or the row as it stands in its file (`raw_first`), on or off; why not, where it has none."""
+        if what == "pictures" and not (self.row or {}).get("images"):
+            return "this row has no images"
+        if what == "raw_first":
+            if self.raw is None:
+                return "the row's file cannot be read from here; only its tokens are known"
+            self.to_top()
+        setattr(self, what, not getattr(self, what))
+        self.redraw()
+        return ""
+
     def look(self, name: str) -> Style:
         """A picture's cells have colours of their own."""
         if not name.startswith(INK):

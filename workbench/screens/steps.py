@@ -32,6 +32,8 @@ from workbench.screens.editing import EditPane
 from workbench.screens.pages import LEVELS, View, page
 from workbench.screens.side import Side
 
+_PLACES = {step.id: index for index, step in enumerate(STEPS)}
+
 
 class Steps(Horizontal):
     """One step on screen, and the ways to the others."""
@@ -42,7 +44,7 @@ class Steps(Horizontal):
     def __init__(self, background: Background, step: str) -> None:
         super().__init__(id="body")
         self._background = background
-        self._at = next(index for index, known in enumerate(STEPS) if known.id == step)
+        self._at = _PLACES[step]
         self._visited = {self._at}
         self._level = LEVELS[0]
         self._focus: dict[str, str] = {}
@@ -149,13 +151,18 @@ class Steps(Horizontal):
         self.post_message(self.Moved())
 
     def act(self, what: str) -> None:
-        """One of the actions of the table, by its word."""
+        """One of the actions of the table, by its word, or to a step by its id."""
+        if what in _PLACES:
+            self.go(_PLACES[what])
+            return
         {
             "back": lambda: self.go(self._at - 1),
             "on": lambda: self.go(self._at + 1),
             "form": self.to_form,
             "more": self._more,
             "find": self._find,
+            "fix": self._fix,
+            "findings": self._findings,
         }[what]()
 
     def _more(self) -> None:
@@ -178,12 +185,36 @@ class Steps(Horizontal):
 
         self.app.push_screen(Pick("Find a setting or a term", find_items(config), filtered=True), chosen)
 
+    def _fix(self) -> None:
+        """Apply the fix in view."""
+        finding = next((finding for finding in self.nearest(self.found) if finding.fix is not None), None)
+        if finding is None:
+            self.pane.report("Nothing here has a fix of its own.")
+        else:
+            self.pane.apply(finding)
+
+    def _findings(self) -> None:
+        """All findings: to the setting of one, or its fix, after which the others are listed again."""
+        from workbench.screens.findings import FindingsScreen
+
+        def chosen(answer: tuple[str, Finding] | None) -> None:
+            if answer is None:
+                return
+            what, finding = answer
+            if what == "fix":
+                self.pane.apply(finding)
+                self._findings()
+            else:
+                self.jump(finding.path)
+
+        self.app.push_screen(FindingsScreen(self.pane.draft.findings), chosen)
+
     def jump(self, path: str) -> None:
         """To the row of a setting, raising the level if it is hidden."""
         step = step_of_path(path)
         for level in LEVELS[LEVELS.index(self._level) :]:
             self._level = level
-            self.go(next(index for index, known in enumerate(STEPS) if known.id == step), path)
+            self.go(_PLACES[step], path)
             for key in (path, ".".join(path.split(".")[:2])):
                 if self.pane.form.go_to(key):
                     self.draw(key)
