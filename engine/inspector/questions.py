@@ -91,7 +91,7 @@ def _rendered(warm: Warm, params: Params) -> Any:
 
 def _model(warm: Warm, params: Params) -> Any:
     """What is known of a model: the facts of its config, its tokenizer and its chat template."""
-    from engine.data.chat import GENERATION
+    from engine.data.chat_template import GENERATION
     from engine.data.plan import template_of
     from engine.facts.model_shape import model_facts
 
