@@ -114,7 +114,7 @@ class BuildScreen(Screen[None]):
     @on(FormPane.Typed)
     def draw_foot(self) -> None:
         """The finding nearest to the person; while something is typed no letter is a key, so it offers none."""
-        findings, typing = self.steps.found, self.pane.typed is not None
+        findings, typing = self.pane.found, self.pane.typed is not None
         first = next(iter(self.steps.nearest(findings)), None)
         shown = replace(first, fix=None) if first is not None and typing else first
         self.finding_line.show(shown, max(0, len(findings) - 1), keys=not typing)

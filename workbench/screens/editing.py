@@ -10,6 +10,7 @@ import os
 import shlex
 import subprocess
 import tempfile
+from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -60,6 +61,11 @@ class EditPane(FormPane):
     def draft(self) -> Draft:
         """The config being built."""
         return self.session.draft
+
+    @property
+    def found(self) -> tuple[Finding, ...]:
+        """All findings: as they would be if what is being typed were kept, else of the draft."""
+        return self.draft.findings if self.typed is None else self.session.typed(*self.typed)
 
     def changed(self) -> None:
         """The person changed the draft."""
@@ -134,6 +140,14 @@ class EditPane(FormPane):
         row = self.form.row
         if row is not None and row.key in self.draft.given | self.draft.reading.invalid:
             self.change(row.key, None, unset=True)
+
+    def fix(self, findings: Iterable[Finding]) -> None:
+        """Apply the first fix that one of them has."""
+        finding = next((finding for finding in findings if finding.fix is not None), None)
+        if finding is None:
+            self.report("Nothing here has a fix of its own.")
+        else:
+            self.apply(finding)
 
     def apply(self, finding: Finding) -> None:
         """Apply a finding's fix."""

@@ -77,12 +77,6 @@ class Steps(Horizontal):
             left=tuple(known.left),
         )
 
-    @property
-    def found(self) -> tuple[Finding, ...]:
-        """All findings: as they would be if what is being typed were kept, else of the draft."""
-        session, typed = self._background.session, self.pane.typed
-        return session.draft.findings if typed is None else session.typed(*typed)
-
     # Drawing
 
     def draw(self, key: str | None = None) -> None:
@@ -98,7 +92,7 @@ class Steps(Horizontal):
     @on(FormPane.Typed)
     def draw_typed(self) -> None:
         """Rail and note from what is being typed; nothing else here follows from it before it is kept."""
-        found = self.found
+        found = self.pane.found
         if self.pane.typed is not None:
             styles = {"error": "bad", "warning": "warn"}
             mine = [each for each in found if each.path == self.pane.editing]
@@ -161,7 +155,7 @@ class Steps(Horizontal):
             "form": self.to_form,
             "more": self._more,
             "find": self._find,
-            "fix": self._fix,
+            "fix": lambda: self.pane.fix(self.nearest(self.pane.found)),
             "findings": self._findings,
         }[what]()
 
@@ -184,14 +178,6 @@ class Steps(Horizontal):
                 self.draw()
 
         self.app.push_screen(Pick("Find a setting or a term", find_items(config), filtered=True), chosen)
-
-    def _fix(self) -> None:
-        """Apply the fix in view."""
-        finding = next((finding for finding in self.nearest(self.found) if finding.fix is not None), None)
-        if finding is None:
-            self.pane.report("Nothing here has a fix of its own.")
-        else:
-            self.pane.apply(finding)
 
     def _findings(self) -> None:
         """All findings: to the setting of one, or its fix, after which the others are listed again."""

@@ -438,7 +438,7 @@ def test_no_template_is_rendered_but_in_the_child() -> None:
     calls = re.compile(r"\.apply_chat_template\(|render_jinja_template\(")
     engine = Path(__file__).parents[3] / "engine"
     found = {str(path.relative_to(engine)) for path in engine.rglob("*.py") if calls.search(path.read_text("utf-8"))}
-    assert found == {"data/chat.py", "export/modelfile.py", "export/parity.py"}
+    assert found == {"data/chat_template.py", "export/modelfile.py", "export/parity.py"}
 
 
 _LOOP = "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}"
