@@ -18,14 +18,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from engine.data.compressed import Unpacked
-from engine.data.lines import Lines
 from engine.data.parsing import Row
 from engine.errors import DataError, visible
 
 if TYPE_CHECKING:
     from engine.data.remote import Copy
 
-_BLOCK = 8 << 20
+BLOCK = 1 << 20
+"""Bytes whose newlines are counted at once."""
 CLIP = 64 * 1024
 """Bytes of a row's text that are shown."""
 
@@ -92,6 +92,28 @@ class Rows(ABC):
 
     def close(self) -> None:
         return
+
+
+class Lines:
+    """The line and column, from 1, of a byte offset. Newlines are counted once a block, up to the furthest block that somebody
+    asked about."""
+
+    def __init__(self, data: mmap.mmap | bytes) -> None:
+        self._data = data
+        self._before = array("Q", [0])
+        """Newlines before each block."""
+
+    def place(self, offset: int) -> tuple[int, int]:
+        block = offset // BLOCK
+        before = self._before
+        if len(before) <= block:
+            # A copy grows and takes its place when it is whole: threads that race only count twice.
+            before = before[:]
+            for start in range((len(before) - 1) * BLOCK, block * BLOCK, BLOCK):
+                before.append(before[-1] + self._data[start : start + BLOCK].count(b"\n"))
+            self._before = before
+        rest = bytes(self._data[block * BLOCK : offset])
+        return before[block] + rest.count(b"\n") + 1, offset - self._data.rfind(b"\n", 0, offset)
 
 
 class RowPlaces:
@@ -218,7 +240,7 @@ class FileRows(Rows):
 
     def newlines(self, stop: int) -> int:
         """Lines up to byte `stop`, the last one without a break too."""
-        blocks = (self._map[start : min(start + _BLOCK, stop)] for start in range(0, stop, _BLOCK))
+        blocks = (self._map[start : min(start + BLOCK, stop)] for start in range(0, stop, BLOCK))
         return sum(block.count(b"\n") for block in blocks) + (stop > 0 and self._map[stop - 1 : stop] != b"\n")
 
     @abstractmethod

@@ -16,7 +16,7 @@ from engine.errors import DataError
 from engine.trainers.arguments import shared_arguments
 from engine.trainers.job import Job
 from engine.trainers.reference import ReferenceTrainer, frozen_copy
-from engine.trainers.saving import WithRows
+from engine.trainers.token_counts import WithRows
 
 
 class Dpo(ReferenceTrainer, DPOTrainer):

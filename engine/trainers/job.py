@@ -10,7 +10,7 @@ from peft import PeftModel
 from transformers import PreTrainedModel
 
 from engine.config.tree import RunConfig
-from engine.trainers.saving import WithRows
+from engine.trainers.token_counts import WithRows
 
 
 @dataclass(frozen=True)

@@ -16,7 +16,8 @@ from engine.config.kinds import MethodSection
 from engine.config.tree import RunConfig
 from engine.trainers.arguments import shared_arguments
 from engine.trainers.job import Job
-from engine.trainers.saving import ROWS, RunTrainer
+from engine.trainers.saving import RunTrainer
+from engine.trainers.token_counts import ROWS
 
 
 class Plain(RunTrainer):

@@ -146,7 +146,7 @@ class RolloutTrainer(ReferenceTrainer, GRPOTrainer):
             self._trains_on(batch["row"].tolist())
             prompts, trained = batch["prompt_mask"].sum(), batch["completion_mask"].sum()
             # answers that were cut off are read, also where their mask leaves them out of the loss
-            self._count(prompts + batch["length"].sum().to(prompts.device), trained)
+            self.counts.add(prompts + batch["length"].sum().to(prompts.device), trained)
         return batch
 
     def _dealt(self) -> Dealt:

@@ -214,8 +214,8 @@ def test_a_checkpoint_of_another_tokenizer_is_refused(runs: Path, tmp_path: Path
     one, two = list(words)[300:302]
     words[one], words[two] = words[two], words[one]
     (folder / "tokenizer.json").write_text(json.dumps(content))
-    with pytest.raises(WorkbenchError, match="checkpoint-10 was trained with another tokenizer"):
-        opened([run]).close()
+    with pytest.raises(WorkbenchError, match="checkpoint-10 was trained with another tokenizer"), opened([run]):
+        pass
 
 
 def test_what_cannot_be_talked_to_is_one_sentence(runs: Path, lora: RunFolder) -> None:
@@ -349,11 +349,10 @@ def test_an_embedding_model_ranks_texts(runs: Path) -> None:
 
 
 def test_the_process_goes_with_its_window(lora: RunFolder) -> None:
-    session = opened([lora], only="base")
-    pid = session.pid
-    assert pid is not None
-    assert psutil.pid_exists(pid)
-    session.close()
+    with opened([lora], only="base") as session:
+        pid = session.pid
+        assert pid is not None
+        assert psutil.pid_exists(pid)
     assert gone(pid)
 
 

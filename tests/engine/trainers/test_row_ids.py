@@ -8,7 +8,7 @@ import pytest
 import torch
 from accelerate.utils import send_to_device
 
-from engine.trainers.saving import ROWS, WithRows
+from engine.trainers.token_counts import ROWS, WithRows
 
 
 def collate(rows: list[dict]) -> dict[str, Any]:
