@@ -194,7 +194,7 @@ class Masking:
         if trained == "all":
             without = [index for index, message in enumerate(messages) if flag_of(message) in (False, 0)]
             turns = self._turns(messages, marked, text, tolerant=not without)
-            self._check_left_out(without, turns, marked, messages)
+            self._check_left_out(without, marked, messages)
             return Rendered(text, turns, _outside(len(text), [turn for turn in turns if turn.index in without]))
         wanted = _wanted(messages, trained)
         marks = self.template.marks(messages, tools, text) if self.template.has_marks else None
@@ -255,9 +255,7 @@ class Masking:
             raise MaskError(f"{self.name} leaves out message {missing[0] + 1}, an assistant turn")
         return tuple(sorted(turns.values(), key=lambda turn: turn.start))
 
-    def _check_left_out(
-        self, without: Sequence[int], turns: Sequence[Turn], found: Marked | None, messages: Sequence[Message]
-    ) -> None:
+    def _check_left_out(self, without: Sequence[int], found: Marked | None, messages: Sequence[Message]) -> None:
         """A turn that is not learned while all others are must stand in one place, or its other places would be learned."""
         regions = found.regions if found is not None else []
         for index in without:

@@ -166,7 +166,7 @@ def _write(
     stored = model_files.stored_weights(folder)
     names = _names(gguf.get_tensor_name_map(arch, config.num_hidden_layers), stored)
     factors = _llama3_factors(config)
-    kinds = {theirs: _kind(gguf, theirs, stored[ours].shape, quant) for ours, theirs in names.items()}
+    kinds = {theirs: _kind(gguf, stored[ours].shape, quant) for ours, theirs in names.items()}
     if factors is not None:
         writer.add_tensor_info("rope_freqs.weight", factors.shape, factors.dtype, factors.nbytes)
     for ours, theirs in names.items():
@@ -274,7 +274,7 @@ def _names(known: Any, stored: dict[str, Any]) -> dict[str, str]:
     return found
 
 
-def _kind(gguf: Any, theirs: str, shape: tuple[int, ...], quant: str) -> Any:
+def _kind(gguf: Any, shape: tuple[int, ...], quant: str) -> Any:
     kinds = gguf.GGMLQuantizationType
     if len(shape) == 1:
         return kinds.F32

@@ -71,7 +71,7 @@ def vocabulary(folder: Path, tokenizer: Any, rows: int) -> Vocabulary:
         tokens.append(text)
         types.append(kind)
     if model.get("byte_fallback"):
-        return _sentencepiece(content, tokenizer, tokens, types, merges)
+        return _sentencepiece(content, tokens, types, merges)
     pre = _pre_tokenizer(content, bool(model.get("ignore_merges")))
     return Vocabulary("gpt2", pre, tokens, types, [], merges)
 
@@ -105,9 +105,7 @@ def _unknown(what: str) -> ModelError:
     )
 
 
-def _sentencepiece(
-    content: dict[str, Any], tokenizer: Any, tokens: list[str], types: list[int], merges: list[str]
-) -> Vocabulary:
+def _sentencepiece(content: dict[str, Any], tokens: list[str], types: list[int], merges: list[str]) -> Vocabulary:
     """Scores out of the order of the merges: what is joined first has the highest."""
     prefix = _prefixes(content)
     ranks: dict[str, int] = {}

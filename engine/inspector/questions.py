@@ -128,7 +128,7 @@ def _preview(warm: Warm, params: Params) -> Any:
         return Job(lambda report: preview(config, processing_class, wanted, count, split, report))
     plan = warm.plan(config, processing_class, split)
     # The index grows in this process: what a child reads, rows and line numbers, must be known before it is forked.
-    places = choose(config, processing_class, plan, wanted, count, None)
+    places = choose(processing_class, plan, wanted, count, None)
     for number, index in places:
         plan.sources[number].rows.size(index)
         plan.sources[number].rows.place(index)
