@@ -90,8 +90,8 @@ def preview(
     result["rows"] = [shown_row(plan, tokens, collate, number, index) for number, index in chosen]
     streamed = config.data.streaming and split == "train"
     notes = {streamed_note(sum(source.count() for source in plan.sources))} if streamed else set[str]()
-    if plan.told is not None:
-        result["fingerprint"], warnings = plan.told
+    if plan.known is not None:
+        result["fingerprint"], warnings = plan.known
         result["warnings"] = sorted({*warnings, *notes, *tokens.notes})
         return result
     fixed = _fixed(plan, tokens)

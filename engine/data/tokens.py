@@ -126,7 +126,7 @@ class Tokens:
             refuse_strange(example.input_ids, example.labels, len(self.tokenizer), way_out)
             return Piece("", [], False, ready={"input_ids": list(example.input_ids), "labels": list(labels)})
         if example.drawn is not None:
-            ids = example.drawn.ids(self._words())
+            ids = example.drawn.ids(self._plain_tokens())
             return Piece("", [], False, ready={"input_ids": ids, "labels": list(ids)})
         if example.kind == "text":
             text = self._closed(written_out(self.images, example, example.text))
@@ -220,8 +220,8 @@ class Tokens:
         if example.drawn is not None:
             asked = example.drawn.tokens // 2
             said = example.drawn.tokens - asked
-            parts = [example.drawn.ids(self._words(), 1 + part, said) for part in range(len(answers))]
-            return example.drawn.ids(self._words(), 0, asked), parts, {}
+            parts = [example.drawn.ids(self._plain_tokens(), 1 + part, said) for part in range(len(answers))]
+            return example.drawn.ids(self._plain_tokens(), 0, asked), parts, {}
         if isinstance(prompt, str) and self.chat is not None:
             told = with_image_parts(prompt) if example.images else prompt
             prompt = [{"role": "user", "content": told}]
@@ -344,7 +344,7 @@ class Tokens:
             )
         return self.chat
 
-    def _words(self) -> list[int]:
+    def _plain_tokens(self) -> list[int]:
         """The vocabulary without its special tokens, which mean something to a model."""
         if self._vocabulary is None:
             special = {*self.tokenizer.all_special_ids, *self.tokenizer.added_tokens_decoder}

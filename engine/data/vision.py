@@ -240,10 +240,10 @@ class ImageTokens:
         if size not in self._by_size:
             if len(self._by_size) >= _SIZES:
                 self._by_size.clear()
-            self._by_size[size] = self._asked(reference)
+            self._by_size[size] = self._processed(reference)
         return self._by_size[size]
 
-    def _asked(self, reference: str) -> Resized:
+    def _processed(self, reference: str) -> Resized:
         try:
             made = self.processor(
                 text=[self.token],

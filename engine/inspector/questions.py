@@ -136,7 +136,7 @@ def _preview(warm: Warm, params: Params) -> Any:
     def learn(message: Any) -> None:
         # A fingerprint tokenizes 16 rows, most of what a preview of one row computes; it is empty while it is not known.
         if message["fingerprint"]:
-            plan.told = (message["fingerprint"], message["warnings"])
+            plan.known = (message["fingerprint"], message["warnings"])
 
     return Job(
         lambda report: preview(config, processing_class, wanted, count, split, report, plan, places),

@@ -76,6 +76,6 @@ def arguments(config: RunConfig, run_folder: str | Path) -> TrainingArguments:
 
 def build(kind: type[Kind], job: Job) -> Kind:
     """The trainer of this kind, ready to `attach`."""
-    trainer = kind(args=arguments(job.config, job.run_folder), **job.given())
+    trainer = kind(args=arguments(job.config, job.run_folder), **job.trainer_arguments())
     trainer.start(job.config.method)
     return trainer

@@ -58,11 +58,11 @@ class RolloutTrainer(ReferenceTrainer, GRPOTrainer):
     samples_answers = True
     rewards: Rewards
     groups: KeptGroups
-    told_rewards: str
+    rewards_note: str
 
-    def take(self, config: RunConfig, rewards: Rewards, told: str) -> None:
+    def take(self, config: RunConfig, rewards: Rewards, note: str) -> None:
         """Call it in `build`: the rewards of the run, how many groups are kept, and the buffer as part of its state."""
-        self.rewards, self.told_rewards = rewards, told
+        self.rewards, self.rewards_note = rewards, note
         self.groups = KeptGroups(self, method_of(config, Rollouts).rollout_groups)
         whole = self.accelerator.distributed_type in WHOLE_MODEL
         self.shares_prompts = can_share(config, base_model(self.model), whole)
@@ -95,14 +95,14 @@ class RolloutTrainer(ReferenceTrainer, GRPOTrainer):
 
     def receipt_note(self) -> str:
         """What the receipt adds about the loss."""
-        told, size, together = self.told_rewards, self.num_generations, self.sampled_together
+        note, size, together = self.rewards_note, self.num_generations, self.sampled_together
         # Ranks sample side by side, so a group may begin on one and end on the next.
         groups_stay = self.args.per_device_train_batch_size * together % size == 0
         if self.shares_prompts and size > 1 and groups_stay:
             # Where a sampling serves several batches, TRL mixes the answers before it splits them: groups are torn apart.
             whole = together == 1
-            told += f"; a prompt is computed once for all its answers in sampling{' and in the loss' if whole else ''}"
-        return f"{told}; {self.reference_note() if self.beta else 'no reference'}"
+            note += f"; a prompt is computed once for all its answers in sampling{' and in the loss' if whole else ''}"
+        return f"{note}; {self.reference_note() if self.beta else 'no reference'}"
 
     @property
     def sampled_together(self) -> int:
@@ -415,12 +415,14 @@ def built(kind: type[Kind], args: GRPOConfig, job: Job) -> Kind:
     """The trainer of this class with its rewards tried and its reference in place, ready to `attach`."""
     config = job.config
     _refuse_too_few(args, len(job.train))
-    rewards, told = tried(config, job.train, job.processing_class)
+    rewards, note = tried(config, job.train, job.processing_class)
     args.reward_weights = rewards.weights
-    given = job.given(reward_funcs=[RewardFunction(rewards, place) for place in range(len(rewards.specs))])
-    del given["data_collator"]  # TRL hands prompts on as they are
-    trainer = kind(args=args, **given)
-    trainer.take(config, rewards, told)
+    arguments = job.trainer_arguments(
+        reward_funcs=[RewardFunction(rewards, place) for place in range(len(rewards.specs))]
+    )
+    del arguments["data_collator"]  # TRL hands prompts on as they are
+    trainer = kind(args=args, **arguments)
+    trainer.take(config, rewards, note)
     trainer.hold_to(frozen_copy(config), method_of(config, Rollouts).beta)
     return trainer
 
@@ -444,9 +446,9 @@ def seeing(model: torch.nn.Module, images: ImageBatch, shown: Sequence[Sequence[
     """The model, each pass of which is given the images of its rows; `shown` are those of all rows to come, in order."""
     left = iter(shown)
 
-    def see(input_ids: torch.Tensor, **given: Any) -> Any:
+    def see(input_ids: torch.Tensor, **more: Any) -> Any:
         own = images(list(islice(left, len(input_ids))), input_ids)
-        return model(input_ids=input_ids, **send_to_device(own, input_ids.device), **given)
+        return model(input_ids=input_ids, **send_to_device(own, input_ids.device), **more)
 
     return see
 

@@ -144,7 +144,7 @@ class Watching(TrainerCallback):
                 self.on_epoch_end(args, state, control)
         last = self._last(state)
         control.should_training_stop = control.should_training_stop or last
-        if self._batches is not None and self.writer is not None and rows and self._told(control, state):
+        if self._batches is not None and self.writer is not None and rows and self._has_line(control, state):
             self.writer.defer("batch", partial(self._batches.add, state.global_step, rows))
         if self._gpu is not None and self.writer is not None and self._gpu.due(now):
             self.writer.defer("gpu", self._gpu.read)
@@ -182,7 +182,7 @@ class Watching(TrainerCallback):
             return
         pace = None
         if "loss" in logs:
-            if not self._told(control, state):
+            if not self._has_line(control, state):
                 self.trainer.counts.read()
                 return
             pace = self._pace(state.global_step)
@@ -206,7 +206,7 @@ class Watching(TrainerCallback):
         if self.trainer.finite.diverged is None:
             self._samples(state.global_step)
 
-    def _told(self, control: Any, state: Any) -> bool:
+    def _has_line(self, control: Any, state: Any) -> bool:
         """Whether this step becomes a line of its own."""
         diverged = self.trainer.finite.diverged is not None
         return control.should_save or diverged or self.thinning.wants(state.global_step)
