@@ -44,7 +44,14 @@ class Action:
 ACTIONS: tuple[Action, ...] = (
     # Everywhere
     Action(
-        "help", "question_mark,f1", "help", "Keys of this screen, and what they do", ("everywhere",), "?", line="? help"
+        "help",
+        "question_mark,f1",
+        "help",
+        "Keys of this screen, and what they do",
+        ("everywhere",),
+        "?",
+        line="? help",
+        call="show('help')",
     ),
     Action(
         "command_palette", "ctrl+p", "all", "Every action by name", ("everywhere",), "^p", quiet=True, line="^p all"
@@ -55,9 +62,16 @@ ACTIONS: tuple[Action, ...] = (
     Action("suspend_process", "ctrl+z", "pause", "Put the app in the background of the shell", ("everywhere",), "^z"),
     Action("shade", "", "light or dark", "Change between light and dark", ("everywhere",)),
     Action("build", "", "build", "Build a config: the seven steps", ("everywhere",)),
-    Action("runs", "r,f2", "runs", "List of runs", ("everywhere",), "r, F2"),
+    Action("runs", "r,f2", "runs", "List of runs", ("everywhere",), "r, F2", call="show('runs')"),
     Action("start", "f3", "start", "What goes on, what was open last, and ways to begin", ("everywhere",), "F3"),
-    Action("guide", "", "guided first run", "See a model learn a few rows by heart, and why", ("everywhere",)),
+    Action(
+        "guide",
+        "",
+        "guided first run",
+        "See a model learn a few rows by heart, and why",
+        ("everywhere",),
+        call="show('guide')",
+    ),
     # Start
     Action("open", "enter", "open", "Open what is under the cursor", ("start",), line="enter open"),
     Action("new", "n", "new", "A new config, from what it shall learn", ("start",), line="n new"),

@@ -113,9 +113,9 @@ class EditPane(FormPane):
         elif spec.control == "choice":
             self.edit_choice(row, options_of(spec), value)
         elif spec.control in ("sources", "prompts"):
-            edit_list(self.app, draft, spec, row.key, self.app.start_list, keep)
+            edit_list(self.app, draft, spec, row.key, self.app.history.start_list, keep)
         elif spec.control == "path" and not entry:
-            edit_path(self.app, self.session, spec, value, self.app.start_list, keep)
+            edit_path(self.app, self.session, spec, value, self.app.history.start_list, keep)
         else:
             self.edit_text(row, as_typed(value))
 
@@ -198,7 +198,7 @@ class EditPane(FormPane):
             except (WorkbenchError, OSError) as problem:
                 self.report(str(problem), bad=True)
                 return
-            self.app.recent.note(place)
+            self.app.history.recent.note(place)
             self.changed()
             self.report(f"Saved in {place}.")
 

@@ -153,4 +153,4 @@ class Resuming:
         except WorkbenchError as problem:
             self._beside.show(problem.full_message, SECONDS)
         else:
-            self._screen.app.build(draft, step)  # type: ignore[attr-defined]
+            self._screen.app.navigation.build(draft, step)  # type: ignore[attr-defined]

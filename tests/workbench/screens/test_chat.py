@@ -169,7 +169,7 @@ async def test_a_key_leads_from_a_finished_run_to_its_chat(
         app = WorkbenchApp(runs_dir=finished.path.parent, start=start)
         async with app.run_test(size=(140, 40)) as pilot:
             if not start:
-                app.action_runs()
+                app.action_show("runs")
             await until(pilot, lambda app=app: finished.id in shown(app))  # type: ignore[misc]
             if start:
                 await pilot.press("g")
