@@ -439,7 +439,7 @@ def _run_steps(trainer: RunTrainer, features: Features, prepared: Prepared, newe
         with contextlib.suppress(AllStepsMade):
             trainer.train(resume_from_checkpoint=str(newest) if newest else None)
     except Exception:
-        trainer.finish_save()
+        trainer.checkpoints.finish()
         raise
     finally:
         features.undo()
@@ -513,12 +513,12 @@ def _watching(
 def _end(trainer: RunTrainer, watching: Watching, say: _Speaker, begun: float) -> int:
     step, seconds = trainer.state.global_step, round(time.monotonic() - begun, 3)
     stopped = watching.stopped
-    trainer.wait_for_save()
+    trainer.checkpoints.wait()
     if trainer.finite.diverged is not None:
         raise trainer.finite.diverged
     if stopped is None:
         trainer._save_checkpoint(trainer.model, None)
-        trainer.wait_for_save()
+        trainer.checkpoints.wait()
         early = watching.best is not None and watching.best.over and step < trainer.state.max_steps
         why = {"cause": "early_stopping", "message": watching.best.reason(step)} if early and watching.best else {}
         say.write("finished", step=step, seconds=seconds, **why)

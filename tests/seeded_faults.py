@@ -74,7 +74,7 @@ FAULTS = (
     Fault("engine/session/draft.py", "return len(self._past) > 1", "return len(self._past) > 0", "engine/session/test_draft.py"),
     Fault("engine/session/explain.py", "exact = [spec for spec in fields if spec.name == word]", "exact = [spec for spec in fields if spec.name.startswith(word)]", "engine/config/test_schema.py workbench/cli/test_explain.py"),
     Fault("engine/trainers/kto.py", "return max(1.0, bad / good), max(1.0, good / bad)", "return max(1.0, good / bad), max(1.0, bad / good)", "engine/trainers/test_methods.py engine/trainers/test_losses.py"),
-    Fault("engine/trainers/saving.py", 'if self.finite.on_nan != "go_on" or step >=', "if step >=", "engine/trainers/test_diverged.py"),
+    Fault("engine/trainers/saving.py", 'if trainer.finite.on_nan != "go_on" or step >=', "if step >=", "engine/trainers/test_diverged.py"),
     Fault("widgets/compare.py", "if len(set(runs)) < len(runs)", "if len(runs) < len(set(runs))", "widgets/test_compare.py"),
     Fault("widgets/curves.py", ' and not name.startswith("gpu")', "", "widgets"),
     Fault("engine/figures.py", "{100 * share:.{places}f} %", "{share:.{places}f} %", "widgets workbench/panels"),

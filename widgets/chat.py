@@ -17,7 +17,8 @@ from pydantic import Field
 from engine.errors import UsageError, WorkbenchError, visible
 from engine.run import store
 from engine.run.store import RunFolder
-from engine.session.chat import ChatSession, Settings, who_answers
+from engine.session.chat import ChatSession, who_answers
+from engine.session.conversation import Settings
 from widgets.protocol import NotebookWidget, Part, bundle, shown, style, verb
 
 TURNS = 40
@@ -87,9 +88,9 @@ class ChatPart(Part):
     def chat_set(self, *, name: Annotated[str, Field(max_length=40)], value: Text) -> dict[str, Any]:
         """One of the settings, as it was typed."""
         session = self._open
-        if name not in asdict(session.settings):
+        if name not in asdict(session.conversation.settings):
             raise UsageError(f"The chat has no setting {name!r}.")
-        session.settings = session.settings.changed(name, value)
+        session.conversation.settings = session.conversation.settings.changed(name, value)
         return {"settings": _settings(session)}
 
     @verb
@@ -111,7 +112,7 @@ class ChatPart(Part):
     def chat_save(self, *, path: Annotated[str, Field(min_length=1, max_length=4000)]) -> dict[str, Any]:
         """Write the conversation as rows."""
         place = Path(path).expanduser()
-        return {"rows": self._open.save(place), "path": shown(str(place))}
+        return {"rows": self._open.conversation.save(place), "path": shown(str(place))}
 
     @property
     def _open(self) -> ChatSession:
@@ -132,14 +133,14 @@ class ChatPart(Part):
 
 
 def _settings(session: ChatSession) -> dict[str, str]:
-    return {name: str(value) for name, value in asdict(session.settings).items()}
+    return {name: str(value) for name, value in asdict(session.conversation.settings).items()}
 
 
 def _turns(session: ChatSession) -> dict[str, Any]:
     return {
         "kind": session.kind,
-        "wants": session.wants,
-        "subject": shown(session.subject, LONGEST),
+        "wants": session.conversation.wants,
+        "subject": shown(session.conversation.subject, LONGEST),
         "titles": [shown(who.title) for who in session.who],
         "notes": [shown(note) for note in session.notes],
         "settings": _settings(session),
@@ -151,7 +152,7 @@ def _turns(session: ChatSession) -> dict[str, Any]:
                     for answer in turn.answers
                 ],
             }
-            for turn in session.turns[-TURNS:]
+            for turn in session.conversation.turns[-TURNS:]
         ],
     }
 

@@ -12,11 +12,10 @@ from typing import Annotated, Any
 
 from pydantic import Field, JsonValue
 
-from engine.config.findings import Finding
 from engine.config.steps import STEPS, step_fields, step_of_path
 from engine.config.tree import FieldSpec, RunConfig, fields
 from engine.errors import UsageError, visible
-from engine.session.build import BuildSession, step_statuses
+from engine.session.build import BuildSession
 from engine.session.draft import Draft
 from engine.session.explain import Findable, findable
 from widgets import pages
@@ -45,7 +44,7 @@ class FormPart(Part):
         """Everything in view; `same` when nothing changed since `version`."""
         self.session.facts.refresh()
         self.session.warm_up(self.current)
-        now = self._version()
+        now = version_of(self.session, self.current)
         return {"same": True, "version": now} if version == now else self._state(specs)
 
     @verb
@@ -143,24 +142,16 @@ class FormPart(Part):
         self.session.facts.refresh()
         return self._state(known)
 
-    def _version(self) -> str:
-        facts = self.session.facts
-        words = (
-            f"{facts.asking}|{'|'.join(facts.trouble)}|{facts.working}|{sorted(facts.looks)}|{bool(facts.tokenizer)}"
-            f"|{self.session.warm.words()}"
-        )
-        return f"{self.draft.version}.{self.current}.{self.draft.dirty}.{abs(hash(words)) % 10**8}"
-
     def _state(self, known: int) -> dict[str, Any]:
         draft, session = self.draft, self.session
         findings = draft.findings
         return {
-            "version": self._version(),
+            "version": version_of(session, self.current),
             "name": draft.path.name if draft.path else draft.recipe or "new config",
             "path": str(draft.path or ""),
             "dirty": draft.dirty,
             "step": self.current,
-            "steps": self._steps(findings),
+            "steps": pages.steps(session, findings),
             "fields": self._settings.shown(step_fields(self.current, draft.config), session.becomes),
             "specs": self._settings.since(known),
             "findings": [finding_data(finding) for finding in findings[:60]],
@@ -175,26 +166,6 @@ class FormPart(Part):
             "counting": session.facts.counting,
         }
 
-    def _steps(self, findings: tuple[Finding, ...]) -> list[dict[str, Any]]:
-        steps, uncounted = [], self.session.uncounted
-        for step, standing in zip(STEPS, step_statuses(findings), strict=True):
-            bad, soft = standing.errors, standing.others
-            mark, kind = ("✗", "error") if bad else ("?", "hint") if soft else ("✓", "ok")
-            words = f"{bad} to mend" if bad else f"{soft} to look at" if soft else "nothing to mend"
-            if step.id == step_of_path(fields.data.train.path) and not standing.worst and uncounted:
-                mark, words = "·", uncounted
-            steps.append(
-                {
-                    "id": step.id,
-                    "title": step.title,
-                    "question": step.question,
-                    "mark": mark,
-                    "kind": kind,
-                    "words": words,
-                }
-            )
-        return steps
-
     def summary(self) -> str:
         """The config in a few lines, for where widgets cannot be shown."""
         draft = self.draft
@@ -205,6 +176,16 @@ class FormPart(Part):
 
     def close(self) -> None:
         self.session.close()
+
+
+def version_of(session: BuildSession, step: str) -> str:
+    """Changes with all that a view shows of a step."""
+    draft, facts = session.draft, session.facts
+    words = (
+        f"{facts.asking}|{'|'.join(facts.trouble)}|{facts.working}|{sorted(facts.looks)}|{bool(facts.tokenizer)}"
+        f"|{session.warm.words()}"
+    )
+    return f"{draft.version}.{step}.{draft.dirty}.{abs(hash(words)) % 10**8}"
 
 
 def _found(config: RunConfig, text: str) -> list[dict[str, Any]]:

@@ -22,8 +22,7 @@ from pydantic import Field
 from engine.errors import WorkbenchError
 from engine.figures import doing
 from engine.run import control, proposals, silence, stack, stopping, store
-from engine.run.ending import End, card, end_of
-from engine.run.evaluations import FILE
+from engine.run.ending import card
 from engine.run.pruning_choice import choose
 from engine.run.rollouts import read_group
 from engine.run.store import RunFolder
@@ -43,7 +42,7 @@ DELTA_BYTES = 1_600
 POINT_BYTES = 16
 LOG_LINES, LOG_CHARACTERS = 80, 5_000
 STACK_CHARACTERS = 20_000
-PAUSE_SECONDS, GROUPS_SECONDS = 0.25, 2.0
+PAUSE_SECONDS = 0.25
 
 Run = Annotated[str, Field(max_length=400)]
 Forms = Annotated[Sequence[Annotated[str, Field(max_length=40)]], Field(max_length=8)]
@@ -57,9 +56,7 @@ class MonitorPart(Part):
     def __init__(self, runs: Runs) -> None:
         self._runs = runs
         self._jobs = RunJobs()
-        self._ends: dict[str, tuple[object, End]] = {}
         self._said: dict[str, str] = {}
-        self._told: dict[str, tuple[float, list[dict[str, Any]]]] = {}
 
     @verb
     def monitored(self) -> dict[str, Any]:
@@ -154,7 +151,7 @@ class MonitorPart(Part):
         reader = self._runs.reader(run)
         with reader.lock:
             view = reader.poll().copy()
-        self._jobs.mend(run, reader.folder, view, self._end(run, reader.folder, view))
+        self._jobs.mend(run, reader.folder, view, reader.end(view))
         return {}
 
     @verb
@@ -209,12 +206,12 @@ class MonitorPart(Part):
             "head": telling.head(view),
             "names": entries(view),
             "gpu": devices(view),
-            "end": telling.end(self._end(run, reader.folder, view)),
+            "end": telling.end(reader.end(view)),
         }
         if page == "samples":
             parts["samples"] = telling.samples(view)
         elif page == "rollouts":
-            parts["rollouts"] = self._groups(run, view)
+            parts["rollouts"] = reader.groups(view)
         elif page == "receipt":
             parts["receipt"] = [telling.receipt_row(entry) for entry in view.receipt[:200]]
         elif page == "log":
@@ -222,14 +219,6 @@ class MonitorPart(Part):
         elif page == "config":
             parts["config"] = telling.config(reader.folder)
         return parts
-
-    def _groups(self, run: str, view: RunView) -> list[dict[str, Any]]:
-        """The newest groups: each step may bring many, so they are told anew only now and then."""
-        at, groups = self._told.get(run, (-math.inf, []))
-        if view.over or time.monotonic() - at > GROUPS_SECONDS:
-            groups = telling.rollouts(view)
-            self._told[run] = (time.monotonic(), groups)
-        return groups
 
     def _now(self, run: str, view: RunView) -> list[Any]:
         """`[step, seconds left, phase, what was asked, whether the rows must be accepted, whether the run is silent, the run that
@@ -256,19 +245,6 @@ class MonitorPart(Part):
             return ""
         self._runs.give(new)
         return new.id
-
-    def _end(self, run: str, folder: RunFolder, view: RunView) -> End:
-        """What a run that is over leaves; read again where its checkpoints or its measurements have changed."""
-        if not view.over:
-            return End()
-        try:
-            measured = (folder.path / FILE).stat().st_size
-        except OSError:
-            measured = 0
-        mark = (view.state, view.segment, list(view.committed), str(view.best), measured)
-        if run not in self._ends or self._ends[run][0] != mark:
-            self._ends[run] = (mark, end_of(view, folder, run))
-        return self._ends[run][1]
 
     def _asked(self, run: str, view: RunView) -> str:
         """What became of the last request made here."""

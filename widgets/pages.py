@@ -6,17 +6,18 @@ step.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
+from engine.config.findings import Finding
 from engine.config.recipes import recipes
-from engine.config.steps import GOALS, step_fields
+from engine.config.steps import GOALS, STEPS, step_fields, step_of_path
 from engine.config.text_values import as_typed
 from engine.config.tree import fields
 from engine.errors import visible
 from engine.figures import size
 from engine.session import pages
-from engine.session.build import BuildSession
+from engine.session.build import BuildSession, step_statuses
 from engine.session.draft import Draft
 from engine.session.explain import of_kind, of_recipe
 from engine.session.start import goal_of
@@ -45,6 +46,20 @@ def drawn(page_blocks: Iterable[pages.Block]) -> Iterator[Block]:
             yield {"kind": "table", "rows": [list(row) for row in block.rows]}
         elif block.kind != "gap":
             yield {"kind": block.kind, "text": block.text}
+
+
+def steps(session: BuildSession, findings: Sequence[Finding]) -> list[dict[str, str]]:
+    """The seven steps with what each asks, and how it stands with its findings."""
+    rows, uncounted = [], session.uncounted
+    for step, standing in zip(STEPS, step_statuses(findings), strict=True):
+        bad, soft = standing.errors, standing.others
+        mark, kind = ("✗", "error") if bad else ("?", "hint") if soft else ("✓", "ok")
+        words = f"{bad} to mend" if bad else f"{soft} to look at" if soft else "nothing to mend"
+        if step.id == step_of_path(fields.data.train.path) and not standing.worst and uncounted:
+            mark, words = "·", uncounted
+        row = {"id": step.id, "title": step.title, "question": step.question}
+        rows.append(row | {"mark": mark, "kind": kind, "words": words})
+    return rows
 
 
 def consequences(session: BuildSession) -> list[dict[str, Any]]:

@@ -7,19 +7,25 @@ curve took the place of its end. A view of an older epoch gets its curves anew.
 
 from __future__ import annotations
 
+import math
 import re
 import threading
+import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
-from typing import ClassVar, TypeVar
+from typing import Any, ClassVar, TypeVar
 
 from engine.errors import RunNotFound, visible
+from engine.run.ending import End, end_of
+from engine.run.evaluations import FILE
 from engine.run.index import Watch, open_view
 from engine.run.store import RunFolder, is_run
 from engine.run.view import RunView
+from widgets import telling
 
 _RUN_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,120}")
+GROUPS_SECONDS = 2.0
 Seen = TypeVar("Seen")
 
 
@@ -36,6 +42,8 @@ class Reader:
         self.watch: Watch = open_view(folder)
         self.epoch = 0
         self._told = self._standing()
+        self._end: tuple[object, End] = (None, End())
+        self._groups: tuple[float, list[dict[str, Any]]] = (-math.inf, [])
 
     @classmethod
     def of(cls, folder: RunFolder) -> Reader:
@@ -65,6 +73,27 @@ class Reader:
             self.epoch += 1
             self._told = now
         return self.watch.view
+
+    def end(self, view: RunView) -> End:
+        """What a run that is over leaves; read again where its checkpoints or its measurements have changed."""
+        if not view.over:
+            return End()
+        try:
+            measured = (self.folder.path / FILE).stat().st_size
+        except OSError:
+            measured = 0
+        mark = (view.state, view.segment, list(view.committed), str(view.best), measured)
+        if self._end[0] != mark:
+            self._end = (mark, end_of(view, self.folder, self.folder.id))
+        return self._end[1]
+
+    def groups(self, view: RunView) -> list[dict[str, Any]]:
+        """The newest groups of completions: each step may bring many, so they are told anew only now and then."""
+        at, groups = self._groups
+        if view.over or time.monotonic() - at > GROUPS_SECONDS:
+            groups = telling.rollouts(view)
+            self._groups = (time.monotonic(), groups)
+        return groups
 
 
 class Runs:

@@ -13,7 +13,7 @@ from typing import Any
 
 from engine.errors import WorkbenchError
 from engine.export.places import FORMS, K_QUANTS, QUANTS, places, refuse_existing
-from engine.export.process import Export, part_words, request
+from engine.export.process import Export, part_summary, request
 from engine.figures import progress
 from engine.resume import resume
 from engine.run.data_record import DataChanged
@@ -169,4 +169,4 @@ def _report(job: _Job, message: dict[str, Any]) -> None:
         of = f" {progress({**state, 'unit': state.get('unit') or 'rows'})}" if state["total"] > 1 else ""
         job.words = f"{state['what']}{of} …"
     if (part := message.get("part")) is not None:
-        job.parts.append(part_words(part))
+        job.parts.append(part_summary(part))

@@ -44,7 +44,14 @@ class Action:
 ACTIONS: tuple[Action, ...] = (
     # Everywhere
     Action(
-        "help", "question_mark,f1", "help", "Keys of this screen, and what they do", ("everywhere",), "?", line="? help"
+        "help",
+        "question_mark,f1",
+        "help",
+        "Keys of this screen, and what they do",
+        ("everywhere",),
+        "?",
+        line="? help",
+        call="show('help')",
     ),
     Action(
         "command_palette", "ctrl+p", "all", "Every action by name", ("everywhere",), "^p", quiet=True, line="^p all"
@@ -55,9 +62,16 @@ ACTIONS: tuple[Action, ...] = (
     Action("suspend_process", "ctrl+z", "pause", "Put the app in the background of the shell", ("everywhere",), "^z"),
     Action("shade", "", "light or dark", "Change between light and dark", ("everywhere",)),
     Action("build", "", "build", "Build a config: the seven steps", ("everywhere",)),
-    Action("runs", "r,f2", "runs", "List of runs", ("everywhere",), "r, F2"),
+    Action("runs", "r,f2", "runs", "List of runs", ("everywhere",), "r, F2", call="show('runs')"),
     Action("start", "f3", "start", "What goes on, what was open last, and ways to begin", ("everywhere",), "F3"),
-    Action("guide", "", "guided first run", "See a model learn a few rows by heart, and why", ("everywhere",)),
+    Action(
+        "guide",
+        "",
+        "guided first run",
+        "See a model learn a few rows by heart, and why",
+        ("everywhere",),
+        call="show('guide')",
+    ),
     # Start
     Action("open", "enter", "open", "Open what is under the cursor", ("start",), line="enter open"),
     Action("new", "n", "new", "A new config, from what it shall learn", ("start",), line="n new"),
@@ -123,7 +137,15 @@ ACTIONS: tuple[Action, ...] = (
         ("build", "preview"),
     ),
     Action("count", "c", "count", "Stop counting the rows, or count them", ("build",)),
-    Action("fix", "f", "fix", "Apply the proposed fix of the finding in view", ("build",), line="f fix"),
+    Action(
+        "fix",
+        "f",
+        "fix",
+        "Apply the proposed fix of the finding in view",
+        ("build",),
+        line="f fix",
+        call="steps('fix')",
+    ),
     Action(
         "undo", "u,ctrl+u", "undo", "Take back the last change", ("build",), "u", line="u undo", call="draft('undo')"
     ),
@@ -138,7 +160,15 @@ ACTIONS: tuple[Action, ...] = (
         line="/ find",
         call="steps('find')",
     ),
-    Action("findings", "exclamation_mark", "findings", "List everything found; Enter jumps there", ("build",), "!"),
+    Action(
+        "findings",
+        "exclamation_mark",
+        "findings",
+        "List everything found; Enter jumps there",
+        ("build",),
+        "!",
+        call="steps('findings')",
+    ),
     Action(
         "levels",
         "a",
@@ -161,13 +191,13 @@ ACTIONS: tuple[Action, ...] = (
     Action("yaml", "y", "edit YAML", "Edit the config as YAML in $EDITOR", ("build",), "y", call="draft('yaml')"),
     Action("write", "w", "save", "Save the config to a file", ("build",), "w", call="draft('write')"),
     Action("launch", "", "start the run", "Go to the last step and start the run", ("build",)),
-    Action("step('goal')", "1", "go to Goal", "Go to a step", ("build",), "1 to 7"),
-    Action("step('model')", "2", "go to Model", "", ("build",)),
-    Action("step('data')", "3", "go to Data", "", ("build",)),
-    Action("step('method')", "4", "go to Method", "", ("build",)),
-    Action("step('memory')", "5", "go to Memory and speed", "", ("build",)),
-    Action("step('review')", "6", "go to Review", "", ("build",)),
-    Action("step('launch')", "7", "go to Launch", "", ("build",)),
+    Action("step('goal')", "1", "go to Goal", "Go to a step", ("build",), "1 to 7", call="steps('goal')"),
+    Action("step('model')", "2", "go to Model", "", ("build",), call="steps('model')"),
+    Action("step('data')", "3", "go to Data", "", ("build",), call="steps('data')"),
+    Action("step('method')", "4", "go to Method", "", ("build",), call="steps('method')"),
+    Action("step('memory')", "5", "go to Memory and speed", "", ("build",), call="steps('memory')"),
+    Action("step('review')", "6", "go to Review", "", ("build",), call="steps('review')"),
+    Action("step('launch')", "7", "go to Launch", "", ("build",), call="steps('launch')"),
     # Columns of a source
     Action("part(1)", "down,j", "next part", "The next part of a row", ("columns",), "↓"),
     Action("part(-1)", "up,k", "part before", "The part before", ("columns",), "↑"),
@@ -434,10 +464,28 @@ ACTIONS: tuple[Action, ...] = (
     Action("row(-1)", "N", "previous row", "The previous row", ("preview",)),
     Action("random", "r", "random row", "A row at random", ("preview",), line="r random"),
     Action("worst", "w", "worst rows", "The longest, the untrained, the most cut row", ("preview",), line="w worst"),
-    Action("ids", "number_sign", "token ids", "Ids under the tokens", ("preview",), "#", line="# ids"),
+    Action(
+        "ids", "number_sign", "token ids", "Ids under the tokens", ("preview",), "#", line="# ids", call="turn('ids')"
+    ),
     Action("packs", "b", "packs", "Packs, or single rows", ("preview",), line="b packs"),
-    Action("pictures", "i", "images", "Images as pictures, or their words alone", ("preview",), line="i images"),
-    Action("raw", "v", "raw row", "The row as it stands in its file, or its tokens", ("preview",), line="v raw"),
+    Action(
+        "pictures",
+        "i",
+        "images",
+        "Images as pictures, or their words alone",
+        ("preview",),
+        line="i images",
+        call="turn('pictures')",
+    ),
+    Action(
+        "raw",
+        "v",
+        "raw row",
+        "The row as it stands in its file, or its tokens",
+        ("preview",),
+        line="v raw",
+        call="turn('raw_first')",
+    ),
     Action(
         "template",
         "t",

@@ -159,7 +159,7 @@ class Ending:
 
         app = self._app
         app.left = True
-        app.unsaved.give_up()
+        app.history.unsaved.give_up()
         app.goodbye += what_goes_on(app.runs_dir)
         app.exit()
 
@@ -169,9 +169,9 @@ class Ending:
         if draft is None or not draft.dirty:
             return ""
         try:
-            entry = app.unsaved.entry(draft)
-            place = app.unsaved.as_file(draft.text())
-            app.unsaved.write(entry, file=place)
+            entry = app.history.unsaved.entry(draft)
+            place = app.history.unsaved.as_file(draft.text())
+            app.history.unsaved.write(entry, file=place)
         except OSError as problem:
             return f"The unsaved config could not be kept: {problem.strerror}."
         sentence = f"The unsaved config is in {place}; `workbench {place}` opens it."
@@ -213,65 +213,11 @@ class EarlyKeys:
         self._keys = None
 
 
-class WorkbenchApp(App[None]):
-    """The workbench in a terminal."""
+class History:
+    """What windows leave for later ones: the configs that were opened, those that no file holds, and the runs."""
 
-    CSS_PATH = "theme.tcss"
-    TITLE = "workbench"
-    BINDINGS: ClassVar[list[BindingType]] = bindings("everywhere")
-    COMMANDS = {ActionProvider}
-    ESCAPE_TO_MINIMIZE = False
-
-    def __init__(
-        self,
-        draft: Draft | None = None,
-        run: RunFolder | None = None,
-        runs_dir: str | os.PathLike[str] | None = None,
-        *,
-        start: bool = False,
-        step: str = "goal",
-        ledger: Ledger | None = None,
-        chat: ChatSession | None = None,
-    ) -> None:
-        """`start` opens on what there is to come back to, else `step` is where the draft's form begins."""
-        no_colour = settle_colour()
-        super().__init__(driver_class=TolerantDriver, ansi_color=True if no_colour else None)
-        self._draft = draft
-        self._run = run
-        self._start, self._step = start, step
-        self._ledger = ledger
-        """What became of a config of another tool that was opened."""
-        self._chat = chat
-        self._early = EarlyKeys(self)
-        self.explicit_runs_dir = Path(runs_dir).absolute() if runs_dir is not None else None
-        self._runs_dir = self.explicit_runs_dir
-        self._inspector: Inspector | None = None
-        self.goodbye: list[str] = []
-        self.watched: RunFolder | None = None
-        """The run that was looked at last."""
-        self.left = False
-        self.ending = Ending(self)
-        for theme in THEMES:
-            self.register_theme(theme)
-        self._ansi = no_colour or few_colours()
-        self.theme = theme_name(self._ansi, not wants_light())
-
-    # What the screens share
-
-    @cached_property
-    def draft(self) -> Draft:
-        """The config being built; the demo's until the person opens another."""
-        from engine.session.draft import Draft
-
-        return self._draft if self._draft is not None else Draft.new("demo")
-
-    def take(self, text: str) -> None:
-        """Make this text the config of the window, as a change that no file holds yet. Raises ConfigUnreadable."""
-        from engine.session.draft import Draft
-
-        draft = Draft()
-        draft.replace_text(text)
-        self.draft = draft
+    def __init__(self, app: WorkbenchApp) -> None:
+        self._app = app
 
     @cached_property
     def unsaved(self) -> Unsaved:
@@ -296,7 +242,159 @@ class WorkbenchApp(App[None]):
 
         from engine.session.start import StartList
 
-        return StartList(self.runs_dir, self.recent, user_cache_path("workbench"))
+        return StartList(self._app.runs_dir, self.recent, user_cache_path("workbench"))
+
+
+class Navigation:
+    """Which screen stands: the first one, the start, the form of this window's config, and the way back."""
+
+    def __init__(
+        self,
+        app: WorkbenchApp,
+        run: RunFolder | None,
+        ledger: Ledger | None,
+        chat: ChatSession | None,
+        start: bool,
+        step: str,
+    ) -> None:
+        self._app = app
+        self._run, self._ledger, self._chat = run, ledger, chat
+        self._start, self._step = start, step
+
+    def first(self) -> Screen[Any]:
+        """What was asked for: a chat, a run, the ledger of a config of another tool, the start, or the form."""
+        if self._chat is not None:
+            from workbench.screens.chat import ChatScreen
+
+            return ChatScreen(self._chat)
+        if self._run is not None:
+            from workbench.screens.monitor import MonitorScreen
+
+            return MonitorScreen(self._run)
+        if self._ledger is not None:
+            from workbench.screens.ledger import LedgerScreen
+
+            return LedgerScreen(self._ledger)
+        if self._start:
+            return self._start_screen()
+        from workbench.screens.build import BuildScreen
+
+        return BuildScreen(self._step)
+
+    def _start_screen(self) -> StartScreen:
+        from workbench.screens.start import StartScreen
+
+        return StartScreen(self._app.runs_dir, self._app.history.start_list)
+
+    def show(self, screen: Callable[..., Screen[Any]], *args: Any) -> None:
+        """Open a screen that nothing is lost by leaving, unless it is what stands."""
+        if not isinstance(self._app.screen, screen):  # type: ignore[arg-type]
+            self._app.push_screen(screen(*args))
+
+    def show_start(self) -> None:
+        """The start, or back to it if it is open."""
+        from workbench.screens.start import StartScreen
+
+        app = self._app
+        if any(isinstance(screen, StartScreen) for screen in app.screen_stack):
+            while not isinstance(app.screen, StartScreen):
+                app.pop_screen()
+        else:
+            app.push_screen(self._start_screen())
+
+    def back(self) -> bool:
+        """To the screen below; False where there is none to go to."""
+        app = self._app
+        if len(app.screen_stack) < 2 or self._is_old(app.screen_stack[-2]):
+            return False
+        app.pop_screen()
+        return True
+
+    def build(self, draft: Draft, step: str, then: Callable[[], object] = lambda: None) -> None:
+        """Open the form on another config; asks first where this window's own would be lost. `then` follows if it was opened."""
+        from workbench.screens.leave import LeaveScreen
+
+        def open_it(answer: str | None) -> None:
+            if answer == "leave":
+                self._app.draft = draft
+                then()
+                self.show_build(step)
+
+        now = self._app.ending.draft
+        if now is not None and now.dirty:
+            self._app.push_screen(LeaveScreen(now), open_it)
+        else:
+            open_it("leave")
+
+    def show_build(self, step: str) -> None:
+        """The form of this window's config: the one that is open, or a new one in place of that of another config."""
+        from workbench.screens.build import BuildScreen
+
+        forms = [screen for screen in self._app.screen_stack if isinstance(screen, BuildScreen)]
+        if forms:
+            while self._app.screen is not forms[-1]:
+                self._app.pop_screen()
+        if not forms or (
+            self._is_old(forms[-1]) and len(self._app.screen_stack) == 1
+        ):  # the lowest screen cannot be replaced
+            self._app.push_screen(BuildScreen(step))
+        elif self._is_old(forms[-1]):
+            self._app.switch_screen(BuildScreen(step))
+
+    def _is_old(self, screen: Screen[Any]) -> bool:
+        """Whether this is the form of a config that is no longer this window's; it is not shown again."""
+        from workbench.screens.build import BuildScreen
+
+        return isinstance(screen, BuildScreen) and screen.session.draft is not self._app.draft
+
+
+class WorkbenchApp(App[None]):
+    """The workbench in a terminal."""
+
+    CSS_PATH = "theme.tcss"
+    TITLE = "workbench"
+    BINDINGS: ClassVar[list[BindingType]] = bindings("everywhere")
+    COMMANDS = {ActionProvider}
+    ESCAPE_TO_MINIMIZE = False
+
+    def __init__(
+        self,
+        draft: Draft | None = None,
+        run: RunFolder | None = None,
+        runs_dir: str | os.PathLike[str] | None = None,
+        *,
+        start: bool = False,
+        step: str = "goal",
+        ledger: Ledger | None = None,
+        chat: ChatSession | None = None,
+    ) -> None:
+        """`start` opens on what there is to come back to, else `step` is where the draft's form begins."""
+        no_colour = settle_colour()
+        super().__init__(driver_class=TolerantDriver, ansi_color=True if no_colour else None)
+        self._draft = draft
+        self.navigation, self.history = Navigation(self, run, ledger, chat, start, step), History(self)
+        self._early = EarlyKeys(self)
+        self.explicit_runs_dir = Path(runs_dir).absolute() if runs_dir is not None else None
+        self._runs_dir = self.explicit_runs_dir
+        self._inspector: Inspector | None = None
+        self.goodbye: list[str] = []
+        self.watched: RunFolder | None = None
+        """The run that was looked at last."""
+        self.left = False
+        self.ending = Ending(self)
+        for theme in THEMES:
+            self.register_theme(theme)
+        self._ansi = no_colour or few_colours()
+        self.theme = theme_name(self._ansi, not wants_light())
+
+    # What the screens share
+
+    @cached_property
+    def draft(self) -> Draft:
+        """The config being built; the demo's until the person opens another."""
+        from engine.session.draft import Draft
+
+        return self._draft if self._draft is not None else Draft.new("demo")
 
     @property
     def inspector(self) -> Inspector:
@@ -320,28 +418,7 @@ class WorkbenchApp(App[None]):
 
     def get_default_screen(self) -> Screen[Any]:
         """The first screen is the chat or the run that was asked for, or the form."""
-        if self._chat is not None:
-            from workbench.screens.chat import ChatScreen
-
-            return ChatScreen(self._chat)
-        if self._run is not None:
-            from workbench.screens.monitor import MonitorScreen
-
-            return MonitorScreen(self._run)
-        if self._ledger is not None:
-            from workbench.screens.ledger import LedgerScreen
-
-            return LedgerScreen(self._ledger)
-        if self._start:
-            return self._start_screen()
-        from workbench.screens.build import BuildScreen
-
-        return BuildScreen(self._step)
-
-    def _start_screen(self) -> StartScreen:
-        from workbench.screens.start import StartScreen
-
-        return StartScreen(self.runs_dir, self.start_list)
+        return self.navigation.first()
 
     def get_theme_variable_defaults(self) -> dict[str, str]:
         """Values for a theme that is not ours."""
@@ -395,87 +472,36 @@ class WorkbenchApp(App[None]):
 
     # Actions that work everywhere
 
-    def action_help(self) -> None:
-        """Keys of this screen."""
-        from workbench.screens.help import HelpScreen
+    def action_show(self, what: str) -> None:
+        """The `help` of this screen, the list of `runs`, or the `guide` of a first run, if it is not what stands."""
+        if what == "help":
+            from workbench.screens.help import HelpScreen
 
-        if not isinstance(self.screen, HelpScreen):
-            self.push_screen(HelpScreen(getattr(self.screen, "NAME", "")))
+            self.navigation.show(HelpScreen, getattr(self.screen, "NAME", ""))
+        elif what == "runs":
+            from workbench.screens.runs import RunsScreen
+
+            self.navigation.show(RunsScreen, self.runs_dir)
+        else:
+            from workbench.screens.guide import GuideScreen
+
+            self.navigation.show(GuideScreen)
 
     def action_shade(self) -> None:
         """Light or dark."""
         self.theme = theme_name(self._ansi, not self.current_theme.dark)
 
-    def action_runs(self) -> None:
-        """The list of runs."""
-        from workbench.screens.runs import RunsScreen
-
-        if not isinstance(self.screen, RunsScreen):
-            self.push_screen(RunsScreen(self.runs_dir))
-
-    def action_guide(self) -> None:
-        """The guided first run."""
-        from workbench.screens.guide import GuideScreen
-
-        if not isinstance(self.screen, GuideScreen):
-            self.push_screen(GuideScreen())
-
     def action_build(self) -> None:
         """The seven steps; back to them if they are open."""
-        self._show_build("goal")
+        self.navigation.show_build("goal")
 
     def action_start(self) -> None:
         """What goes on, what was open last, and ways to begin."""
-        from workbench.screens.start import StartScreen
-
-        if any(isinstance(screen, StartScreen) for screen in self.screen_stack):
-            while not isinstance(self.screen, StartScreen):
-                self.pop_screen()
-        else:
-            self.push_screen(self._start_screen())
-
-    def build(self, draft: Draft, step: str, then: Callable[[], object] = lambda: None) -> None:
-        """Open the form on another config; asks first where this window's own would be lost. `then` follows if it was opened."""
-        from workbench.screens.leave import LeaveScreen
-
-        def open_it(answer: str | None) -> None:
-            if answer == "leave":
-                self.draft = draft
-                then()
-                self._show_build(step)
-
-        now = self.ending.draft
-        if now is not None and now.dirty:
-            self.push_screen(LeaveScreen(now), open_it)
-        else:
-            open_it("leave")
-
-    def _show_build(self, step: str) -> None:
-        """The form of this window's config: the one that is open, or a new one in place of that of another config."""
-        from workbench.screens.build import BuildScreen
-
-        forms = [screen for screen in self.screen_stack if isinstance(screen, BuildScreen)]
-        if forms:
-            while self.screen is not forms[-1]:
-                self.pop_screen()
-        if not forms or (
-            self._is_old(forms[-1]) and len(self.screen_stack) == 1
-        ):  # the lowest screen cannot be replaced
-            self.push_screen(BuildScreen(step))
-        elif self._is_old(forms[-1]):
-            self.switch_screen(BuildScreen(step))
-
-    def _is_old(self, screen: Screen[Any]) -> bool:
-        """Whether this is the form of a config that is no longer this window's; it is not shown again."""
-        from workbench.screens.build import BuildScreen
-
-        return isinstance(screen, BuildScreen) and screen.session.draft is not self.draft
+        self.navigation.show_start()
 
     def action_leave(self) -> None:
         """Back; on the last screen, quit."""
-        if len(self.screen_stack) > 1 and not self._is_old(self.screen_stack[-2]):
-            self.pop_screen()
-        else:
+        if not self.navigation.back():
             self.action_leave_all()
 
     def action_leave_all(self) -> None:

@@ -33,10 +33,10 @@ NOTE = "meta.json"
 """In each entry: what it is made of. Its date is when the entry was last used."""
 
 
-def cache_folder(given: str | None) -> Path:
+def cache_folder(folder: str | None) -> Path:
     """The folder of prepared data: the one named by a config, else in the user's cache."""
     base = os.environ.get("WORKBENCH_CACHE") or platformdirs.user_cache_dir("finetuning-workbench")
-    return Path(given) if given else Path(base) / "prepared"
+    return Path(folder) if folder else Path(base) / "prepared"
 
 
 @contextlib.contextmanager

@@ -13,51 +13,23 @@ believed, provided that each mark lies inside a turn of the assistant. Nothing h
 
 from __future__ import annotations
 
-import inspect
-import re
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
-from functools import cached_property
+from dataclasses import dataclass, replace
 from typing import Any
 
-import jinja2
-from transformers.tokenization_utils_base import PreTrainedTokenizerBase
-from transformers.utils import chat_template_utils
-from transformers.utils.chat_template_utils import render_jinja_template
+from engine.data.chat_template import FLAGS, SENTINEL, ChatTemplate, MaskError, Message, Span
+from engine.data.markers import MARKER, Marked
+from engine.data.rendering import SECONDS, Child, RenderingEnded, Sent
+from engine.errors import visible
 
-from engine.data.markers import MARKER, Marked, marked_template, render_marked
-from engine.data.rendering import SECONDS, Child, RenderingEnded, Sent, limited
-from engine.errors import WorkbenchError, visible
-
-Message = dict[str, Any]
-Span = tuple[int, int]
 Conversation = tuple[list[Message], Any, str]
 """Messages, tools, and which turns are trained."""
 
-FLAGS = ("train", "trained", "weight", "loss_weight")
-GENERATION = re.compile(r"\{%-?\+?\s*generation\s*[-+]?%\}")
 THOUGHT = ("</think>", "[/THINK]", "</thinking>", "</thought>", "</reasoning>", "</seed:think>")
 """How reasoning that stands in the content itself ends."""
 COMPARED = 32
 """Conversations whose text is rendered with markers and without, before one rendering is believed."""
-SENTINEL = "\ufdd2\ufdd3\ufdd2"  # noncharacters: absent from text, untouched by strip() and split()
-
-
-_REFUSALS = (
-    jinja2.TemplateError,
-    TypeError,
-    ValueError,
-    LookupError,
-    AttributeError,
-    ArithmeticError,
-    RecursionError,
-    MemoryError,
-)
-
-
-class MaskError(WorkbenchError):
-    """The trained part of a conversation cannot be told exactly; the caller adds the row's place."""
 
 
 @dataclass(frozen=True)
@@ -160,26 +132,22 @@ def _turns(found: Sequence[Sequence[Any]]) -> tuple[Turn, ...]:
     )
 
 
-@dataclass
 class Masking:
-    """What `Chat` asks for, in the process where the template runs."""
+    """What `Chat` asks for, in the process where the template runs; without `thinking` what the assistant thinks is not
+    trained."""
 
-    processing_class: Any
-    template: str
-    name: str = "the chat template"
-    kwargs: Mapping[str, Any] = field(default_factory=dict)
-    way_out: str = ""
-    thinking: bool = True
-    """Whether what the assistant thinks is trained too."""
-
-    def __post_init__(self) -> None:
-        self.tokenizer = getattr(self.processing_class, "tokenizer", self.processing_class)
+    def __init__(
+        self,
+        processing_class: Any,
+        template: str,
+        name: str = "the chat template",
+        kwargs: Mapping[str, Any] | None = None,
+        way_out: str = "",
+        thinking: bool = True,
+    ) -> None:
+        self.template = ChatTemplate(processing_class, template, name, kwargs or {}, way_out)
+        self.name, self.thinking = name, thinking
         self.notes: set[str] = set()
-        self.has_marks = GENERATION.search(self.template) is not None
-        tokens = sorted(map(str, self.tokenizer.added_tokens_encoder), key=len, reverse=True)
-        self._ends = tuple(token for token in tokens if token.strip())
-        self._added = re.compile("|".join(map(re.escape, self._ends)) or "(?!)")
-        self._asked_last: tuple[Sequence[Message], str, str] = ((), "", "")
         self._compared = self._tried = 0
 
     def answer(self, name: str, *arguments: Any) -> dict[str, Any]:
@@ -187,8 +155,8 @@ class Masking:
         if name == "each":
             return {"answer": [self.answer(*question) for question in arguments[0]], "notes": []}
         questions: dict[str, Callable[..., Any]] = {
-            "compile": self.compile,
-            "render": self._text,
+            "compile": self.template.compile,
+            "render": lambda messages, tools, prompt: self.template.render(messages, tools, prompt=prompt),
             "spans": self.spans,
             "turns": self.turns,
         }
@@ -202,43 +170,20 @@ class Masking:
             found = list(map(_plain_turn, found))
         return {"answer": found, "notes": sorted(self.notes)}
 
-    def compile(self) -> None:
-        """Raises `MaskError` where the template is none."""
-        try:
-            with limited():
-                marked_template(self.template)
-        except jinja2.TemplateError as problem:
-            raise MaskError(f"{self.name} is not a valid template: {visible(str(problem))}") from None
-        except _REFUSALS as problem:
-            raise self._refused(problem) from None
-
-    def _text(self, messages: Sequence[Message], tools: Any, prompt: bool) -> str:
-        return self.render(messages, tools, prompt=prompt)
-
-    # -- rendering -----------------------------------------------------------------------------------------------------
-    def render(self, messages: Sequence[Message], tools: Any = None, *, prompt: bool = False) -> str:
-        """What `apply_chat_template` writes; `prompt` adds the generation prompt."""
-        try:
-            with limited():
-                return self.tokenizer.apply_chat_template(
-                    self._read(messages),
-                    tools=tools or None,
-                    chat_template=self.template,
-                    tokenize=False,
-                    add_generation_prompt=prompt,
-                    **self.kwargs,
-                )
-        except _REFUSALS as problem:
-            raise self._refused(problem) from None
-
     def spans(self, messages: Sequence[Message], tools: Any = None, trained: str = "assistant") -> Rendered:
         """Render, and find the trained characters. `trained` is assistant, all, last or flag. Raises `MaskError`."""
-        marked = self._regions(messages, tools)
-        sure = marked is not None and marked.certain and not tools and not self.has_marks and self._plain_call
+        marked = self.template.regions(messages, tools)
+        sure = (
+            marked is not None
+            and marked.certain
+            and not tools
+            and not self.template.has_marks
+            and self.template.plain_call
+        )
         if marked is not None and sure and self._compared >= COMPARED:
             text = marked.text
         else:
-            text = self.render(messages, tools)
+            text = self.template.render(messages, tools)
             if marked is not None and sure:
                 self._compared = self._compared + 1 if marked.text == text else -sys.maxsize
         if SENTINEL in text or MARKER.search(text):
@@ -246,14 +191,13 @@ class Masking:
                 "the row holds the noncharacters U+FDD0 to U+FDD3, with which the borders of turns are found",
                 "No text needs them: take them out of the row.",
             )
-        self._asked_last = ((), "", "")  # tools may have changed
         if trained == "all":
             without = [index for index, message in enumerate(messages) if flag_of(message) in (False, 0)]
             turns = self._turns(messages, marked, text, tolerant=not without)
-            self._check_left_out(without, turns, marked, messages)
+            self._check_left_out(without, marked, messages)
             return Rendered(text, turns, _outside(len(text), [turn for turn in turns if turn.index in without]))
         wanted = _wanted(messages, trained)
-        marks = self._marks(messages, tools, text) if self.has_marks else None
+        marks = self.template.marks(messages, tools, text) if self.template.has_marks else None
         assigned = _assign(marks, self._turns(messages, marked, text, tolerant=True)) if marks is not None else None
         if assigned is None:
             turns = self._turns(messages, marked, text)
@@ -264,7 +208,7 @@ class Masking:
         for turn in turns:
             if turn.index in wanted:
                 self._check_rendered(turn, messages, tools, text)
-        if not self.has_marks:
+        if not self.template.has_marks:
             self._check_others([turn for turn in turns if turn.index in wanted and turn.trained], messages, tools, text)
         if not self.thinking:
             turns = tuple(
@@ -275,46 +219,18 @@ class Masking:
         if any(turn.trained and not self._ended(text, turn.trained[-1]) for turn in turns if turn.index in wanted):
             flaws.append("no_end")
         last = len(messages) - 1
-        if last in wanted and last and not text.startswith(self._asked(messages[:last], tools)[0]):
+        if last in wanted and last and not text.startswith(self.template.prompt(messages[:last], tools)[0]):
             flaws.append("prompt")
         return Rendered(text, turns, tuple(sorted(spans)), tuple(flaws))
 
     def _ended(self, text: str, span: Span) -> bool:
         """Whether what is learned of a turn ends with a token that the model can stop at."""
-        return text[slice(*span)].rstrip().endswith(self._ends)
-
-    def _asked(self, messages: Sequence[Message], tools: Any) -> tuple[str, str]:
-        """The text that a next answer follows, and the generation prompt at its end; empty where there is none."""
-        if self._asked_last[0] != messages:
-            found = self._regions(messages, tools, prompt=True)
-            self._asked_last = (messages, found.text if found else "", found.tail if found else "")
-        return self._asked_last[1:]
-
-    def _read(self, messages: Sequence[Message]) -> list[Message]:
-        """The messages in the form that this template reads: text, or a list of typed parts where it takes no text."""
-        return [in_parts(message) for message in plain(messages)] if self.takes_parts else plain(messages)
-
-    @cached_property
-    def _special(self) -> dict[str, Any]:
-        return dict(self.tokenizer.special_tokens_map)
-
-    @cached_property
-    def _plain_call(self) -> bool:
-        """Whether `apply_chat_template` is transformers' own, given nothing but variables of the template: one of a
-        tokenizer's own code may write some conversations otherwise."""
-        own = getattr(type(self.tokenizer), "apply_chat_template", None)
-        theirs = PreTrainedTokenizerBase.apply_chat_template
-        return own is theirs and not self.kwargs.keys() & inspect.signature(theirs).parameters.keys()
-
-    @cached_property
-    def takes_parts(self) -> bool:
-        """Whether the template writes content as a list of typed parts alone."""
-        return takes_parts(self.tokenizer, self.template, self.kwargs)
+        return text[slice(*span)].rstrip().endswith(self.template.ends)
 
     # -- borders of turns ----------------------------------------------------------------------------------------------
     def turns(self, messages: Sequence[Message], tools: Any, text: str) -> tuple[Turn, ...]:
         """Where each message stands in the rendered text. Raises `MaskError`."""
-        return self._turns(messages, self._regions(messages, tools), text)
+        return self._turns(messages, self.template.regions(messages, tools), text)
 
     def _turns(
         self, messages: Sequence[Message], found: Marked | None, text: str, *, tolerant: bool = False
@@ -339,9 +255,7 @@ class Masking:
             raise MaskError(f"{self.name} leaves out message {missing[0] + 1}, an assistant turn")
         return tuple(sorted(turns.values(), key=lambda turn: turn.start))
 
-    def _check_left_out(
-        self, without: Sequence[int], turns: Sequence[Turn], found: Marked | None, messages: Sequence[Message]
-    ) -> None:
+    def _check_left_out(self, without: Sequence[int], found: Marked | None, messages: Sequence[Message]) -> None:
         """A turn that is not learned while all others are must stand in one place, or its other places would be learned."""
         regions = found.regions if found is not None else []
         for index in without:
@@ -353,16 +267,6 @@ class Masking:
                     "Set data.trained_turns to assistant, or take the flag out.",
                 )
 
-    def _regions(self, messages: Sequence[Message], tools: Any, *, prompt: bool = False) -> Marked | None:
-        """The text with where each turn stands; None where the template refuses the conversation."""
-        variables = {**self._special, **self.kwargs}
-        variables |= {"tools": tools or None, "documents": None, "add_generation_prompt": prompt}
-        try:
-            with limited():
-                return render_marked(self.template, _aliased(self._read(messages)), variables)
-        except _REFUSALS:
-            return None
-
     # -- the trained part ----------------------------------------------------------------------------------------------
     def _with_span(
         self, turn: Turn, messages: Sequence[Message], tools: Any, text: str, turns: tuple[Turn, ...]
@@ -373,7 +277,7 @@ class Masking:
         start, stop = turn.start + header, turn.start + max(end, header)
         if not closed:
             # Some templates close only the conversation, after the loop.
-            eos = self.tokenizer.eos_token or ""
+            eos = self.template.tokenizer.eos_token or ""
             if turn is turns[-1] and eos and text.startswith(eos, turn.end):
                 stop = turn.end + len(eos)
         return Turn(turn.index, turn.role, turn.start, turn.end, ((start, stop),))
@@ -383,7 +287,7 @@ class Masking:
         index, message, body = turn.index, messages[turn.index], text[turn.start : turn.end]
         content = message.get("content")
         if isinstance(content, str) and content.strip() and content.strip() not in body:
-            other = self._body(
+            other = self.template.body(
                 index, [*messages[:index], {**message, "content": SENTINEL}, *messages[index + 1 :]], tools
             )
             if other == body:
@@ -394,8 +298,8 @@ class Masking:
                 hint = "Choose a template that writes tool calls with model.chat_template."
                 raise MaskError(f"{self.name} leaves out the tool call {visible(name)} of message {index + 1}", hint)
         following = messages[index + 1] if index + 1 < len(messages) else {}
-        if following.get("role") == "tool" and not self.has_marks:
-            other = self._body(
+        if following.get("role") == "tool" and not self.template.has_marks:
+            other = self.template.body(
                 index, [*messages[: index + 1], {**following, "content": SENTINEL}, *messages[index + 2 :]], tools
             )
             if other != body:
@@ -420,7 +324,7 @@ class Masking:
         if all(one is other for one, other in zip(changed, messages, strict=True)):
             return
         self._tried += 1
-        found = self._regions(changed, tools)
+        found = self.template.regions(changed, tools)
         bodies = {index: found.text[start:end] for index, start, end in found.regions} if found is not None else {}
         for turn, words in zip(turns, learned, strict=True):
             body = bodies.get(turn.index, "")
@@ -458,10 +362,12 @@ class Masking:
         if message.get("tool_calls"):
             variants.append({key: value for key, value in message.items() if key != "tool_calls"})
         for variant in variants:
-            other = self._body(index, [*messages[:index], variant, *messages[index + 1 :]], tools)
+            other = self.template.body(index, [*messages[:index], variant, *messages[index + 1 :]], tools)
             if other is not None and other != body:
                 first = _common(body, other)
-                inside = (each.start() for each in self._added.finditer(body) if each.start() < first < each.end())
+                inside = (
+                    each.start() for each in self.template.added.finditer(body) if each.start() < first < each.end()
+                )
                 return next(inside, first)
         return None
 
@@ -469,7 +375,7 @@ class Masking:
         """Characters at the start of the turn that the generation prompt supplies."""
         shared = 0
         for prefix in (messages[:index], [{"role": "user", "content": "x"}]):
-            _, prompt = self._asked(prefix, tools) if prefix else ("", "")
+            _, prompt = self.template.prompt(prefix, tools) if prefix else ("", "")
             if not prompt:
                 continue
             lead = len(body) - len(body.lstrip())
@@ -478,7 +384,7 @@ class Masking:
                     return skip + len(prompt)
             shared = max(shared, _common(body, prompt))
         position = min(shared, self._first_dependent(body, index, messages, tools))
-        for match in self._added.finditer(body):
+        for match in self.template.added.finditer(body):
             if match.start() < position < match.end():
                 position = match.start()
         if position == 0:
@@ -498,7 +404,7 @@ class Masking:
             variants.append({**message, "tool_calls": calls})
         first = len(body)
         for variant in variants:
-            other = self._body(index, [*messages[:index], variant, *messages[index + 1 :]], tools)
+            other = self.template.body(index, [*messages[:index], variant, *messages[index + 1 :]], tools)
             if other is not None and other != body:
                 first = min(first, _common(body, other))
         return first
@@ -506,13 +412,13 @@ class Masking:
     def _closing(self, body: str, index: int, messages: Sequence[Message], tools: Any) -> tuple[int, bool]:
         """Where the turn's end mark ends; without one where its content ends, and whether there is a mark."""
         stripped = len(body.rstrip())
-        if body[:stripped].endswith(self._ends):
+        if body[:stripped].endswith(self.template.ends):
             return stripped, True
         content = messages[index].get("content")
         if not isinstance(content, str):
             return stripped, True
         longer = {**messages[index], "content": content + SENTINEL}
-        other = self._body(index, [*messages[:index], longer, *messages[index + 1 :]], tools)
+        other = self.template.body(index, [*messages[:index], longer, *messages[index + 1 :]], tools)
         if other is None or SENTINEL not in other:
             return stripped, False
         tail = _common(body[::-1], other[other.rindex(SENTINEL) + len(SENTINEL) :][::-1])
@@ -520,70 +426,9 @@ class Masking:
             return stripped, True
         return len(body) - tail, False
 
-    def _body(self, index: int, messages: Sequence[Message], tools: Any) -> str | None:
-        found = self._regions(messages, tools)
-        if found is None:
-            return None
-        return next((found.text[start:end] for number, start, end in found.regions if number == index), None)
-
-    # -- the template's own marks --------------------------------------------------------------------------------------
-    def _marks(self, messages: Sequence[Message], tools: Any, text: str) -> list[Span] | None:
-        variables = {**self._special, **self.kwargs}
-        try:
-            with limited():
-                result: Any = render_jinja_template(
-                    conversations=[self._read(messages)],
-                    tools=tools or None,
-                    chat_template=self.template,
-                    return_assistant_tokens_mask=True,
-                    **variables,
-                )
-        except _REFUSALS as problem:
-            raise self._refused(problem) from None
-        rendered, marks = result
-        return [(int(start), int(end)) for start, end in marks[0]] if rendered[0] == text else None
-
-    def _refused(self, problem: Exception) -> MaskError:
-        reason = visible(str(problem)).rstrip(".") or type(problem).__name__
-        if isinstance(problem, MemoryError):
-            return MaskError(f"{self.name} needs too much memory", self.way_out)
-        if isinstance(problem, jinja2.exceptions.SecurityError):
-            return MaskError(f"{self.name} does something that a template may not do ({reason})")
-        return MaskError(f"{self.name} does not accept this conversation ({reason})")
-
 
 def _plain_turn(turn: Turn) -> list[Any]:
     return [turn.index, turn.role, turn.start, turn.end, turn.trained]
-
-
-def plain(messages: Sequence[Message]) -> list[Message]:
-    """The messages as a template sees them: without absent values and without the flags of this tool."""
-    return [
-        {key: value for key, value in message.items() if value is not None and key not in FLAGS} for message in messages
-    ]
-
-
-def takes_parts(tokenizer: Any, template: str, kwargs: Mapping[str, Any]) -> bool:
-    """Whether a template leaves out a message that is text and writes one of typed parts, as those of some vision
-    models do."""
-
-    def writes(turn: Message) -> bool:
-        try:
-            text = tokenizer.apply_chat_template([turn], chat_template=template, tokenize=False, **kwargs)
-        except (TimeoutError, MemoryError):
-            raise  # one that loops would be waited for once more
-        except _REFUSALS:
-            return False
-        return SENTINEL in text
-
-    turn: Message = {"role": "user", "content": SENTINEL}
-    return not writes(turn) and writes(in_parts(turn))
-
-
-def in_parts(message: Message) -> Message:
-    """The message with its text as a list of one typed part."""
-    content = message.get("content")
-    return {**message, "content": [{"type": "text", "text": content}]} if isinstance(content, str) else message
 
 
 def token_mask(offsets: Sequence[Span], spans: Sequence[Span]) -> list[bool]:
@@ -667,9 +512,3 @@ def _common(one: str, other: str) -> int:
         if one[position] != other[position]:
             return position
     return length
-
-
-def _aliased(messages: list[Message]) -> list[Message]:
-    """Reasoning under every name that templates read, as this version of `apply_chat_template` offers it."""
-    alias = getattr(chat_template_utils, "_alias_reasoning_fields", list)
-    return [dict(message) for message in alias(messages)]

@@ -40,7 +40,7 @@ def detect(
     rows: Rows, columns: Mapping[str, str] | None = None, format: str | None = None, look: int = LOOK
 ) -> Detection:
     """The format of a source by its first rows. Never raises for bad data: problems are part of the answer."""
-    given = dict(columns or {})
+    named = dict(columns or {})
     problems: list[str] = []
     seen: list[tuple[int, Row]] = []
     bad = 0
@@ -54,30 +54,30 @@ def detect(
         except DataError as unreadable:
             if index >= rows.known():
                 # The file breaks off here: no row of it could be reached after this one.
-                return Detection(None, given, "the source cannot be read", (unreadable.full_message,), looked=len(seen))
+                return Detection(None, named, "the source cannot be read", (unreadable.full_message,), looked=len(seen))
             bad += 1
             if len(problems) < TOLD:
                 problems.append(unreadable.full_message)
     if not seen:
-        return Detection(None, given, "no row could be read", tuple(problems) or ("no rows",), looked=bad, bad=bad)
+        return Detection(None, named, "no row could be read", tuple(problems) or ("no rows",), looked=bad, bad=bad)
     looked = bad + len(seen)
     first = seen[0][1]
-    known = FORMATS.get(format) if format else _first_format(first, given)
+    known = FORMATS.get(format) if format else _first_format(first, named)
     if known is None and not format:
         # A first row that fits nothing is one bad row where those after it fit.
-        first = next((row for _, row in seen if _first_format(row, given) is not None), first)
-        known = _first_format(first, given)
+        first = next((row for _, row in seen if _first_format(row, named) is not None), first)
+        known = _first_format(first, named)
     if known is None:
         sentence = (
             f"unknown format {visible(format)}; known are {', '.join(FORMATS)}"
             if format
             else f"columns {names(first)} fit no known format; name one with format, and its columns with columns"
         )
-        return Detection(None, given, f"columns {names(first)}", (sentence,), first, looked, bad)
-    mapping = _columns(known, first, given)
+        return Detection(None, named, f"columns {names(first)}", (sentence,), first, looked, bad)
+    mapping = _columns(known, first, named)
     images: dict[int, tuple[Any, ...]] = {}
     for index, row in seen:
-        problem, found = _judged(rows, index, row, known, mapping, given if not format else None)
+        problem, found = _judged(rows, index, row, known, mapping, named if not format else None)
         bad += bool(problem)
         if found:
             images[index] = found
@@ -131,22 +131,22 @@ def _empty(example: Example) -> bool:
     )
 
 
-def _first_format(row: Mapping[str, Any], given: Mapping[str, str]) -> Format | None:
+def _first_format(row: Mapping[str, Any], named: Mapping[str, str]) -> Format | None:
     for known in FORMATS.values():
-        if all(_column(known, part, row, given) for part in known.required()) and known.looks(
-            row, _columns(known, row, given)
+        if all(_column(known, part, row, named) for part in known.required()) and known.looks(
+            row, _columns(known, row, named)
         ):
             return known
     return None
 
 
-def _columns(known: Format, row: Mapping[str, Any], given: Mapping[str, str]) -> dict[str, str]:
-    mapping = {part.removesuffix("?"): _column(known, part, row, given) for part in known.parts}
-    return {part: column for part, column in mapping.items() if column} | dict(given)
+def _columns(known: Format, row: Mapping[str, Any], named: Mapping[str, str]) -> dict[str, str]:
+    mapping = {part.removesuffix("?"): _column(known, part, row, named) for part in known.parts}
+    return {part: column for part, column in mapping.items() if column} | dict(named)
 
 
-def _column(known: Format, part: str, row: Mapping[str, Any], given: Mapping[str, str]) -> str | None:
+def _column(known: Format, part: str, row: Mapping[str, Any], named: Mapping[str, str]) -> str | None:
     name = part.removesuffix("?")
-    if name in given:
-        return given[name]
+    if name in named:
+        return named[name]
     return next((column for column in known.parts[part] if row.get(column) is not None), None)

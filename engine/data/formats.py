@@ -20,10 +20,10 @@ from engine.data.parts import (
     FormatError,
     Message,
     Row,
-    asked_text,
     kind_of,
     messages_of,
     names,
+    prompt_text,
     text_of,
     tools_of,
     with_image_parts,
@@ -205,7 +205,7 @@ def _read_prompt(row: Row, columns: Mapping[str, str]) -> Example:
     asked = messages_of(prompt, columns, "prompt") if isinstance(prompt, (list, Mapping)) else None
     return Example(
         "prompt",
-        prompt=asked if asked is not None else asked_text(row, columns),
+        prompt=asked if asked is not None else prompt_text(row, columns),
         chosen="" if answer is None else answer if isinstance(answer, str) else json.dumps(answer),
         tools=tools_of(row, columns),
     )
@@ -226,7 +226,7 @@ def _read_preference(row: Row, columns: Mapping[str, str]) -> Example:
     if given is None and type(chosen) is not type(rejected):
         raise FormatError("chosen and rejected must both hold text or both hold messages")
     if given is not None:
-        prompt = asked_text(row, columns) if isinstance(given, str) else messages_of(given, columns, "prompt")
+        prompt = prompt_text(row, columns) if isinstance(given, str) else messages_of(given, columns, "prompt")
         if isinstance(prompt, str) and isinstance(chosen, str) and isinstance(rejected, str):
             return Example("preference", prompt=prompt, chosen=chosen, rejected=rejected, tools=tools)
         first = _turn("user", prompt) if isinstance(prompt, str) else prompt
@@ -265,7 +265,7 @@ def _read_ranking(row: Row, columns: Mapping[str, str]) -> Example:
         for answer in (ranked[0], ranked[-1])
     ]
     given = row.get(columns.get("prompt", "prompt"))
-    prompt = asked_text(row, columns) if isinstance(given, str) else messages_of(given, columns, "prompt")
+    prompt = prompt_text(row, columns) if isinstance(given, str) else messages_of(given, columns, "prompt")
     texts = [answer for answer in (prompt, *pair) if isinstance(answer, str)]
     if len(texts) < 3:
         prompt = _turn("user", prompt) if isinstance(prompt, str) else prompt

@@ -374,7 +374,7 @@ def _unreadable_images(rows: Mapping[int, tuple[Any, ...]], folder: Path) -> Ite
         for image in images:
             name = image.get("url") if isinstance(image, Mapping) else image
             if not isinstance(name, str) or name.startswith("data:") or len(name) > LONGEST_PATH:
-                if (flaw := _given_flaw(image, within)) and not (isinstance(image, Mapping) and image.get("path")):
+                if (flaw := _inline_flaw(image, within)) and not (isinstance(image, Mapping) and image.get("path")):
                     yield index, flaw
                     break
                 continue
@@ -385,7 +385,7 @@ def _unreadable_images(rows: Mapping[int, tuple[Any, ...]], folder: Path) -> Ite
                 break
 
 
-def _given_flaw(image: Any, folder: ImageFolder) -> str:
+def _inline_flaw(image: Any, folder: ImageFolder) -> str:
     """Why what a row gives as an image is none, where that is no path: bytes, base64, or something else."""
     try:
         folder.reference(image)

@@ -63,7 +63,7 @@ def _drawn(plan: Plan, progress: Progress) -> list[tuple[int, int]]:
             example = read_example(source.rows[index], source.detection.format or "", source.detection.columns)
         except WorkbenchError:
             continue  # a row that cannot be read is told of where rows are prepared
-        groups.setdefault(_asked(plan.seed, example), array("q")).append(done)
+        groups.setdefault(_prompt_key(plan.seed, example), array("q")).append(done)
     held: list[tuple[int, int]] = []
     for group in sorted(groups):
         if len(held) + len(groups[group]) <= wanted:
@@ -79,14 +79,14 @@ def _drawn(plan: Plan, progress: Progress) -> list[tuple[int, int]]:
     return held
 
 
-def _asked(seed: int, example: Example) -> bytes:
+def _prompt_key(seed: int, example: Example) -> bytes:
     """A number drawn by the seed for what the row asks: the same for all rows that belong together."""
     turns = example.messages or example.prompt
     if isinstance(turns, str):
         turns = [{"role": "user", "content": turns}] if turns.strip() else []
     first = next((place for place, turn in enumerate(turns) if turn["role"] == "assistant"), len(turns))
-    asked: list[Any] = [turn["content"] for turn in turns[:first] if turn["role"] != "system"]
+    prompt: list[Any] = [turn["content"] for turn in turns[:first] if turn["role"] != "system"]
     # Without a prompt a row is what it says.
-    key = asked or [turns, example.text, example.input_ids, example.chosen, example.rejected]
+    key = prompt or [turns, example.text, example.input_ids, example.chosen, example.rejected]
     text = json.dumps([seed, key, example.images], sort_keys=True, default=str)
     return hashlib.sha256(text.encode()).digest()[:16]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from engine.data.parts import Example, FormatError, Row, asked_text, kind_of, messages_of, text_of, tools_of
+from engine.data.parts import Example, FormatError, Row, kind_of, messages_of, prompt_text, text_of, tools_of
 from engine.errors import visible
 
 
@@ -34,7 +34,7 @@ def read_rated(row: Row, columns: Mapping[str, str]) -> Example:
         return Example(
             "rated", prompt=asked, chosen=_turns(answer, columns, "completion", "assistant"), label=label, tools=tools
         )
-    texts = (asked_text(row, columns), text_of(row, columns, "completion"))
+    texts = (prompt_text(row, columns), text_of(row, columns, "completion"))
     return Example("rated", prompt=texts[0], chosen=texts[1], label=label, tools=tools)
 
 

@@ -13,19 +13,19 @@ import os
 import threading
 from abc import ABC, abstractmethod
 from array import array
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from engine.data.compressed import Unpacked
-from engine.data.lines import Lines
 from engine.data.parsing import Row
 from engine.errors import DataError, visible
 
 if TYPE_CHECKING:
     from engine.data.remote import Copy
 
-_BLOCK = 8 << 20
+BLOCK = 1 << 20
+"""Bytes whose newlines are counted at once."""
 CLIP = 64 * 1024
 """Bytes of a row's text that are shown."""
 
@@ -94,26 +94,126 @@ class Rows(ABC):
         return
 
 
+class Lines:
+    """The line and column, from 1, of a byte offset. Newlines are counted once a block, up to the furthest block that somebody
+    asked about."""
+
+    def __init__(self, data: mmap.mmap | bytes) -> None:
+        self._data = data
+        self._before = array("Q", [0])
+        """Newlines before each block."""
+
+    def place(self, offset: int) -> tuple[int, int]:
+        block = offset // BLOCK
+        before = self._before
+        if len(before) <= block:
+            # A copy grows and takes its place when it is whole: threads that race only count twice.
+            before = before[:]
+            for start in range((len(before) - 1) * BLOCK, block * BLOCK, BLOCK):
+                before.append(before[-1] + self._data[start : start + BLOCK].count(b"\n"))
+            self._before = before
+        rest = bytes(self._data[block * BLOCK : offset])
+        return before[block] + rest.count(b"\n") + 1, offset - self._data.rfind(b"\n", 0, offset)
+
+
+class RowPlaces:
+    """Where the rows of a file begin and end: noted by a thread once it is started, or those that `hold` is given.
+
+    `spans` finds them; who asks for one that is not noted yet waits for it.
+    """
+
+    def __init__(self, path: str, spans: Callable[[], Iterator[tuple[int, int]]]) -> None:
+        self.starts, self.ends = array("Q"), array("Q")
+        self.complete = self.closed = False
+        self.scanned = 0
+        """Bytes of the file that were looked through."""
+        self.held: dict[int, int] | None = {}
+        self._failure: DataError | None = None
+        self._changed = threading.Condition()
+        self._thread = threading.Thread(target=self._note, args=(path, spans), name="row-index", daemon=True)
+
+    def start(self) -> None:
+        self.held = None
+        self._thread.start()
+
+    def hold(self, spans: Iterable[tuple[int, int]]) -> list[int]:
+        """From now on these rows, and no others, are known by the byte at which they begin."""
+        self.held = dict(spans)
+        return list(self.held)
+
+    def wait(self, timeout: float | None = None) -> None:
+        """Wait for the last row. Raises what was wrong with the file."""
+        # A complete index is read without the lock: a forked child must not wait for a thread that it does not have.
+        if not self.complete:
+            with self._changed:
+                self._changed.wait_for(lambda: self.complete or self.closed, timeout)
+        if self._failure is not None:
+            raise self._failure
+
+    def of(self, index: int) -> tuple[int, int]:
+        """Where this row begins and ends. Raises IndexError where there is none."""
+        if self.held is not None:
+            if index not in self.held:
+                raise IndexError(index)
+            return index, self.held[index]
+        if index < 0:
+            self.wait()
+            index += len(self.ends)
+        if index >= len(self.ends):
+            if not self.complete:
+                with self._changed:
+                    self._changed.wait_for(lambda: index < len(self.ends) or self.complete or self.closed)
+            if index >= len(self.ends):
+                if self._failure is not None:
+                    raise self._failure
+                raise IndexError(index)
+        return self.starts[index], self.ends[index]
+
+    def close(self) -> None:
+        self.closed = True
+        with self._changed:
+            self._changed.notify_all()
+        if self.held is None:
+            self._thread.join(timeout=2)
+
+    def _note(self, path: str, spans: Callable[[], Iterator[tuple[int, int]]]) -> None:
+        try:
+            for number, (start, end) in enumerate(spans()):
+                self.starts.append(start)
+                self.ends.append(end)
+                if number < 256 or number % 4096 == 0:
+                    self.scanned = end
+                    with self._changed:
+                        self._changed.notify_all()
+                    if self.closed:
+                        return
+            if not self.starts:
+                self._failure = DataError("the file holds no rows", "Check the path.", path=visible(path))
+        except DataError as problem:
+            self._failure = problem
+        except (OSError, ValueError) as problem:
+            if not self.closed:
+                self._failure = DataError(f"cannot be read: {problem}", path=visible(path))
+        finally:
+            with self._changed:
+                self.complete = True
+                self._changed.notify_all()
+
+
 class FileRows(Rows):
     """A memory-mapped file whose rows are byte ranges found by a thread; without `index` nobody looks for them, and a row
     is the one that begins at the byte that is asked for, once `hold` has said where it ends."""
 
     def __init__(self, path: str, unpacked: Unpacked | None = None, *, index: bool = True) -> None:
         self.path = path
-        self._held: dict[int, int] | None = None if index else {}
         self._unpacked = unpacked
-        self._starts, self._ends = array("Q"), array("Q")
-        self._complete, self._closed = False, False
-        self._failure: DataError | None = None
-        self._scanned, self._bytes = 0, 1
-        self._changed = threading.Condition()
+        self._places = RowPlaces(path, self._find)
         self._map: mmap.mmap | bytes = b""
-        self._lines = Lines(self._map)
         if unpacked is None:
-            self._open_map(Path(path).open("rb"))  # noqa: SIM115 - _open_map closes it
-        self._thread = threading.Thread(target=self._run, name="row-index", daemon=True)
+            self._map = _mapped(Path(path).open("rb"))  # noqa: SIM115 - _mapped closes it
+        self._lines = Lines(self._map)
         if index:
-            self._thread.start()
+            self._places.start()
 
     # -- what the formats say ------------------------------------------------------------------------------------------
     @abstractmethod
@@ -131,8 +231,7 @@ class FileRows(Rows):
 
     def hold(self, spans: Iterable[tuple[int, int]]) -> list[int]:
         """From now on these rows, and no others, are read by the byte at which they begin."""
-        self._held = dict(spans)
-        return list(self._held)
+        return self._places.hold(spans)
 
     @property
     def size_in_bytes(self) -> int:
@@ -141,7 +240,7 @@ class FileRows(Rows):
 
     def newlines(self, stop: int) -> int:
         """Lines up to byte `stop`, the last one without a break too."""
-        blocks = (self._map[start : min(start + _BLOCK, stop)] for start in range(0, stop, _BLOCK))
+        blocks = (self._map[start : min(start + BLOCK, stop)] for start in range(0, stop, BLOCK))
         return sum(block.count(b"\n") for block in blocks) + (stop > 0 and self._map[stop - 1 : stop] != b"\n")
 
     @abstractmethod
@@ -150,30 +249,24 @@ class FileRows(Rows):
     # -- reading -------------------------------------------------------------------------------------------------------
     @property
     def length(self) -> int | None:
-        return len(self._starts) if self._complete else None
+        return len(self._places.ends) if self._places.complete else None
 
     @property
     def progress(self) -> float:
-        if self._complete:
+        if self._places.complete:
             return 1.0
-        unpacking = self._unpacked.progress if self._unpacked else 1.0
-        scanned = self._scanned / self._bytes
-        return scanned if self._unpacked is None else unpacking / 2 + scanned / 2
+        scanned = self._places.scanned / max(len(self._map), 1)
+        return scanned if self._unpacked is None else self._unpacked.progress / 2 + scanned / 2
 
     def known(self) -> int:
-        return len(self._ends)
+        return len(self._places.ends)
 
     def wait(self, timeout: float | None = None) -> int | None:
-        # A complete index is read without the lock: a forked child must not wait for a thread that it does not have.
-        if not self._complete:
-            with self._changed:
-                self._changed.wait_for(lambda: self._complete or self._closed, timeout)
-        if self._failure is not None:
-            raise self._failure
+        self._places.wait(timeout)
         return self.length
 
     def __getitem__(self, index: int) -> Row:
-        start, end = self._range(index)
+        start, end = self._places.of(index)
         raw = bytes(self._map[start:end])
         try:
             return self._parse(raw, 1, 1)
@@ -191,74 +284,33 @@ class FileRows(Rows):
         return rows
 
     def size(self, index: int) -> int:
-        start, end = self._range(index)
+        start, end = self._places.of(index)
         return end - start
 
     def text(self, index: int, limit: int = CLIP) -> str:
-        start, end = self._range(index)
+        start, end = self._places.of(index)
         return bytes(self._map[start : min(end, start + limit)]).decode("utf-8", "replace")
 
     def named(self, index: int) -> str:
-        return f"row {index}" if self._held is None else "the row"
+        return f"row {index}" if self._places.held is None else "the row"
 
     def place(self, index: int) -> tuple[str, int | None]:
-        start, _ = self._range(index)
+        start, _ = self._places.of(index)
         return self.path, self._lines.place(start)[0]
 
     def close(self) -> None:
-        self._closed = True
-        with self._changed:
-            self._changed.notify_all()
-        if self._held is None:
-            self._thread.join(timeout=2)
+        self._places.close()
         if isinstance(self._map, mmap.mmap):
             self._map.close()
 
-    def _range(self, index: int) -> tuple[int, int]:
-        if self._held is not None:
-            if index not in self._held:
-                raise IndexError(index)
-            return index, self._held[index]
-        if index < 0:
-            index += len(self)
-        if index >= len(self._ends):
-            if not self._complete:
-                with self._changed:
-                    self._changed.wait_for(lambda: index < len(self._ends) or self._complete or self._closed)
-            if index >= len(self._ends):
-                if self._failure is not None:
-                    raise self._failure
-                raise IndexError(index)
-        return self._starts[index], self._ends[index]
-
-    # -- indexing ------------------------------------------------------------------------------------------------------
-    def _open_map(self, file: io.BufferedReader) -> None:
-        with file:
-            self._bytes = max(os.fstat(file.fileno()).st_size, 1)
-            self._map = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) if os.fstat(file.fileno()).st_size else b""
+    def _find(self) -> Iterator[tuple[int, int]]:
+        if self._unpacked is not None:
+            self._map = _mapped(self._unpacked.wait(lambda: self._places.closed))
             self._lines = Lines(self._map)
+        yield from self._scan(self._map)
 
-    def _run(self) -> None:
-        try:
-            if self._unpacked is not None:
-                self._open_map(self._unpacked.wait(lambda: self._closed))
-            for number, (start, end) in enumerate(self._scan(self._map)):
-                self._starts.append(start)
-                self._ends.append(end)
-                if number < 256 or number % 4096 == 0:
-                    self._scanned = end
-                    with self._changed:
-                        self._changed.notify_all()
-                    if self._closed:
-                        return
-            if not self._starts and self._failure is None:
-                self._failure = DataError("the file holds no rows", "Check the path.", path=visible(self.path))
-        except DataError as problem:
-            self._failure = problem
-        except (OSError, ValueError) as problem:
-            if not self._closed:
-                self._failure = DataError(f"cannot be read: {problem}", path=visible(self.path))
-        finally:
-            with self._changed:
-                self._complete = True
-                self._changed.notify_all()
+
+def _mapped(file: io.BufferedReader) -> mmap.mmap | bytes:
+    with file:
+        size = os.fstat(file.fileno()).st_size
+        return mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) if size else b""

@@ -113,7 +113,7 @@ def text_of(row: Row, columns: Mapping[str, str], part: str, default: str | None
     return value
 
 
-def asked_text(row: Row, columns: Mapping[str, str]) -> str:
+def prompt_text(row: Row, columns: Mapping[str, str]) -> str:
     """The text of a prompt; what stands beside an instruction in a column of its own belongs to it."""
     prompt = text_of(row, columns, "prompt")
     beside = columns.get("input", "input")

@@ -99,8 +99,8 @@ class Plan:
     """How rows are compared that are to be left out where an earlier one says the same; None leaves none out."""
     duplicates: dict[tuple[int, int], int] | None = None
     """(source, row) of those left out, with the number of the earlier row, once `engine.data.duplicates` has looked."""
-    told: tuple[str, list[str]] | None = None
-    """Fingerprint and warnings of the data, once a preview has told them: they are the same for each of its rows."""
+    known: tuple[str, list[str]] | None = None
+    """Fingerprint and warnings of the data, once a preview has found them: they are the same for each of its rows."""
 
     def example(self, number: int, index: int) -> tuple[Example, Row]:
         """What a row says, its images as references, and the row without their column. Raises `WorkbenchError` without its place."""
@@ -272,7 +272,7 @@ def stamp_of(path: str) -> tuple[int, int, int] | None:
 
 def source_rows(
     path: str,
-    given_split: str | None = None,
+    own_split: str | None = None,
     split: str = "train",
     seed: int = 0,
     on_progress: Progress | None = None,
@@ -283,7 +283,7 @@ def source_rows(
     if path in BUILTIN_ROWS:
         from engine.builtin import GENERATED
 
-        wanted = given_split or ("train" if split == "train" else "eval")
+        wanted = own_split or ("train" if split == "train" else "eval")
         made = GENERATED[path].of(source or {}, wanted, seed)
         return ListRows(path, made, content=repr(made) if GENERATED[path].sized else "")
     if path.startswith("builtin/"):
@@ -299,11 +299,11 @@ def source_rows(
     if local.is_dir() and ((local / "state.json").exists() or (local / "dataset_dict.json").exists()):
         from engine.data.columnar import SavedRows
 
-        return SavedRows(path, split=given_split or (None if split == "train" else "test"))
+        return SavedRows(path, split=own_split or (None if split == "train" else "test"))
     if not local.exists() and not local.suffix and path.count("/") <= 1 and not local.is_absolute():
         from engine.data.columnar import hub_rows
 
-        return hub_rows(path, given_split or ("train" if split == "train" else "test"), None)
+        return hub_rows(path, own_split or ("train" if split == "train" else "test"), None)
     return open_rows(path)
 
 

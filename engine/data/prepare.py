@@ -21,7 +21,8 @@ from engine.config.facts import DataFacts, counting_limits
 from engine.config.tree import RunConfig
 from engine.data.cache import IMAGES, Store, about, key_of
 from engine.data.cache_entries import Held
-from engine.data.chat import Chat, Conversation, MaskError, Rendered
+from engine.data.chat import Chat, Conversation, Rendered
+from engine.data.chat_template import MaskError
 from engine.data.duplicates import leave_out_duplicates
 from engine.data.held_out import hold_out
 from engine.data.image_references import stamp_image

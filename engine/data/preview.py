@@ -86,12 +86,12 @@ def preview(
         result["fingerprint"] = prepared.fingerprint
         result["rows"] = [_shown_pack(collate, tokens, prepared, index) for index in _packs(prepared, wanted, count)]
         return result
-    chosen = places if places is not None else choose(config, processing_class, plan, wanted, count, on_progress)
+    chosen = places if places is not None else choose(processing_class, plan, wanted, count, on_progress)
     result["rows"] = [shown_row(plan, tokens, collate, number, index) for number, index in chosen]
     streamed = config.data.streaming and split == "train"
     notes = {streamed_note(sum(source.count() for source in plan.sources))} if streamed else set[str]()
-    if plan.told is not None:
-        result["fingerprint"], warnings = plan.told
+    if plan.known is not None:
+        result["fingerprint"], warnings = plan.known
         result["warnings"] = sorted({*warnings, *notes, *tokens.notes})
         return result
     fixed = _fixed(plan, tokens)
@@ -109,7 +109,6 @@ def shown_plan(config: RunConfig, processing_class: Any, split: str) -> Plan:
 
 # -- which rows --------------------------------------------------------------------------------------------------------
 def choose(
-    config: RunConfig,
     processing_class: Any,
     plan: Plan,
     wanted: dict[str, Any],

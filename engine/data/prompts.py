@@ -22,14 +22,14 @@ REWARD_WORDS = frozenset({"prompt", "prompts", "completion", "completions", "com
 def prompt_row(tokens: Tokens, example: Example, row: Mapping[str, Any]) -> dict[str, Any]:
     """`prompt_ids`, and as JSON text the prompt itself and the columns for the rewards; for a model that sees also the
     references of the images in the prompt. Raises `FormatError`."""
-    asked, answer = asked_of(example)
-    images = example.images[: _places_in(asked)] if example.images else []
-    ids, seen = tokens.prompt(asked, example.tools, images)
+    prompt, answer = prompt_and_answer(example)
+    images = example.images[: _places_in(prompt)] if example.images else []
+    ids, seen = tokens.prompt(prompt, example.tools, images)
     columns = {name: value for name, value in row.items() if name not in REWARD_WORDS}
     columns |= {"answer": answer} if answer is not None else {}
     return {
         "prompt_ids": ids,
-        "prompt": json.dumps(tokens.turns_of(asked, images), ensure_ascii=False),
+        "prompt": json.dumps(tokens.turns_of(prompt, images), ensure_ascii=False),
         "columns": json.dumps(columns, ensure_ascii=False, default=str),
         **seen,
     }
@@ -50,25 +50,25 @@ def written(message: Mapping[str, Any]) -> str:
     return "".join(IMAGE if part["type"] == "image" else part["text"] for part in content)
 
 
-def _places_in(asked: str | list[Message]) -> int:
+def _places_in(prompt: str | list[Message]) -> int:
     """Places of images in a prompt; those of its answer come behind them."""
-    if isinstance(asked, str):
-        return asked.count(IMAGE)
-    parts = [part for turn in asked if isinstance(turn["content"], list) for part in turn["content"]]
+    if isinstance(prompt, str):
+        return prompt.count(IMAGE)
+    parts = [part for turn in prompt if isinstance(turn["content"], list) for part in turn["content"]]
     return sum(part["type"] == "image" for part in parts)
 
 
-def asked_of(example: Example) -> tuple[str | list[Message], str | None]:
+def prompt_and_answer(example: Example) -> tuple[str | list[Message], str | None]:
     """What a row asks and the answer it holds: of a conversation, all before its last assistant turns, and the last."""
     if example.kind in ("pair", "prompt"):
         given = example.chosen
         answer = given if isinstance(given, str) else written(given[-1]) if given else ""
         return example.prompt, None if example.kind == "prompt" and not answer else answer
-    asked = list(example.messages)
+    prompt = list(example.messages)
     answer_turn: Message | None = None
-    while asked and asked[-1]["role"] == "assistant":
-        answer_turn = answer_turn or asked[-1]
-        asked.pop()
-    if not asked:
+    while prompt and prompt[-1]["role"] == "assistant":
+        answer_turn = answer_turn or prompt[-1]
+        prompt.pop()
+    if not prompt:
         raise FormatError("the conversation holds no turn to answer")
-    return asked, None if answer_turn is None else written(answer_turn)
+    return prompt, None if answer_turn is None else written(answer_turn)

@@ -179,11 +179,11 @@ def _serve(mine: socket.socket, parent: int, make: Callable[[], Served]) -> NoRe
         os._exit(_OWN_ERROR)
 
 
-def _alone(kept: int) -> None:
+def _alone(descriptor: int) -> None:
     """No open file of the parent, no handler of its signals, and no more memory than allowed."""
     if sys.platform == "linux":
         for name in os.listdir("/proc/self/fd"):
-            if int(name) > 2 and int(name) != kept:
+            if int(name) > 2 and int(name) != descriptor:
                 with contextlib.suppress(OSError):
                     os.close(int(name))
         with open("/proc/self/statm", encoding="ascii") as file:

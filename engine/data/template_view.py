@@ -60,7 +60,7 @@ def rendered(plan: Plan, processing_class: Any, number: int, text: str | None) -
         return told | {"problem": problem.full_message}
     return told | {
         "turns": _turns(piece, row)[:MOST_TURNS],
-        "asked": _asked(tokens, messages, example.tools),
+        "asked": _generation_prompt(tokens, messages, example.tools),
         "flaws": [f"This row {flaw.one}. {flaw.todo}" for flaw in flaws],
         "tokens": len(row["input_ids"]),
         "trained": sum(label != IGNORED for label in row["labels"]),
@@ -96,7 +96,7 @@ def _turns(piece: Piece, row: dict[str, Any]) -> list[dict[str, Any]]:
     return found
 
 
-def _asked(tokens: Tokens, messages: list[Message], tools: Any) -> str:
+def _generation_prompt(tokens: Tokens, messages: list[Message], tools: Any) -> str:
     """What the template writes behind the last question to have it answered; empty where it writes nothing of the kind."""
     last = max((at for at, turn in enumerate(messages) if turn["role"] == "assistant"), default=len(messages))
     before = messages[:last]

@@ -16,25 +16,13 @@ from typing import Any
 
 from engine.config.method import learns_from_images
 from engine.config.tree import RunConfig
-from engine.data.chat import (
-    FLAGS,
-    SENTINEL,
-    Chat,
-    Conversation,
-    MaskError,
-    Message,
-    Rendered,
-    Span,
-    Turn,
-    answer_start,
-    flag_of,
-    says,
-    token_mask,
-)
+from engine.data.chat import Chat, Conversation, Rendered, Turn, answer_start, flag_of, token_mask
+from engine.data.chat_template import FLAGS, MaskError, Message, Span
 from engine.data.parts import IMAGE, Example, FormatError, with_image_parts
 from engine.data.plan import Plan, named_template, template_of
 from engine.data.pretokenized import IGNORED, refuse_strange
-from engine.data.vision import ImageTokens, images_of, no_processor
+from engine.data.template_flaws import left_out
+from engine.data.vision import ImageTokens, images_of, no_processor, written_out
 from engine.errors import WorkbenchError
 
 _BEGIN, _END = itemgetter(0), itemgetter(1)
@@ -75,6 +63,8 @@ class Tokens:
             )
         processor = images_of(processing_class)
         self.images = ImageTokens(processor) if processor is not None else None
+        self._sees = self.images is not None and learns_from_images(plan.method)
+        """Whether a prompt has columns of its images."""
         self.chat = (
             Chat(
                 processing_class,
@@ -117,7 +107,8 @@ class Tokens:
         is what the chat template made of it, where that is known. Raises `MaskError`, and `DataError` for an image."""
         piece = self._piece(example, rendered)
         if piece.ready is not None and self.images is not None:
-            return self._seen(piece, example)
+            images = list(example.images)
+            return replace(piece, images=images, ready=self.images.seen(piece.ready, images))
         if self.images is None:
             if example.images:
                 raise no_processor(example.images)
@@ -130,19 +121,22 @@ class Tokens:
 
     def _piece(self, example: Example, rendered: Rendered | MaskError | None) -> Piece:
         if example.kind == "tokens":
-            return Piece("", [], False, ready=self._given(example))
+            labels = example.input_ids if example.labels is None else example.labels
+            way_out = "Tokenize the data with the model's own tokenizer."
+            refuse_strange(example.input_ids, example.labels, len(self.tokenizer), way_out)
+            return Piece("", [], False, ready={"input_ids": list(example.input_ids), "labels": list(labels)})
         if example.drawn is not None:
-            ids = example.drawn.ids(self._words())
+            ids = example.drawn.ids(self._plain_tokens())
             return Piece("", [], False, ready={"input_ids": ids, "labels": list(ids)})
         if example.kind == "text":
-            text = self._closed(self._with_tokens(example, example.text))
+            text = self._closed(written_out(self.images, example, example.text))
             # An end mark alone teaches to write nothing.
             spans = [(0, len(text))] if example.text.strip() else []
             return Piece(text, spans, True)
         if example.kind == "pair" and (isinstance(example.prompt, str) and self.chat is None):
             assert isinstance(example.chosen, str)
-            prompt = self._with_tokens(example, example.prompt)
-            answer = self._with_tokens(example, example.chosen)
+            prompt = written_out(self.images, example, example.prompt)
+            answer = written_out(self.images, example, example.chosen)
             text = prompt + self._closed(answer)
             thought = 0 if self.plan.trained_thinking else answer_start(answer)
             start = 0 if self.plan.trained_turns == "all" else len(prompt) + thought
@@ -153,16 +147,8 @@ class Tokens:
         if isinstance(rendered, MaskError):
             raise rendered
         messages, tools, _ = self._conversation(example)
-        flaws = (*rendered.flaws, *self._left_out(messages, tools, rendered.text))
+        flaws = (*rendered.flaws, *left_out(self._chat(), self._marks, messages, tools, rendered.text))
         return Piece(rendered.text, rendered.spans, False, rendered.turns, flaws=flaws)
-
-    def _with_tokens(self, example: Example, text: str) -> str:
-        """A text without a template, with the processor's own token, and the marks around it, at each place of an image."""
-        if not example.images or self.images is None:
-            return text
-        if example.sees and IMAGE not in text and self.images.token not in text:
-            text = IMAGE * len(example.images) + text
-        return text.replace(IMAGE, self.images.written)
 
     def conversation(self, example: Example) -> Conversation | None:
         """What the chat template is asked for an example; None where it is not asked."""
@@ -223,54 +209,6 @@ class Tokens:
             found.append("double_bos")
         return tuple(dict.fromkeys(found))
 
-    def _left_out(self, messages: Sequence[Message], tools: Any, text: str) -> list[str]:
-        """What the messages say and the rendered text does not hold."""
-        found = []
-        for place, message in enumerate(messages):
-            content = message.get("content")
-            if isinstance(content, str) and self._marks.search(content):
-                found.append("marks")
-            if message["role"] != "tool" and not says(message):
-                found.append("empty_turn")
-            said = message.get("content") if message["role"] == "system" else None
-            if isinstance(said, str) and said.strip() not in text and self._is_lost(messages, place, "content", tools):
-                found.append("system")
-            thought = message.get("reasoning_content")
-            if isinstance(thought, str) and thought.strip() not in text:
-                later = any(each["role"] == "user" for each in messages[place + 1 :])
-                if self._is_lost(messages, place, "reasoning_content", tools):
-                    found.append("earlier_thinking" if later else "thinking")
-        names = [str((tool.get("function") or tool).get("name", "")) for tool in tools or () if isinstance(tool, dict)]
-        if any(name and name not in text for name in names):
-            found.append("tools")
-        return found
-
-    def _is_lost(self, messages: Sequence[Message], place: int, key: str, tools: Any) -> bool:
-        """Whether the template writes nothing of this part of a message, in whatever form."""
-        other = {**messages[place], key: SENTINEL}
-        try:
-            return SENTINEL not in self._chat().render([*messages[:place], other, *messages[place + 1 :]], tools)
-        except MaskError:
-            return False  # it reads the part, or it would not refuse this one
-
-    def _given(self, example: Example) -> dict[str, Any]:
-        """The row of ids that the data hold themselves; without labels all of them are learned."""
-        way_out = "Tokenize the data with the model's own tokenizer."
-        refuse_strange(example.input_ids, example.labels, len(self.tokenizer), way_out)
-        labels = example.input_ids if example.labels is None else example.labels
-        return {"input_ids": list(example.input_ids), "labels": list(labels)}
-
-    def _seen(self, piece: Piece, example: Example) -> Piece:
-        """The row of ids with where its images are, whose tokens are never learned."""
-        assert self.images is not None
-        assert piece.ready is not None
-        images = list(example.images)
-        places = self.images.among(piece.ready["input_ids"], images)
-        drawn = [at for start, end in places for at in range(start, end)]
-        for at in drawn:
-            piece.ready["labels"][at] = IGNORED
-        return replace(piece, images=images, ready=piece.ready | {"images": images, "image_tokens": drawn})
-
     # -- a prompt and its answers --------------------------------------------------------------------------------------
     def answers(
         self, example: Example, answers: Sequence[str | list[Message]]
@@ -282,14 +220,14 @@ class Tokens:
         if example.drawn is not None:
             asked = example.drawn.tokens // 2
             said = example.drawn.tokens - asked
-            parts = [example.drawn.ids(self._words(), 1 + part, said) for part in range(len(answers))]
-            return example.drawn.ids(self._words(), 0, asked), parts, {}
+            parts = [example.drawn.ids(self._plain_tokens(), 1 + part, said) for part in range(len(answers))]
+            return example.drawn.ids(self._plain_tokens(), 0, asked), parts, {}
         if isinstance(prompt, str) and self.chat is not None:
             told = with_image_parts(prompt) if example.images else prompt
             prompt = [{"role": "user", "content": told}]
             answers = [[{"role": "assistant", "content": str(answer)}] for answer in answers]
         if isinstance(prompt, str):
-            prompt = self._with_tokens(example, prompt)
+            prompt = written_out(self.images, example, prompt)
             texts = [prompt, *(prompt + self._closed(str(answer)) for answer in answers)]
             start, special = len(prompt), True
         else:
@@ -297,7 +235,7 @@ class Tokens:
             whole = [[*prompt, *answer] for answer in answers]
             texts = [chat.render(prompt, tools, prompt=True), *(chat.render(answer, tools) for answer in whole)]
             for messages, written in zip(whole, texts[1:], strict=True):
-                self._flaws += self._left_out(messages, tools, written)
+                self._flaws += left_out(chat, self._marks, messages, tools, written)
             if any(
                 len(answer) == 1 and not text.startswith(texts[0])
                 for answer, text in zip(answers, texts[1:], strict=True)
@@ -320,17 +258,8 @@ class Tokens:
                 "begins cannot be told",
                 "Choose another template with model.chat_template.",
             )
-        images = self._image_columns(example.images, encoded["offset_mapping"][0], places)
+        images = image_columns(example.images, encoded["offset_mapping"][0], places) if self._sees else {}
         return ids[0][:shared], [each[shared:] for each in ids[1:]], images
-
-    def _image_columns(self, images: Sequence[str], offsets: Sequence[Span], places: Sequence[Span]) -> dict[str, Any]:
-        """The columns of a prompt's images for a model that sees, by the characters of each; else none."""
-        if self.images is None or not learns_from_images(self.plan.method):
-            return {}
-        drawn = [token_mask(offsets, [place]) for place in places]
-        spans = [(mask.index(True), len(mask) - mask[::-1].index(True)) for mask in drawn]
-        tokens = [at for span in spans for at in range(*span)]
-        return {"images": list(images), "image_spans": spans, "image_tokens": tokens}
 
     def _with_images(self, example: Example, texts: list[str], start: int) -> tuple[list[str], int, list[Span]]:
         """Texts that begin with one prompt, with its images written out; where the answers then begin, and the characters of
@@ -367,8 +296,9 @@ class Tokens:
         if isinstance(asked, str):
             text = asked.replace(IMAGE, self.images.written) if images and self.images is not None else asked
         else:
-            text = self._chat().render(asked, tools, prompt=True)
-            self._flaws += self._left_out(asked, tools, text)
+            chat = self._chat()
+            text = chat.render(asked, tools, prompt=True)
+            self._flaws += left_out(chat, self._marks, asked, tools, text)
         places: list[Span] = []
         if self.images is not None and (images or self.images.token in text):
             full = self.images.expand(text, [], (), images)
@@ -379,7 +309,7 @@ class Tokens:
         ids = list(encoded["input_ids"])
         if isinstance(asked, str) and len(ids) > 1 and ids[-1] == self.tokenizer.eos_token_id:
             ids.pop()
-        return ids, self._image_columns(images, encoded["offset_mapping"][: len(ids)], places)
+        return ids, image_columns(images, encoded["offset_mapping"][: len(ids)], places) if self._sees else {}
 
     def steps(self, example: Example) -> tuple[list[int], list[int]]:
         """Ids of a prompt with the steps of an answer, a line each, and the place of each step's last token."""
@@ -414,7 +344,7 @@ class Tokens:
             )
         return self.chat
 
-    def _words(self) -> list[int]:
+    def _plain_tokens(self) -> list[int]:
         """The vocabulary without its special tokens, which mean something to a model."""
         if self._vocabulary is None:
             special = {*self.tokenizer.all_special_ids, *self.tokenizer.added_tokens_decoder}
@@ -440,6 +370,14 @@ def _pair_messages(example: Example, trained: str) -> tuple[list[Message], str]:
     if trained == "flag" and any(flag_of(turn) is not None for turn in last):
         return [*asked, *last], trained
     return [*asked, *last], "last" if trained == "last" else "assistant"
+
+
+def image_columns(images: Sequence[str], offsets: Sequence[Span], places: Sequence[Span]) -> dict[str, Any]:
+    """The columns of a prompt's images for a model that sees, by the characters of each."""
+    drawn = [token_mask(offsets, [place]) for place in places]
+    spans = [(mask.index(True), len(mask) - mask[::-1].index(True)) for mask in drawn]
+    tokens = [at for span in spans for at in range(*span)]
+    return {"images": list(images), "image_spans": spans, "image_tokens": tokens}
 
 
 def _learned(ids: list[int], offsets: list[Span], spans: Sequence[Span]) -> list[int]:

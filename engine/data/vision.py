@@ -12,15 +12,17 @@ import io
 import math
 import os
 import warnings
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from importlib.metadata import version
 from typing import TYPE_CHECKING, Any
 
-from engine.data.chat import Span, Turn
+from engine.data.chat import Turn
+from engine.data.chat_template import Span
 from engine.data.image_limits import BOMB, FORMATS, UNREADABLE, why_refused
 from engine.data.image_references import content_of, embedded, short
-from engine.data.parts import FormatError
+from engine.data.parts import IMAGE, Example, FormatError
+from engine.data.pretokenized import IGNORED
 from engine.errors import DataError
 
 if TYPE_CHECKING:
@@ -127,6 +129,15 @@ class Resized:
     """Images of this size that it is cut into, a small copy of the whole among them."""
 
 
+def written_out(images: ImageTokens | None, example: Example, text: str) -> str:
+    """A text without a template, with the processor's own token, and the marks around it, at each place of an image."""
+    if not example.images or images is None:
+        return text
+    if example.sees and IMAGE not in text and images.token not in text:
+        text = IMAGE * len(example.images) + text
+    return text.replace(IMAGE, images.written)
+
+
 class ImageTokens:
     """The tokens that a processor makes of images; `token` is the place of one in a text."""
 
@@ -179,6 +190,14 @@ class ImageTokens:
             return start - len(self.before), end + len(self.after)
         return place
 
+    def seen(self, row: Mapping[str, Any], images: list[str]) -> dict[str, Any]:
+        """A row of ids with where its images are, whose tokens are never learned."""
+        drawn = [at for start, end in self.among(row["input_ids"], images) for at in range(start, end)]
+        labels = list(row["labels"])
+        for at in drawn:
+            labels[at] = IGNORED
+        return {**row, "labels": labels, "images": images, "image_tokens": drawn}
+
     def among(self, ids: Sequence[int], images: Sequence[str]) -> list[Span]:
         """Where the tokens of each image stand among the ids of a row, marks around them included. Raises `DataError` where
         they are not those that the processor makes of the images, in their order."""
@@ -221,10 +240,10 @@ class ImageTokens:
         if size not in self._by_size:
             if len(self._by_size) >= _SIZES:
                 self._by_size.clear()
-            self._by_size[size] = self._asked(reference)
+            self._by_size[size] = self._processed(reference)
         return self._by_size[size]
 
-    def _asked(self, reference: str) -> Resized:
+    def _processed(self, reference: str) -> Resized:
         try:
             made = self.processor(
                 text=[self.token],

@@ -10,15 +10,15 @@ from engine.model_files import SHARES
 from engine.run.task import Report, Send, described, serve
 
 
-def answer(asked: dict[str, Any], send: Send, report: Report) -> dict[str, Any]:
+def answer(request: dict[str, Any], send: Send, report: Report) -> dict[str, Any]:
     """Does what is asked; a part that fails leaves the others. Raises WorkbenchError where nothing can be begun."""
     report("Reading the checkpoint", 0, 1)
     from engine.export.places import source
     from engine.run.store import RunFolder
 
-    run = RunFolder(asked["run"])
-    taken = source(run, asked["checkpoint"])
-    if asked["do"] == "merge" and not (taken.adapted or (taken.checkpoint / SHARES).is_dir()):
+    run = RunFolder(request["run"])
+    taken = source(run, request["checkpoint"])
+    if request["do"] == "merge" and not (taken.adapted or (taken.checkpoint / SHARES).is_dir()):
         raise WorkbenchError(
             f"{taken.checkpoint.name}: holds all weights of the model and no adapter, so there is nothing to merge.",
             f"It is a model as it is: `workbench export {visible(run.id)} --to safetensors` takes it along.",
@@ -30,21 +30,21 @@ def answer(asked: dict[str, Any], send: Send, report: Report) -> dict[str, Any]:
         from engine.export.folder import Model
         from engine.export.making import make
         from engine.export.shards import put_together
-    with put_together(taken, Path(next(iter(asked["places"].values())))) as taken:
-        parts = _parts(Model(taken, _config(run), report=report), asked, make, report, send)
+    with put_together(taken, Path(next(iter(request["places"].values())))) as taken:
+        parts = _parts(Model(taken, _config(run), report=report), request, make, report, send)
     return {"run": run.id, "checkpoint": taken.checkpoint.name, "parts": parts}
 
 
-def _parts(model: Any, asked: dict[str, Any], make: Any, report: Any, send: Any) -> list[dict[str, Any]]:
+def _parts(model: Any, request: dict[str, Any], make: Any, report: Any, send: Any) -> list[dict[str, Any]]:
     """Each form that is asked for, made; one that fails leaves the others."""
     parts = []
-    for form, place in asked["places"].items():
+    for form, place in request["places"].items():
         try:
-            part = make(model, form, Path(place), asked, report)
-            if asked["do"] == "push":
+            part = make(model, form, Path(place), request, report)
+            if request["do"] == "push":
                 from engine.export.push import upload
 
-                part["url"] = upload(Path(place), asked["repository"], private=asked["private"], report=report)
+                part["url"] = upload(Path(place), request["repository"], private=request["private"], report=report)
         except Exception as problem:  # noqa: BLE001 - a part that fails leaves the others
             part = {"form": form, "path": place, "ok": False, "error": described(problem, "export")}
         if part["ok"] and form == "safetensors":

@@ -68,20 +68,20 @@ def answers(file: Path, texts: Sequence[str], ids: Sequence[list[int]]) -> tuple
     import torch
 
     with tempfile.TemporaryDirectory() as room:
-        asked = {
+        request = {
             "do": "answer",
             "file": str(file),
             "texts": list(texts),
             "ids": [list(each) for each in ids],
             "into": room,
         }
-        said = json.loads(_run(OWN, "opening it", asked))
+        said = json.loads(_run(OWN, "opening it", request))
         found = [torch.from_numpy(np.load(Path(room) / f"{number}.npy")) for number in range(len(ids))]
     return said, found
 
 
-def _run(command: Sequence[str], what: str, asked: dict[str, Any] | None = None) -> str:
-    done = subprocess.run(command, input=json.dumps(asked or {}), capture_output=True, text=True, errors="replace")
+def _run(command: Sequence[str], what: str, request: dict[str, Any] | None = None) -> str:
+    done = subprocess.run(command, input=json.dumps(request or {}), capture_output=True, text=True, errors="replace")
     if done.returncode:
         words = [line.strip() for line in (done.stderr or done.stdout).splitlines() if line.strip()]
         last = visible(words[-1])[:300] if words else "it said nothing"
@@ -89,30 +89,30 @@ def _run(command: Sequence[str], what: str, asked: dict[str, Any] | None = None)
     return done.stdout
 
 
-def _quantize(asked: dict[str, Any]) -> None:
+def _quantize(request: dict[str, Any]) -> None:
     import llama_cpp
 
     settings = llama_cpp.llama_model_quantize_default_params()
-    settings.ftype = getattr(llama_cpp, f"LLAMA_FTYPE_MOSTLY_{asked['quant']}")
-    code = llama_cpp.llama_model_quantize(asked["source"].encode(), asked["target"].encode(), settings)
+    settings.ftype = getattr(llama_cpp, f"LLAMA_FTYPE_MOSTLY_{request['quant']}")
+    code = llama_cpp.llama_model_quantize(request["source"].encode(), request["target"].encode(), settings)
     if code:
         sys.exit(int(code))
 
 
-def _answer(asked: dict[str, Any]) -> None:
+def _answer(request: dict[str, Any]) -> None:
     import llama_cpp
     import numpy as np
 
-    longest = max(map(len, asked["ids"]), default=1)
+    longest = max(map(len, request["ids"]), default=1)
     model = llama_cpp.Llama(
-        asked["file"], n_gpu_layers=0, n_ctx=longest, n_batch=longest, n_ubatch=longest, logits_all=True,
+        request["file"], n_gpu_layers=0, n_ctx=longest, n_batch=longest, n_ubatch=longest, logits_all=True,
         type_k=llama_cpp.GGML_TYPE_F32, type_v=llama_cpp.GGML_TYPE_F32, verbose=False,
     )  # fmt: skip
-    print(json.dumps([model.tokenize(text.encode(), add_bos=True, special=True) for text in asked["texts"]]))
-    for number, ids in enumerate(asked["ids"]):
+    print(json.dumps([model.tokenize(text.encode(), add_bos=True, special=True) for text in request["texts"]]))
+    for number, ids in enumerate(request["ids"]):
         model.reset()
         model.eval(ids)
-        np.save(Path(asked["into"]) / f"{number}.npy", np.array(model.scores[: len(ids)], dtype=np.float32))
+        np.save(Path(request["into"]) / f"{number}.npy", np.array(model.scores[: len(ids)], dtype=np.float32))
 
 
 if __name__ == "__main__":

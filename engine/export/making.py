@@ -17,7 +17,7 @@ from engine.run import checkpoint
 Report = Callable[[str, int, int], None]
 
 
-def make(model: Model, form: str, place: Path, asked: dict[str, Any], report: Report) -> dict[str, Any]:
+def make(model: Model, form: str, place: Path, request: dict[str, Any], report: Report) -> dict[str, Any]:
     """Writes one form to its place and says what was compared. Raises WorkbenchError where it cannot be made."""
     if form == "adapter" and not model.source.adapted:
         raise WorkbenchError(
@@ -27,14 +27,14 @@ def make(model: Model, form: str, place: Path, asked: dict[str, Any], report: Re
     if form == "gguf":
         from engine.export.to_gguf import refuse_early
 
-        refuse_early(asked["quant"])
-    with placed(place, _bytes(model, form, asked)) as part:
+        refuse_early(request["quant"])
+    with placed(place, _bytes(model, form, request)) as part:
         if form == "modelfile":
-            found = _modelfile(model, part, asked)
+            found = _modelfile(model, part, request)
         elif form == "gguf":
-            found = _gguf(model, place, part, asked, report)
+            found = _gguf(model, place, part, request, report)
         elif form == "adapter":
-            found = write_adapter(model, part, report, per_expert=asked.get("per_expert", False))
+            found = write_adapter(model, part, report, per_expert=request.get("per_expert", False))
         else:
             found = write_model(model, part, report)
         if part.is_dir():
@@ -50,36 +50,36 @@ def make(model: Model, form: str, place: Path, asked: dict[str, Any], report: Re
     }
 
 
-def _bytes(model: Model, form: str, asked: dict[str, Any]) -> int:
+def _bytes(model: Model, form: str, request: dict[str, Any]) -> int:
     """Room that a part needs while it is made: a GGUF of an adapter also that of the merged folder, a K-quant that of the 16
     bits it is made from; where each expert has its own adapter, what gate and up share is there twice."""
     if form == "modelfile":
         return 1 << 20
     whole = bytes_of(model, "adapter" if form == "adapter" else "safetensors")
     if form == "gguf":
-        return (3 if asked["quant"] in K_QUANTS else 2) * whole
-    return 2 * whole if form == "adapter" and asked.get("per_expert", False) else whole
+        return (3 if request["quant"] in K_QUANTS else 2) * whole
+    return 2 * whole if form == "adapter" and request.get("per_expert", False) else whole
 
 
-def _gguf(model: Model, place: Path, part: Path, asked: dict[str, Any], report: Report) -> Parity:
+def _gguf(model: Model, place: Path, part: Path, request: dict[str, Any], report: Report) -> Parity:
     """Out of the merged folder, which is compared by its logits first; one that this export made already is taken."""
     from transformers import AutoConfig
 
     from engine.export.to_gguf import architecture, write
 
     architecture(AutoConfig.from_pretrained(model.whole).get_text_config())
-    made = Path(asked["places"].get("safetensors", ""))
+    made = Path(request["places"].get("safetensors", ""))
     if model.merged is not None and made == model.merged:
-        return write(model, made, part, asked["quant"], report)
+        return write(model, made, part, request["quant"], report)
     with tempfile.TemporaryDirectory(prefix=f".{place.name}.part-", dir=place.parent) as room:
         folder = Path(room) / "merged"
         write_model(model, folder, report)
-        return write(model, folder, part, asked["quant"], report)
+        return write(model, folder, part, request["quant"], report)
 
 
-def _modelfile(model: Model, part: Path, asked: dict[str, Any]) -> Parity:
+def _modelfile(model: Model, part: Path, request: dict[str, Any]) -> Parity:
     """Beside the GGUF of this export, or the folder. Raises WorkbenchError where there is neither."""
-    known = [Path(asked["places"][form]) for form in ("gguf", "safetensors") if form in asked["places"]]
+    known = [Path(request["places"][form]) for form in ("gguf", "safetensors") if form in request["places"]]
     weights = next((path for path in known if path.exists()), None)
     if weights is None:
         raise WorkbenchError(

@@ -57,7 +57,7 @@ def compared(parity: dict[str, Any]) -> str:
     return f"{words}; it stops at {' '.join(map(visible, parity['stop_tokens'])) or 'no token'}."
 
 
-def part_words(part: dict[str, Any]) -> str:
+def part_summary(part: dict[str, Any]) -> str:
     """What became of one form, in words."""
     if not part["ok"]:
         return visible(

@@ -115,19 +115,19 @@ def write(model: Model, folder: Path, file: Path, quant: str, report: Report) ->
 
     config = AutoConfig.from_pretrained(folder).get_text_config()
     name = architecture(config)
-    words = vocabulary(folder, model.tokenizer, config.vocab_size)
-    _same_ids(words, model.tokenizer)
+    vocab = vocabulary(folder, model.tokenizer, config.vocab_size)
+    _same_ids(vocab, model.tokenizer)
     if quant in K_QUANTS:
         with tempfile.TemporaryDirectory(prefix=f"{file.name}-", dir=file.parent) as room:
             plain = Path(room) / "plain.gguf"
             stored = {each.dtype for each in model_files.stored_weights(folder).values()}
-            names = _write(model, folder, plain, "BF16" if stored == {"BF16"} else "F16", config, name, words, report)
+            names = _write(model, folder, plain, "BF16" if stored == {"BF16"} else "F16", config, name, vocab, report)
             report(f"llama.cpp writes {quant}", 0, 1)
             llama_cpp.quantize(plain, file, quant)
     else:
-        names = _write(model, folder, file, quant, config, name, words, report)
+        names = _write(model, folder, file, quant, config, name, vocab, report)
     report("Opening it again", 0, 1)
-    found = _read_back(model, folder, file, names, config, name, words)
+    found = _read_back(model, folder, file, names, config, name, vocab)
     return _judged(found, model, folder, file, quant, report) if llama_cpp.installed() else found
 
 
@@ -151,7 +151,7 @@ def _judged(found: parity.Parity, model: Model, folder: Path, file: Path, quant:
 
 
 def _write(
-    model: Model, folder: Path, file: Path, quant: str, config: Any, name: str, words: Vocabulary, report: Report
+    model: Model, folder: Path, file: Path, quant: str, config: Any, name: str, vocab: Vocabulary, report: Report
 ) -> dict[str, str]:
     """Writes the file in a format of `QUANTS`; its name of each weight."""
     import gguf
@@ -162,11 +162,11 @@ def _write(
     writer.add_file_type(getattr(gguf.LlamaFileType, f"MOSTLY_{quant}"))
     writer.add_quantization_version(gguf.GGML_QUANT_VERSION)
     _sizes(writer, config, name)
-    _tokens(writer, words, model)
+    _tokens(writer, vocab, model)
     stored = model_files.stored_weights(folder)
     names = _names(gguf.get_tensor_name_map(arch, config.num_hidden_layers), stored)
     factors = _llama3_factors(config)
-    kinds = {theirs: _kind(gguf, theirs, stored[ours].shape, quant) for ours, theirs in names.items()}
+    kinds = {theirs: _kind(gguf, stored[ours].shape, quant) for ours, theirs in names.items()}
     if factors is not None:
         writer.add_tensor_info("rope_freqs.weight", factors.shape, factors.dtype, factors.nbytes)
     for ours, theirs in names.items():
@@ -187,10 +187,10 @@ def _write(
     return names
 
 
-def _same_ids(words: Vocabulary, tokenizer: Any) -> None:
-    for text in parity.PROBES if words.model == "llama" else ():
+def _same_ids(vocab: Vocabulary, tokenizer: Any) -> None:
+    for text in parity.PROBES if vocab.model == "llama" else ():
         wanted = tokenizer(text, add_special_tokens=False)["input_ids"]
-        if joined(words, text) != wanted:
+        if joined(vocab, text) != wanted:
             raise ModelError(
                 f"tokenizer.json: llama.cpp would join {visible(text)[:40]!r} to other ids.",
                 "Take the model along as safetensors (--to safetensors).",
@@ -228,17 +228,17 @@ def _sizes(writer: Any, config: Any, name: str) -> None:
         writer.add_final_logit_softcapping(config.final_logit_softcapping)
 
 
-def _tokens(writer: Any, words: Vocabulary, model: Any) -> None:
+def _tokens(writer: Any, vocab: Vocabulary, model: Any) -> None:
     tokenizer, stops = model.tokenizer, list(model.stops)
-    writer.add_tokenizer_model(words.model)
-    writer.add_tokenizer_pre(words.pre)
-    writer.add_token_list(words.tokens)
-    writer.add_token_types(words.types)
-    if words.scores:
-        writer.add_token_scores(words.scores)
-        writer.add_add_space_prefix(words.space_prefix)
-    if words.merges:
-        writer.add_token_merges(words.merges)
+    writer.add_tokenizer_model(vocab.model)
+    writer.add_tokenizer_pre(vocab.pre)
+    writer.add_token_list(vocab.tokens)
+    writer.add_token_types(vocab.types)
+    if vocab.scores:
+        writer.add_token_scores(vocab.scores)
+        writer.add_add_space_prefix(vocab.space_prefix)
+    if vocab.merges:
+        writer.add_token_merges(vocab.merges)
     own = tokenizer.eos_token_id if tokenizer.eos_token_id in stops else stops[0] if stops else None
     others = [each for each in stops if each != own]
     if len(others) > 2:
@@ -274,7 +274,7 @@ def _names(known: Any, stored: dict[str, Any]) -> dict[str, str]:
     return found
 
 
-def _kind(gguf: Any, theirs: str, shape: tuple[int, ...], quant: str) -> Any:
+def _kind(gguf: Any, shape: tuple[int, ...], quant: str) -> Any:
     kinds = gguf.GGMLQuantizationType
     if len(shape) == 1:
         return kinds.F32
@@ -331,7 +331,7 @@ def _llama3_factors(config: Any) -> Any:
 
 
 def _read_back(
-    model: Model, folder: Path, file: Path, names: dict[str, str], config: Any, arch: str, words: Vocabulary
+    model: Model, folder: Path, file: Path, names: dict[str, str], config: Any, arch: str, vocab: Vocabulary
 ) -> parity.Parity:
     """Every weight against its source, then what the file says of tokens, template and stop tokens."""
     import gguf
@@ -352,7 +352,7 @@ def _read_back(
         return None if field is None else field.contents()
 
     tokenizer = model.tokenizer
-    wanted = tokenizer.convert_ids_to_tokens(list(range(min(len(tokenizer), len(words.tokens)))))
+    wanted = tokenizer.convert_ids_to_tokens(list(range(min(len(tokenizer), len(vocab.tokens)))))
     for number, (token, found) in enumerate(zip(wanted, said("tokenizer.ggml.tokens"), strict=False)):
         if token is not None and str(token) != found and str(token).replace("\u2581", " ") != found:
             raise parity.differs("gguf", f"token {number} is {found!r} instead of {token!r}")
@@ -363,7 +363,7 @@ def _read_back(
     if sorted(found) != sorted(model.stops):
         raise parity.differs("gguf", f"its stop tokens are {found} instead of {model.stops}")
     stops = [str(each) for each in tokenizer.convert_ids_to_tokens(sorted(model.stops))]
-    probes = len(parity.PROBES) if words.model == "llama" else 0
+    probes = len(parity.PROBES) if vocab.model == "llama" else 0
     formats = Counter(tensors[theirs].tensor_type.name for theirs in names.values())
     return parity.Parity("gguf", 0, probes, stops, weights=len(names), formats=dict(formats))
 

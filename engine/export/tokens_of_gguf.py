@@ -71,7 +71,7 @@ def vocabulary(folder: Path, tokenizer: Any, rows: int) -> Vocabulary:
         tokens.append(text)
         types.append(kind)
     if model.get("byte_fallback"):
-        return _sentencepiece(content, tokenizer, tokens, types, merges)
+        return _sentencepiece(content, tokens, types, merges)
     pre = _pre_tokenizer(content, bool(model.get("ignore_merges")))
     return Vocabulary("gpt2", pre, tokens, types, [], merges)
 
@@ -105,9 +105,7 @@ def _unknown(what: str) -> ModelError:
     )
 
 
-def _sentencepiece(
-    content: dict[str, Any], tokenizer: Any, tokens: list[str], types: list[int], merges: list[str]
-) -> Vocabulary:
+def _sentencepiece(content: dict[str, Any], tokens: list[str], types: list[int], merges: list[str]) -> Vocabulary:
     """Scores out of the order of the merges: what is joined first has the highest."""
     prefix = _prefixes(content)
     ranks: dict[str, int] = {}
@@ -138,18 +136,18 @@ def _prefixes(content: dict[str, Any]) -> bool:
     raise _unknown("a SentencePiece tokenizer with rules which llama.cpp does not have")
 
 
-def joined(words: Vocabulary, text: str) -> list[int]:
+def joined(vocab: Vocabulary, text: str) -> list[int]:
     """The ids of a plain text by llama.cpp's way of joining a SentencePiece vocabulary: the pair with the highest score
     first, the leftmost of equals."""
-    known = {token: number for number, token in enumerate(words.tokens) if words.types[number] == NORMAL}
-    text = (MARK if words.space_prefix and text else "") + text.replace(" ", MARK)
+    known = {token: number for number, token in enumerate(vocab.tokens) if vocab.types[number] == NORMAL}
+    text = (MARK if vocab.space_prefix and text else "") + text.replace(" ", MARK)
     symbols: list[str] = list(text)
     before, after = list(range(-1, len(symbols) - 1)), [*range(1, len(symbols)), -1]
     heap: list[tuple[float, int, int, str]] = []
 
     def offer(left: int, right: int) -> None:
         if left >= 0 and right >= 0 and (number := known.get(symbols[left] + symbols[right])) is not None:
-            heapq.heappush(heap, (-words.scores[number], left, right, symbols[left] + symbols[right]))
+            heapq.heappush(heap, (-vocab.scores[number], left, right, symbols[left] + symbols[right]))
 
     for left in range(len(symbols) - 1):
         offer(left, left + 1)
@@ -163,11 +161,11 @@ def joined(words: Vocabulary, text: str) -> list[int]:
             before[after[right]] = left
         offer(before[left], left)
         offer(left, after[left])
-    return _numbered(words, [each for each in symbols if each], known)
+    return _numbered(vocab, [each for each in symbols if each], known)
 
 
-def _numbered(words: Vocabulary, symbols: Sequence[str], known: dict[str, int]) -> list[int]:
-    bytes_of = {token: number for number, token in enumerate(words.tokens) if words.types[number] == BYTE}
+def _numbered(vocab: Vocabulary, symbols: Sequence[str], known: dict[str, int]) -> list[int]:
+    bytes_of = {token: number for number, token in enumerate(vocab.tokens) if vocab.types[number] == BYTE}
     ids: list[int] = []
     for each in symbols:
         if each in known:

@@ -91,7 +91,7 @@ def _rendered(warm: Warm, params: Params) -> Any:
 
 def _model(warm: Warm, params: Params) -> Any:
     """What is known of a model: the facts of its config, its tokenizer and its chat template."""
-    from engine.data.chat import GENERATION
+    from engine.data.chat_template import GENERATION
     from engine.data.plan import template_of
     from engine.facts.model_shape import model_facts
 
@@ -128,7 +128,7 @@ def _preview(warm: Warm, params: Params) -> Any:
         return Job(lambda report: preview(config, processing_class, wanted, count, split, report))
     plan = warm.plan(config, processing_class, split)
     # The index grows in this process: what a child reads, rows and line numbers, must be known before it is forked.
-    places = choose(config, processing_class, plan, wanted, count, None)
+    places = choose(processing_class, plan, wanted, count, None)
     for number, index in places:
         plan.sources[number].rows.size(index)
         plan.sources[number].rows.place(index)
@@ -136,7 +136,7 @@ def _preview(warm: Warm, params: Params) -> Any:
     def learn(message: Any) -> None:
         # A fingerprint tokenizes 16 rows, most of what a preview of one row computes; it is empty while it is not known.
         if message["fingerprint"]:
-            plan.told = (message["fingerprint"], message["warnings"])
+            plan.known = (message["fingerprint"], message["warnings"])
 
     return Job(
         lambda report: preview(config, processing_class, wanted, count, split, report, plan, places),

@@ -233,19 +233,13 @@ def builtin_data_are_known(config: RunConfig, facts: Facts) -> Iterator[Finding]
 
 @rule(reads=(fields.data.train, fields.data.eval))
 def held_out_rows_are_not_trained_on(config: RunConfig, facts: Facts) -> Iterator[Finding]:
-    trained = {
-        (entry.path, _split(entry.path, entry.split, "train")): index for index, entry in enumerate(config.data.train)
-    }
+    trained = {(entry.path, entry.split or "train"): index for index, entry in enumerate(config.data.train)}
     for index, entry in enumerate(config.data.eval):
         default = "train" if entry.path.lower().endswith(DATA_SUFFIXES) else "eval"
-        if (entry.path, _split(entry.path, entry.split, default)) in trained:
+        if (entry.path, entry.split or default) in trained:
             path = f"{fields.data.eval.path}.{index}.path"
             todo = "The loss on rows that are trained on says nothing about new ones. Hold some rows back in a file of their own."
             yield must(path, "another source than the training data", entry.path, todo, severity="warning")
-
-
-def _split(path: str, split: str | None, default: str) -> str:
-    return split or default
 
 
 @rule(reads=(fields.model.name, fields.data.max_length))

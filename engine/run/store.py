@@ -58,8 +58,31 @@ def sync_folder(path: Path) -> None:
         os.close(handle)
 
 
+class _Place:
+    """A file or folder of a run, by its name in the run's folder."""
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+
+    def __get__(self, run: RunFolder, _: type) -> Path:
+        return run.path / self._name
+
+
 class RunFolder:
     """One run on disk. Cheap to make; reads when asked."""
+
+    config = _Place("config.yaml")
+    json = _Place("run.json")
+    lock = _Place("run.lock")
+    events = _Place("events.jsonl")
+    batches = _Place("batches.bin")
+    in_flight = _Place("in_flight.bin")
+    control = _Place("control")
+    log = _Place("worker.log")
+    checkpoints = _Place("checkpoints")
+    samples = _Place("samples")
+    index = _Place("index")
+    ballast = _Place("checkpoints/.ballast")
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
         self.path = Path(path).absolute()
@@ -74,57 +97,9 @@ class RunFolder:
     def id(self) -> str:
         return self.path.name
 
-    @property
-    def config(self) -> Path:
-        return self.path / "config.yaml"
-
-    @property
-    def json(self) -> Path:
-        return self.path / "run.json"
-
-    @property
-    def lock(self) -> Path:
-        return self.path / "run.lock"
-
-    @property
-    def events(self) -> Path:
-        return self.path / "events.jsonl"
-
-    @property
-    def batches(self) -> Path:
-        return self.path / "batches.bin"
-
-    @property
-    def in_flight(self) -> Path:
-        return self.path / "in_flight.bin"
-
-    @property
-    def control(self) -> Path:
-        return self.path / "control"
-
-    @property
-    def log(self) -> Path:
-        return self.path / "worker.log"
-
     def log_of(self, rank: int) -> Path:
         """What one rank printed; the first one's stands in the worker's log, with that of all."""
         return self.path / f"rank-{rank}.log" if rank else self.log
-
-    @property
-    def checkpoints(self) -> Path:
-        return self.path / "checkpoints"
-
-    @property
-    def samples(self) -> Path:
-        return self.path / "samples"
-
-    @property
-    def index(self) -> Path:
-        return self.path / "index"
-
-    @property
-    def ballast(self) -> Path:
-        return self.checkpoints / ".ballast"
 
     def read_json(self) -> dict[str, Any]:
         """`run.json` as it stands; empty where it is missing or damaged."""

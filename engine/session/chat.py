@@ -12,13 +12,12 @@ be ranked with those before.
 from __future__ import annotations
 
 import json
-import math
 import os
 import sys
 import threading
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any, Literal
@@ -30,20 +29,13 @@ from engine.config.tree import RunConfig
 from engine.errors import Cancelled, UsageError, WorkbenchError, visible
 from engine.figures import size
 from engine.rules import read
-from engine.run import checkpoint, devices, store
+from engine.run import checkpoint, devices
 from engine.run.launch import devices_of_live
 from engine.run.store import RunFolder
+from engine.session.conversation import Answer, Conversation, Kind, Settings, Turn
 
 COMMAND = (sys.executable, "-P", "-m", "engine.chat")
-MOST_NEW_TOKENS = 1 << 20
-Kind = Literal["text", "score", "rank"]
 Only = Literal["", "base", "tuned"]
-ENDED = {
-    "stop": "",
-    "stopped": "stopped by you",
-    "length": "stopped at max_new_tokens",
-    "positions": "stopped at the last position that the model has",
-}
 
 
 @dataclass(frozen=True)
@@ -53,85 +45,6 @@ class Who:
     title: str
     run: RunFolder
     checkpoint: int | None
-
-
-@dataclass(frozen=True)
-class Settings:
-    """How tokens are chosen, and what stands before the conversation. A temperature of 0 takes the likeliest token."""
-
-    temperature: float = 0.0
-    top_p: float = 1.0
-    max_new_tokens: int = 256
-    seed: int = 0
-    system: str = ""
-
-    def __post_init__(self) -> None:
-        """Raises UsageError naming the setting, its value and what it takes."""
-        for name, takes, fits in (
-            ("temperature", "a number from 0 to 100", _number(self.temperature) and 0 <= self.temperature <= 100),
-            ("top_p", "a number above 0, at most 1", _number(self.top_p) and 0 < self.top_p <= 1),
-            ("max_new_tokens", f"a whole number from 1 to {MOST_NEW_TOKENS}", _whole(self.max_new_tokens, 1)),
-            ("seed", f"a whole number from 0 to {MOST_NEW_TOKENS}", _whole(self.seed, 0)),
-        ):
-            if not fits:
-                raise UsageError(f"{name}: must be {takes}; got {visible(str(getattr(self, name)))[:40]}.")
-
-    def changed(self, name: str, text: str) -> Settings:
-        """The settings with one of them read from what a person typed. Raises UsageError."""
-        if name == "system":
-            return replace(self, system=text)
-        kind = int if name in ("max_new_tokens", "seed") else float
-        try:
-            value: Any = kind(text.strip())
-        except ValueError:
-            value = text
-        return replace(self, **{name: value})
-
-    def sampling(self) -> dict[str, Any]:
-        """What the process is given of it."""
-        return {name: value for name, value in asdict(self).items() if name != "system"}
-
-
-def _number(value: object) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
-
-
-def _whole(value: object, least: int) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool) and least <= value <= MOST_NEW_TOKENS
-
-
-@dataclass
-class Answer:
-    """What one side says to one text; grows while it is made."""
-
-    text: str = ""
-    tokens: int = 0
-    done: bool = False
-    ended: str = ""
-    """`stop`, `stopped`, `length` or `positions`, once it is done; empty where it failed."""
-    problem: str = ""
-    result: dict[str, Any] = field(default_factory=dict)
-
-    def note(self) -> str:
-        """What stands below it: tokens and speed, and why it ended where the model did not end it."""
-        if self.problem:
-            return self.problem
-        if not self.done:
-            return f"{self.tokens} tokens" if self.tokens else "waiting"
-        seconds = self.result.get("seconds")
-        if seconds is None:
-            return ""
-        speed = f"{self.tokens / seconds:.0f}/s" if seconds > 0 else ""
-        one = f"{self.tokens} token{'' if self.tokens == 1 else 's'}, {speed}"
-        return f"{one}  {ENDED.get(self.ended, '')}".rstrip()
-
-
-@dataclass
-class Turn:
-    """A text of the person and what each side says to it."""
-
-    prompt: str
-    answers: list[Answer]
 
 
 def kind_of(run: RunFolder) -> tuple[Kind, RunConfig]:
@@ -217,38 +130,21 @@ class ChatSession:
         wake: Callable[[], None] = lambda: None,
     ) -> None:
         self.who = list(who)
-        self.settings = settings or Settings()
-        self.tools = list(tools)
-        self.kind, self._config = kind_of(self.who[0].run)
-        self.turns: list[Turn] = []
+        self.kind, _ = kind_of(self.who[0].run)
+        self.conversation = Conversation(
+            self.kind, [one.title for one in self.who], settings or Settings(), list(tools)
+        )
         self.state, self.phase, self.problem = "new", "", ""
         self.phase_since = time.monotonic()
         self.loaded: dict[str, Any] = {}
-        self.notes: list[str] = []
+        environment, self.notes = _environment(self.who[0].run, device)
         self.version = 0
         """Grows with every change."""
         self._wake = wake
-        self._texts: list[str] = []
         self._lock = threading.RLock()
-        self._client = Inspector(COMMAND, name="the chat's process", environment=self._environment(device))
+        self._client = Inspector(COMMAND, name="the chat's process", environment=environment)
 
     # -- the process ---------------------------------------------------------------------------------------------------
-    def _environment(self, device: str) -> dict[str, str]:
-        if device not in ("auto", "cpu"):
-            raise UsageError(f"--device: must be auto or cpu; got {visible(device)[:40]}.")
-        live = devices_of_live(self.who[0].run.path.parent, leaving=False)
-        taken = {name for names in live.values() for name in names}
-        choice = devices.choose("auto", taken) if device == "auto" else devices.Choice((), 1)
-        beside = [
-            run for run, names in live.items() if set(names) & set(choice.visible) or not (names or choice.visible)
-        ]
-        if beside:
-            where = f"GPU {choice.visible[0]}" if choice.visible else "the CPU"
-            self.notes.append(f"{visible(beside[0])} is training on {where} too: both share its memory and are slower.")
-        threads = os.environ.get("OMP_NUM_THREADS") or str(devices.cores())
-        environment = {"CUDA_VISIBLE_DEVICES": ",".join(choice.visible), "CUDA_DEVICE_ORDER": "PCI_BUS_ID"}
-        return {**environment, "OMP_NUM_THREADS": threads, "MKL_NUM_THREADS": threads}
-
     @property
     def pid(self) -> int | None:
         """The process that holds the models, while it lives."""
@@ -275,7 +171,8 @@ class ChatSession:
                 self.notes.append(
                     f"{self.loaded['models']} models are loaded, {size(self.loaded['bytes'])} together: they share no weights."
                 )
-            if self.kind == "text" and not all(side["template"] for side in self.loaded["sides"]):
+            self.conversation.has_template = all(side["template"] for side in self.loaded["sides"])
+            if self.kind == "text" and not self.conversation.has_template:
                 self.notes.append("No chat template: each text is continued as it stands, without those before it.")
         self._now("ready", "")
 
@@ -299,35 +196,16 @@ class ChatSession:
         self._wake = lambda: None
         self._client.close()
 
-    def __enter__(self) -> ChatSession:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
-
     # -- talking -------------------------------------------------------------------------------------------------------
-    @property
-    def wants(self) -> str:
-        """What the next text is: a `prompt`, an `answer` to score, a `query`, a `text` to rank."""
-        if self.kind == "text":
-            return "prompt"
-        first, more = ("prompt", "answer") if self.kind == "score" else ("query", "text")
-        return more if self._texts else first
-
-    @property
-    def has_template(self) -> bool:
-        """Whether what was said before is read again with each turn."""
-        return all(side["template"] for side in self.loaded.get("sides", ())) if self.loaded else True
-
     def say(self, text: str) -> list[Ticket]:
         """Give the next text; the answers come by themselves. Raises UsageError for an empty one or too early."""
         if not text.strip():
-            raise UsageError(f"the {self.wants} is empty.")
+            raise UsageError(f"the {self.conversation.wants} is empty.")
         self._refuse_unless_ready()
         if self.kind == "text":
             return self._ask_both(text)
-        self._texts.append(text)
-        if len(self._texts) == 1:
+        self.conversation.texts.append(text)
+        if len(self.conversation.texts) == 1:
             self._changed()
             return []
         return self._score(text) if self.kind == "score" else self._rank()
@@ -335,9 +213,9 @@ class ChatSession:
     def again(self) -> list[Ticket]:
         """Answer the newest text anew, with the settings as they are now. Raises UsageError where there is none."""
         self._refuse_unless_ready()
-        if not self.turns or self.kind != "text":
+        if not self.conversation.turns or self.kind != "text":
             raise UsageError("there is no answer to make again.")
-        return self._ask_both(self.turns.pop().prompt)
+        return self._ask_both(self.conversation.turns.pop().prompt)
 
     def stop(self) -> None:
         """End the answers that are being made; what they say so far stays."""
@@ -347,13 +225,8 @@ class ChatSession:
     def renew(self) -> None:
         """Begin a new conversation."""
         self._refuse_unless_ready()
-        self.turns, self._texts = [], []
+        self.conversation.turns, self.conversation.texts = [], []
         self._changed()
-
-    @property
-    def subject(self) -> str:
-        """The prompt whose answers are scored, or the query; empty in a conversation."""
-        return self._texts[0] if self._texts else ""
 
     def _refuse_unless_ready(self) -> None:
         if self.state == "ready" and self.pid is None:
@@ -364,29 +237,17 @@ class ChatSession:
             what = "an answer is being made; stop it first" if self.state == "answering" else "the model is loading"
             raise UsageError(f"{what}.")
 
-    def messages(self, side: int, upto: int | None = None) -> list[dict[str, Any]]:
-        """What this side has read and said, the system prompt first; without a template the newest text alone."""
-        turns = self.turns[:upto]
-        conversation: list[dict[str, Any]] = []
-        if self.settings.system:
-            conversation.append({"role": "system", "content": self.settings.system})
-        for turn in turns if self.has_template else turns[-1:]:
-            conversation.append({"role": "user", "content": turn.prompt})
-            if turn.answers[side].done and not turn.answers[side].problem:
-                conversation.append({"role": "assistant", "content": turn.answers[side].text})
-        return conversation
-
     def _ask_both(self, text: str) -> list[Ticket]:
         turn = Turn(text, [Answer() for _ in self.who])
-        self.turns.append(turn)
+        self.conversation.turns.append(turn)
         asked = [
             lambda on_progress, side=side: self._client.ask(
                 "answer",
                 on_progress=on_progress,
                 side=side,
-                messages=self.messages(side),
-                tools=self.tools,
-                sampling=self.settings.sampling(),
+                messages=self.conversation.messages(side),
+                tools=self.conversation.tools,
+                sampling=self.conversation.settings.sampling(),
             )
             for side in range(len(self.who))
         ]
@@ -394,10 +255,10 @@ class ChatSession:
 
     def _score(self, answered: str) -> list[Ticket]:
         turn = Turn(answered, [Answer() for _ in self.who])
-        self.turns.append(turn)
-        messages = [{"role": "user", "content": self._texts[0]}]
-        if self.settings.system:
-            messages.insert(0, {"role": "system", "content": self.settings.system})
+        self.conversation.turns.append(turn)
+        messages = [{"role": "user", "content": self.conversation.texts[0]}]
+        if self.conversation.settings.system:
+            messages.insert(0, {"role": "system", "content": self.conversation.settings.system})
         asked = [
             lambda _, side=side: self._client.ask("score", side=side, messages=messages, answer=answered)
             for side in range(len(self.who))
@@ -405,9 +266,9 @@ class ChatSession:
         return self._follow(turn, asked)
 
     def _rank(self) -> list[Ticket]:
-        turn = Turn(self._texts[0], [Answer() for _ in self.who])
-        self.turns = [turn]
-        query, texts = self._texts[0], self._texts[1:]
+        turn = Turn(self.conversation.texts[0], [Answer() for _ in self.who])
+        self.conversation.turns = [turn]
+        query, texts = self.conversation.texts[0], self.conversation.texts[1:]
         asked = [
             lambda _, side=side: self._client.ask("rank", side=side, query=query, texts=texts)
             for side in range(len(self.who))
@@ -454,63 +315,33 @@ class ChatSession:
 
     def prompt(self, side: int, text: str = "") -> Ticket:
         """The exact text that this side reads next, with `text` as the next turn: `text`, `ids`, `tokens`."""
-        messages = self.messages(side)
+        messages = self.conversation.messages(side)
         if text:
-            if not self.has_template:
+            if not self.conversation.has_template:
                 messages = [one for one in messages if one["role"] == "system"]
             messages.append({"role": "user", "content": text})
         elif messages and messages[-1]["role"] == "assistant":
             messages.pop()
         if not messages or messages[-1]["role"] == "system":
             raise UsageError("there is no text yet that the model could read.")
-        return self._client.ask("prompt", side=side, messages=messages, tools=self.tools)
+        return self._client.ask("prompt", side=side, messages=messages, tools=self.conversation.tools)
 
-    # -- keeping -------------------------------------------------------------------------------------------------------
-    def rows(self) -> list[dict[str, Any]]:
-        """The conversation as rows to train on, one a side, and `model`, who answered.
 
-        An answer that was cut is flagged as not trained: it would teach to stop in the middle. Without a chat template a
-        row is a prompt and its completion, and one that was cut is left out.
-        """
-        if self.kind != "text":
-            raise UsageError("scores and nearness are no rows to train on; only conversations are saved.")
-        rows: list[dict[str, Any]] = []
-        for side, one in enumerate(self.who):
-            if not self.has_template:
-                rows += [
-                    {"prompt": turn.prompt, "completion": turn.answers[side].text, "model": one.title}
-                    for turn in self.turns
-                    if turn.answers[side].ended == "stop" and turn.answers[side].text
-                ]
-                continue
-            turns = [turn for turn in self.turns if turn.answers[side].done and not turn.answers[side].problem]
-            if not turns:
-                continue
-            messages: list[dict[str, Any]] = []
-            if self.settings.system:
-                messages.append({"role": "system", "content": self.settings.system})
-            for turn in turns:
-                answer = turn.answers[side]
-                cut = {} if answer.ended == "stop" else {"train": False}
-                messages.append({"role": "user", "content": turn.prompt})
-                messages.append({"role": "assistant", "content": answer.text, **cut})
-            rows.append({"messages": messages, **({"tools": self.tools} if self.tools else {}), "model": one.title})
-        return rows
-
-    def save(self, path: Path) -> int:
-        """Write the rows as JSONL, all or nothing, and return how many. Raises WorkbenchError, also where a file is there."""
-        rows = self.rows()
-        if not rows:
-            raise UsageError("there is no whole answer to save yet.")
-        if os.path.lexists(path):
-            raise UsageError(f"{visible(str(path))}: is there already; name another file.")
-        text = "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows)
-        try:
-            store.replace_file(path, text)
-        except (OSError, UnicodeError) as problem:
-            reason = problem.strerror if isinstance(problem, OSError) else "an answer is no valid text"
-            raise WorkbenchError(f"{visible(str(path))}: cannot be written: {reason}.", "Name another file.") from None
-        return len(rows)
+def _environment(run: RunFolder, device: str) -> tuple[dict[str, str], list[str]]:
+    """What the chat's process is given of its device, and what a person should know about that."""
+    if device not in ("auto", "cpu"):
+        raise UsageError(f"--device: must be auto or cpu; got {visible(device)[:40]}.")
+    live = devices_of_live(run.path.parent, leaving=False)
+    taken = {name for names in live.values() for name in names}
+    choice = devices.choose("auto", taken) if device == "auto" else devices.Choice((), 1)
+    notes: list[str] = []
+    beside = [name for name, names in live.items() if set(names) & set(choice.visible) or not (names or choice.visible)]
+    if beside:
+        where = f"GPU {choice.visible[0]}" if choice.visible else "the CPU"
+        notes.append(f"{visible(beside[0])} is training on {where} too: both share its memory and are slower.")
+    threads = os.environ.get("OMP_NUM_THREADS") or str(devices.cores())
+    environment = {"CUDA_VISIBLE_DEVICES": ",".join(choice.visible), "CUDA_DEVICE_ORDER": "PCI_BUS_ID"}
+    return {**environment, "OMP_NUM_THREADS": threads, "MKL_NUM_THREADS": threads}, notes
 
 
 def tools_from(path: Path) -> list[Any]:

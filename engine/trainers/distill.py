@@ -114,7 +114,7 @@ class Distill(RunTrainer, SFTTrainer):
 
 def build(job: Job) -> Distill:
     """The trainer, ready to `attach`."""
-    trainer = Distill(args=arguments(job.config, job.run_folder), **job.given())
+    trainer = Distill(args=arguments(job.config, job.run_folder), **job.trainer_arguments())
     trainer.method = method_of(job.config, distill.Distill)
     # Before accelerate puts its own forward around the model's.
     head = head_settings(base_model(trainer.model))

@@ -16,7 +16,7 @@ from engine.errors import DataError
 from engine.trainers.arguments import shared_arguments
 from engine.trainers.job import Job
 from engine.trainers.reference import ReferenceTrainer, frozen_copy
-from engine.trainers.saving import WithRows
+from engine.trainers.token_counts import WithRows
 
 
 class Dpo(ReferenceTrainer, DPOTrainer):
@@ -35,7 +35,7 @@ class Dpo(ReferenceTrainer, DPOTrainer):
             if model is not None:
                 model.register_forward_hook(self._divide)
 
-    def _divide(self, model: torch.nn.Module, given: Any, outputs: Any) -> None:
+    def _divide(self, model: torch.nn.Module, inputs: Any, outputs: Any) -> None:
         if self._of_tokens is not None and isinstance(outputs, FusedCausalLMOutput):
             assert outputs.log_probs is not None
             assert outputs.label_mask is not None
@@ -110,10 +110,10 @@ def build(job: Job, args: DPOConfig | None = None) -> Dpo:
     """The trainer, ready to `attach`. With `reference: copy` the base model is loaded a second time and frozen."""
     # Precomputed reference values are made while the trainer is built, by a forward pass that takes every key of the
     # batch for the model: row ids join only afterwards.
-    given = job.given(ref_model=frozen_copy(job.config), data_collator=job.collator)
+    more = job.trainer_arguments(ref_model=frozen_copy(job.config), data_collator=job.collator)
     if reference_of(job.config.method) == "precompute":
-        given |= {name: _without_images(given[name]) for name in ("train_dataset", "eval_dataset")}
-    trainer = Dpo(args=args or arguments(job.config, job.run_folder), **given)
+        more |= {name: _without_images(more[name]) for name in ("train_dataset", "eval_dataset")}
+    trainer = Dpo(args=args or arguments(job.config, job.run_folder), **more)
     trainer.data_collator = WithRows(job.collator)
     trainer.without_needless_copy()
     method = job.config.method

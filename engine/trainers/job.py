@@ -10,7 +10,7 @@ from peft import PeftModel
 from transformers import PreTrainedModel
 
 from engine.config.tree import RunConfig
-from engine.trainers.saving import WithRows
+from engine.trainers.token_counts import WithRows
 
 
 @dataclass(frozen=True)
@@ -26,7 +26,7 @@ class Job:
     eval: Any | None = None
     callbacks: list[Any] = field(default_factory=list)
 
-    def given(self, **own: Any) -> dict[str, Any]:
+    def trainer_arguments(self, **own: Any) -> dict[str, Any]:
         """What every trainer of ours is given, by its argument; `own` comes on top or in its place."""
         return {
             "model": self.model,

@@ -60,7 +60,7 @@ def build(job: Job) -> Kto:
         for_good, for_bad = balanced(good, len(job.train) - good)
         args.desirable_weight *= for_good
         args.undesirable_weight *= for_bad
-    trainer = Kto(args=args, **job.given(ref_model=frozen_copy(job.config)))
+    trainer = Kto(args=args, **job.trainer_arguments(ref_model=frozen_copy(job.config)))
     trainer.args.train_sampling_strategy = shared_arguments(job.config, job.run_folder)["train_sampling_strategy"]
     trainer.without_needless_copy()
     return trainer

@@ -110,6 +110,6 @@ class ReferenceFree(RunTrainer, SFTTrainer):
 
 def build(kind: type[ReferenceFree], job: Job) -> ReferenceFree:
     """The trainer of this kind, ready to `attach`."""
-    trainer = kind(args=sft.arguments(job.config, job.run_folder), **job.given())
+    trainer = kind(args=sft.arguments(job.config, job.run_folder), **job.trainer_arguments())
     trainer.method = job.config.method
     return trainer

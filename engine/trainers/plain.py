@@ -16,7 +16,8 @@ from engine.config.kinds import MethodSection
 from engine.config.tree import RunConfig
 from engine.trainers.arguments import shared_arguments
 from engine.trainers.job import Job
-from engine.trainers.saving import ROWS, RunTrainer
+from engine.trainers.saving import RunTrainer
+from engine.trainers.token_counts import ROWS
 
 
 class Plain(RunTrainer):
@@ -75,6 +76,6 @@ def arguments(config: RunConfig, run_folder: str | Path) -> TrainingArguments:
 
 def build(kind: type[Kind], job: Job) -> Kind:
     """The trainer of this kind, ready to `attach`."""
-    trainer = kind(args=arguments(job.config, job.run_folder), **job.given())
+    trainer = kind(args=arguments(job.config, job.run_folder), **job.trainer_arguments())
     trainer.start(job.config.method)
     return trainer

@@ -99,7 +99,7 @@ def receipt(
                 "apart" if apart else "joined",
                 "apart" if "seq_lengths" in prepared.dataset.column_names else "joined",
                 count=prepared.counts["packs"] or (len(prepared.dataset) if prepared.stream else 0),
-                detail=f"packs; tokens see their own document only{_kept_apart_by(model)}" if apart else "packs",
+                detail=f"packs; tokens see their own document only{_separated_by(model)}" if apart else "packs",
             )
         )
     if config.model.name == "builtin/tiny" and config.model.tokenizer is not None:
@@ -156,7 +156,7 @@ def _images(config: RunConfig, processor: Any, auto: str | None) -> dict[str, An
     return _entry("images", asked, read_by(processor), detail=f"{detail}; {auto}" if auto else detail)
 
 
-def _kept_apart_by(model: PreTrainedModel | PeftModel) -> str:
+def _separated_by(model: PreTrainedModel | PeftModel) -> str:
     masked = model.config._attn_implementation in MASKED
     return ", by a mask of all pairs of tokens in each layer" if masked else ", without a mask of all pairs of tokens"
 

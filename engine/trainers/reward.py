@@ -49,4 +49,4 @@ def build(job: Job) -> Reward:
     """The trainer, ready to `attach`."""
     tokenizer = getattr(job.processing_class, "tokenizer", job.processing_class)
     args = arguments(job.config, job.run_folder)
-    return Reward(args=args, **job.given(processing_class=tokenizer))
+    return Reward(args=args, **job.trainer_arguments(processing_class=tokenizer))

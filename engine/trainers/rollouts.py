@@ -57,15 +57,15 @@ class RolloutTrainer(ReferenceTrainer, GRPOTrainer):
     num_generations_eval: int
     samples_answers = True
     rewards: Rewards
-    kept_groups: int
-    told_rewards: str
+    groups: KeptGroups
+    rewards_note: str
 
-    def take(self, config: RunConfig, rewards: Rewards, told: str) -> None:
+    def take(self, config: RunConfig, rewards: Rewards, note: str) -> None:
         """Call it in `build`: the rewards of the run, how many groups are kept, and the buffer as part of its state."""
-        self.rewards, self.kept_groups, self.told_rewards = rewards, method_of(config, Rollouts).rollout_groups, told
+        self.rewards, self.rewards_note = rewards, note
+        self.groups = KeptGroups(self, method_of(config, Rollouts).rollout_groups)
         whole = self.accelerator.distributed_type in WHOLE_MODEL
         self.shares_prompts = can_share(config, base_model(self.model), whole)
-        self._rollouts: RolloutFile | None = None
         ends = end_of_turn(self._tokenizer, chat_of(config, self.processing_class))
         stops = stop_ids(self.model, self._tokenizer, ends)
         self.eos_token_ids = self.generation_kwargs["eos_token_id"] = stops
@@ -95,14 +95,14 @@ class RolloutTrainer(ReferenceTrainer, GRPOTrainer):
 
     def receipt_note(self) -> str:
         """What the receipt adds about the loss."""
-        told, size, together = self.told_rewards, self.num_generations, self.sampled_together
+        note, size, together = self.rewards_note, self.num_generations, self.sampled_together
         # Ranks sample side by side, so a group may begin on one and end on the next.
         groups_stay = self.args.per_device_train_batch_size * together % size == 0
         if self.shares_prompts and size > 1 and groups_stay:
             # Where a sampling serves several batches, TRL mixes the answers before it splits them: groups are torn apart.
             whole = together == 1
-            told += f"; a prompt is computed once for all its answers in sampling{' and in the loss' if whole else ''}"
-        return f"{told}; {self.reference_note() if self.beta else 'no reference'}"
+            note += f"; a prompt is computed once for all its answers in sampling{' and in the loss' if whole else ''}"
+        return f"{note}; {self.reference_note() if self.beta else 'no reference'}"
 
     @property
     def sampled_together(self) -> int:
@@ -120,9 +120,7 @@ class RolloutTrainer(ReferenceTrainer, GRPOTrainer):
             return super().train(*args, **kwargs)
         finally:
             self.rewards.close()
-            if self._rollouts is not None:
-                self._rollouts.close()
-                self._rollouts = None
+            self.groups.close()
 
     def training_step(self, model: torch.nn.Module, inputs: Any, *args: Any, **kwargs: Any) -> Any:
         """The rows become a batch in `_prepare_inputs`, so they are counted there."""
@@ -148,7 +146,7 @@ class RolloutTrainer(ReferenceTrainer, GRPOTrainer):
             self._trains_on(batch["row"].tolist())
             prompts, trained = batch["prompt_mask"].sum(), batch["completion_mask"].sum()
             # answers that were cut off are read, also where their mask leaves them out of the loss
-            self._count(prompts + batch["length"].sum().to(prompts.device), trained)
+            self.counts.add(prompts + batch["length"].sum().to(prompts.device), trained)
         return batch
 
     def _dealt(self) -> Dealt:
@@ -186,7 +184,7 @@ class RolloutTrainer(ReferenceTrainer, GRPOTrainer):
         output["row"] = torch.tensor([row["row"] for row in rows])
         output["length"] = torch.tensor([len(ids) for ids in self._answers[0]])
         if self.writer is not None and self.mode == "train":
-            self._show(output, self.writer)
+            self.groups.write(output, self.writer)
         return output
 
     def _judged(self, output: dict[str, Any]) -> dict[str, Any]:
@@ -268,45 +266,6 @@ class RolloutTrainer(ReferenceTrainer, GRPOTrainer):
             )
         return self._scores
 
-    # -- what people see -----------------------------------------------------------------------------------------------
-    def _show(self, output: dict[str, Any], writer: AsyncWriter) -> None:
-        """Writes the first groups of this sampling whole, and tells of them."""
-        size = self.num_generations
-        count = min(self.kept_groups, len(self._asked) // size)
-        if not count:
-            return
-        rollouts = self._rollouts = self._rollouts or RolloutFile(self.run)
-        advantages = _one_each(output["advantages"], output["completion_mask"])
-        scores = self._scores[: count * size].tolist()  # at once: each look at a device's number waits for it
-        for number in range(count):
-            group = self._group(number, range(number * size, (number + 1) * size), scores, advantages)
-            if (payload := rollouts.add(group)) is not None:
-                # by the writer's thread: a step does not wait for the disk
-                writer.defer("rollout", partial(dict, payload))
-
-    def _group(self, number: int, places: range, scores: list[list[float]], advantages: list[float]) -> Group:
-        row, (ids, texts), weights = self._asked[places[0]], self._answers, self.rewards.weights
-        ends = {*self.eos_token_ids, self._tokenizer.pad_token_id}
-        answer = row["columns"].get("answer")
-        completions = []
-        for place in places:
-            found = [None if score != score else score for score in scores[place]]
-            applying = [score * weight for score, weight in zip(found, weights, strict=True) if score is not None]
-            completions.append(
-                Completion(
-                    text=said(texts[place]),
-                    tokens=len(ids[place]),
-                    rewards=dict(zip(self.rewards.names, found, strict=True)),
-                    reward=sum(applying) if applying else None,
-                    advantage=advantages[place],
-                    cut_off=ids[place][-1] not in ends,
-                )
-            )
-        step = self.state.global_step + 1
-        return Group(
-            step, number, row["row"], said(row["prompt"]), None if answer is None else str(answer), completions
-        )
-
 
 Kind = TypeVar("Kind", bound=RolloutTrainer)
 
@@ -340,6 +299,61 @@ class Buffer:
         trainer = self._trainer
         trainer._step = state["step"]
         trainer._buffered_inputs = send_to_device(state["batches"], trainer.accelerator.device) or None
+
+
+class KeptGroups:
+    """The first groups of each sampling, whole, for people to look at: `count` of them, into the run's file and its events."""
+
+    def __init__(self, trainer: RolloutTrainer, count: int) -> None:
+        self._trainer, self._count = trainer, count
+        self._file: RolloutFile | None = None
+
+    def write(self, output: dict[str, Any], writer: AsyncWriter) -> None:
+        """Those of what was sampled last."""
+        trainer = self._trainer
+        size = trainer.num_generations
+        count = min(self._count, len(trainer._asked) // size)
+        if not count:
+            return
+        file = self._file = self._file or RolloutFile(trainer.run)
+        advantages = _one_each(output["advantages"], output["completion_mask"])
+        scores = trainer._scores[: count * size].tolist()  # at once: each look at a device's number waits for it
+        for number in range(count):
+            group = self._group(number, range(number * size, (number + 1) * size), scores, advantages)
+            if (payload := file.add(group)) is not None:
+                # by the writer's thread: a step does not wait for the disk
+                writer.defer("rollout", partial(dict, payload))
+
+    def close(self) -> None:
+        if self._file is not None:
+            self._file.close()
+            self._file = None
+
+    def _group(self, number: int, places: range, scores: list[list[float]], advantages: list[float]) -> Group:
+        trainer = self._trainer
+        row, (ids, texts), rewards = trainer._asked[places[0]], trainer._answers, trainer.rewards
+        ends = {*trainer.eos_token_ids, trainer._tokenizer.pad_token_id}
+        answer = row["columns"].get("answer")
+        completions = []
+        for place in places:
+            found = [None if score != score else score for score in scores[place]]
+            applying = [
+                score * weight for score, weight in zip(found, rewards.weights, strict=True) if score is not None
+            ]
+            completions.append(
+                Completion(
+                    text=said(texts[place]),
+                    tokens=len(ids[place]),
+                    rewards=dict(zip(rewards.names, found, strict=True)),
+                    reward=sum(applying) if applying else None,
+                    advantage=advantages[place],
+                    cut_off=ids[place][-1] not in ends,
+                )
+            )
+        step = trainer.state.global_step + 1
+        return Group(
+            step, number, row["row"], said(row["prompt"]), None if answer is None else str(answer), completions
+        )
 
 
 class RewardFunction:
@@ -401,12 +415,14 @@ def built(kind: type[Kind], args: GRPOConfig, job: Job) -> Kind:
     """The trainer of this class with its rewards tried and its reference in place, ready to `attach`."""
     config = job.config
     _refuse_too_few(args, len(job.train))
-    rewards, told = tried(config, job.train, job.processing_class)
+    rewards, note = tried(config, job.train, job.processing_class)
     args.reward_weights = rewards.weights
-    given = job.given(reward_funcs=[RewardFunction(rewards, place) for place in range(len(rewards.specs))])
-    del given["data_collator"]  # TRL hands prompts on as they are
-    trainer = kind(args=args, **given)
-    trainer.take(config, rewards, told)
+    arguments = job.trainer_arguments(
+        reward_funcs=[RewardFunction(rewards, place) for place in range(len(rewards.specs))]
+    )
+    del arguments["data_collator"]  # TRL hands prompts on as they are
+    trainer = kind(args=args, **arguments)
+    trainer.take(config, rewards, note)
     trainer.hold_to(frozen_copy(config), method_of(config, Rollouts).beta)
     return trainer
 
@@ -430,9 +446,9 @@ def seeing(model: torch.nn.Module, images: ImageBatch, shown: Sequence[Sequence[
     """The model, each pass of which is given the images of its rows; `shown` are those of all rows to come, in order."""
     left = iter(shown)
 
-    def see(input_ids: torch.Tensor, **given: Any) -> Any:
+    def see(input_ids: torch.Tensor, **more: Any) -> Any:
         own = images(list(islice(left, len(input_ids))), input_ids)
-        return model(input_ids=input_ids, **send_to_device(own, input_ids.device), **given)
+        return model(input_ids=input_ids, **send_to_device(own, input_ids.device), **more)
 
     return see
 

@@ -36,60 +36,17 @@ from engine.trainers import sharded
 from engine.trainers.async_save import AsyncSave
 from engine.trainers.clock import StepClock
 from engine.trainers.finite import FiniteSteps, non_finite_weights, refuse_non_finite_checkpoint
-from engine.trainers.optimizers.building import optimizer_for
-from engine.trainers.optimizers.state_formats import keep_state_formats
+from engine.trainers.optimizers.building import keep_state_formats, optimizer_for
 from engine.trainers.ranks import Ranks
-from engine.trainers.state_files import refusing_pickles
-from engine.trainers.stateful import Parts, Stateful
+from engine.trainers.stateful import Parts, Stateful, refusing_pickles
 from engine.trainers.stream_loader import Dealt, StreamLoader
+from engine.trainers.token_counts import ROWS, TokenCounts, WithRows
 
 TOKENS_STATE = "tokens_state.json"
 SCHEDULER = "scheduler.pt"
 """transformers' name of the file."""
-ROWS = "rows"
 _FIXED = ("weight_decay", "betas", "eps")
 """Of an optimizer's groups what the config says and no step changes; the learning rate goes with its schedule."""
-UNCOUNTED = 4096
-"""Batches whose tokens wait to be counted at most, however seldom is logged."""
-
-
-class Origin:
-    """Which rows made a batch, and how many of its tokens there are and are trained: counted on the host, where a batch is
-    made, since each count on a card is a kernel more a step. No list, since accelerate and transformers walk each number
-    of one on its way to the device: a thousand calls a step for a batch of 64."""
-
-    __slots__ = ("rows", "tokens", "trained")
-
-    def __init__(self, rows: list[int], tokens: int, trained: int) -> None:
-        self.rows, self.tokens, self.trained = rows, tokens, trained
-
-
-class WithRows:
-    """A collator that also hands on where the batch comes from; `collator` is the preview's own object."""
-
-    def __init__(self, collator: Any) -> None:
-        self.collator = collator
-        self.collate = self._collate
-        self.part: Callable[[dict[str, Any]], dict[str, Any]] | None = None
-        """What of a batch is this rank's, where several divide its rows."""
-
-    def __call__(self, rows: list[dict[str, Any]]) -> dict[str, Any]:
-        return self.collate(rows)
-
-    def _collate(self, rows: list[dict[str, Any]]) -> dict[str, Any]:
-        batch = self.collator(rows)
-        batch = batch if self.part is None else self.part(batch)
-        packed = bool(rows) and "rows" in rows[0]
-        ids = [each for row in rows for each in row["rows"]] if packed else [row.get("row", -1) for row in rows]
-        batch[ROWS] = Origin(ids, *(int(count) for count in counted(batch)))
-        return batch
-
-
-def counted(batch: dict[str, Any]) -> tuple[Any, Any]:
-    """How many tokens a batch has and how many of them are trained: tensors of one number on the batch's own device."""
-    mask = batch.get("attention_mask")
-    total = mask.sum() if mask is not None else torch.tensor(batch["input_ids"].numel())
-    return total, batch["labels"].ne(-100).sum() if "labels" in batch else batch["completion_mask"].sum()
 
 
 class RunTrainer(Trainer):
@@ -115,7 +72,7 @@ class RunTrainer(Trainer):
         """
         self._optim = optim
         self.clock, self.finite = StepClock(), FiniteSteps()
-        self._async_save: AsyncSave | None = None
+        self.checkpoints = CheckpointWriter(self)
         model = kwargs.get("model")
         trained = [(each, each.data) for each in model.parameters() if each.requires_grad] if model is not None else []
         super().__init__(*args, **kwargs)
@@ -145,20 +102,17 @@ class RunTrainer(Trainer):
         """`writer` is the run's on rank 0 and None elsewhere; `commit_info` goes into COMMIT.json; `finite`
         follows `run.on_nan`."""
         self.run, self.writer, self.keep, self.commit_info = run, writer, keep, commit_info
-        self.tokens, self.trained_tokens = 0, 0
         self.batch_rows: list[int] = []
         self.on_progress: Callable[[], None] = lambda: None
         """Hears that this rank begins a batch, of training or of held-out rows."""
         self.note_rows: Callable[[int, list[int]], None] = lambda step, rows: None
         """Hears the step that is being made and its rows so far, before they are trained on."""
-        self._uncounted: list[tuple[Any, Any]] = []
         self.finite = finite or self.finite
         self.finite.accelerator = self.accelerator
         self.add_callback(self.finite)
-        # Asked once: accelerate looks its state up anew each time.
-        self._ranks: int = self.accelerator.num_processes
         self.ranks = Ranks(self.clock)
-        if self._ranks > 1:
+        self.counts = TokenCounts(self.accelerator, self.ranks)
+        if self.accelerator.num_processes > 1:
             self.compute_loss = self.ranks.computes(self.compute_loss)  # type: ignore[method-assign]
 
     # -- rows of a stream ----------------------------------------------------------------------------------------------
@@ -173,24 +127,12 @@ class RunTrainer(Trainer):
             collate.collate = self.clock.reads(collate._collate)
         stream.next_row = self.clock.reads(stream.next_row)
         self.stream_loader = StreamLoader(stream, dealt, collate, args.device)
-        self._epochs_over, self._dealt_out = 0, 0
+        self._dealt_out = 0
         self.register_state("stream", self.stream_loader)
 
     def _dealt(self) -> Dealt:
         args = self.args
         return Dealt(args.per_device_train_batch_size, args.world_size, args.process_index)
-
-    @property
-    def rows_over(self) -> bool:
-        """Whether the rows of a stream are over, all its epochs read."""
-        return self.stream_loader is not None and self.stream_loader.dataset.over
-
-    def epoch_over(self) -> bool:
-        """Whether an epoch of a stream has ended since this was asked; transformers tells of the others."""
-        if self.stream_loader is None:
-            return False
-        before, self._epochs_over = self._epochs_over, self.stream_loader.dataset.epochs_over
-        return self._epochs_over > before
 
     def get_batch_samples(self, epoch_iterator: Any, num_batches: int, device: Any) -> Any:
         """The batches of a step. transformers takes a step once so many batches are made as the arguments say, and the rows
@@ -270,9 +212,9 @@ class RunTrainer(Trainer):
     def training_step(self, model: torch.nn.Module, inputs: dict[str, Any], *args: Any, **kwargs: Any) -> Any:
         origin = inputs.pop(ROWS)
         self.on_progress()
-        self._raise_failed_save()
+        self.checkpoints.raise_failed()
         self._trains_on(origin.rows)
-        self._count(origin.tokens, origin.trained)
+        self.counts.add(origin.tokens, origin.trained)
         return self.finite.loss(super().training_step(model, inputs, *args, **kwargs))
 
     def _trains_on(self, rows: list[int]) -> None:
@@ -303,182 +245,11 @@ class RunTrainer(Trainer):
         self.on_progress()
         return super().prediction_step(model, inputs, *args, **kwargs)
 
-    def _count(self, total: Any, trained: Any) -> None:
-        """Notes a batch's tokens; those counted on a device are read when they are logged, so nothing waits for them."""
-        self._uncounted.append((total, trained))
-        if len(self._uncounted) >= UNCOUNTED:
-            self.token_counts()
-
-    def token_counts(self) -> tuple[int, int]:
-        """Tokens seen and tokens trained so far, on all ranks together."""
-        if self._uncounted:
-            total, trained = self._read_counts()
-            self.tokens += total
-            self.trained_tokens += trained
-            self._uncounted.clear()
-        return self.tokens, self.trained_tokens
-
-    def _read_counts(self) -> tuple[int, int]:
-        """The sums of what is not counted yet; from a device in one copy, on the host without a kernel."""
-        on_host = isinstance(self._uncounted[0][0], int) or self._uncounted[0][1].device.type == "cpu"
-        if self._ranks == 1 and on_host:
-            return sum(int(total) for total, _ in self._uncounted), sum(int(trained) for _, trained in self._uncounted)
-        device = self.accelerator.device
-        each = [torch.as_tensor(count, device=device) for pair in self._uncounted for count in pair]
-        fresh = torch.stack(each).view(-1, 2).sum(0)
-        if self._ranks > 1:
-            own = torch.tensor(self.ranks.own(), dtype=fresh.dtype, device=device)
-            table = self.accelerator.gather(torch.cat([fresh, own]).unsqueeze(0))
-            self.ranks.take(table.tolist())
-            fresh = table.sum(0)[:2]
-        total, trained = fresh.tolist()
-        return int(total), int(trained)
-
     # -- saving and resuming -------------------------------------------------------------------------------------------
     def _save_checkpoint(self, model: torch.nn.Module, trial: Any) -> None:
         with self.clock.pause():
-            self.wait_for_save()
-            self._save_whole()
-
-    def wait_for_save(self) -> None:
-        """Waits for a checkpoint that is written beside the training, and raises what went wrong with it."""
-        if self._async_save is not None:
-            self._async_save.settle()
-
-    def finish_save(self) -> None:
-        """Waits for such a checkpoint where the training has failed: what was whole before it did is kept. What goes wrong
-        with it is not what the run ends by."""
-        with contextlib.suppress(Exception):
-            self.wait_for_save()
-
-    def _raise_failed_save(self) -> None:
-        """Raises what went wrong with a checkpoint that is written beside the training. On the first rank alone, which says how
-        the run ended: one that left before it would be taken for the cause."""
-        if self._async_save is not None and self._async_save.failed and self.args.should_save:
-            self._async_save.settle()
-
-    def _save_whole(self) -> None:
-        """Commits a checkpoint of this step. Raises Diverged where the weights are not finite, under `go_on` only says that
-        none is made: what is kept stays."""
-        begun = time.monotonic()
-        step = self.state.global_step
-        if checkpoint.is_valid(self.run.checkpoints / f"checkpoint-{step}"):
-            return
-        first = self.args.should_save
-        self.average_weights()
-        if (weight := self._non_finite_weight()) is not None:
-            self._refuse_to_save(step, weight)
-            return
-        self._say_checkpoint(step, "saving")
-        tmp = self.run.checkpoints / f"checkpoint-{step}.tmp"
-        if first:
-            checkpoint.begin(self.run, step)
-        self.accelerator.wait_for_everyone()
-        with checkpoint.abandoned_on_error(tmp) if first else contextlib.nullcontext():
-            if (copies := self._copied()) is None:
-                self._write_parts(tmp)
-                self.accelerator.wait_for_everyone()
-                if first:
-                    self._commit(tmp, begun, self.state.best_global_step)
-                return
-            self._write_parts(tmp, late=True)
-            self.accelerator.wait_for_everyone()
-        assert self._async_save is not None
-        waited, best = time.monotonic() - begun, self.state.best_global_step
-        self._async_save.begin(lambda group: self._write_async(tmp, copies, group, begun, waited, best))
-
-    def _copied(self) -> dict[str, Any] | None:
-        """Copies of what this rank holds of full weights and optimizer, where they are shares and the machine has room."""
-        if isinstance(self.model, PeftModel) or not sharded.is_sharded(self.model):
-            return None
-        self._async_save = self._async_save or AsyncSave(self.args.ddp_timeout)
-        states = sharded.states(self.model, _inner(self.optimizer))
-        return self._async_save.copy(states) if self._async_save.has_room(states, self.accelerator.device) else None
-
-    def _write_async(
-        self, tmp: Path, copies: dict[str, Any], group: Any, begun: float, waited: float, best: int | None
-    ) -> None:
-        """On a thread beside the training: this rank's shares, and the checkpoint's name once all ranks have written."""
-        first = self.args.should_save
-        try:
-            with checkpoint.abandoned_on_error(tmp) if first else contextlib.nullcontext():
-                try:
-                    sharded.save_states(copies, tmp, group)
-                except (OSError, RuntimeError, SafetensorError) as problem:
-                    if first and (told := checkpoint.without_room(tmp, problem, WEIGHTS)) is not None:
-                        raise told from problem
-                    raise
-                if first:
-                    self._commit(tmp, begun, best, waited=waited)
-        except BaseException:
-            # That another rank is gone by now tells less than this.
-            with contextlib.suppress(RuntimeError):
-                torch.distributed.barrier(group)
-            raise
-        # Who waits for this knows that the checkpoint has its name, on every rank.
-        torch.distributed.barrier(group)
-
-    def _commit(self, tmp: Path, begun: float, best: int | None, **more: float) -> None:
-        """Gives a checkpoint that all ranks have written its name, and takes away those that are too many."""
-        for unwanted in checkpoint.UNWANTED:
-            (tmp / unwanted).unlink(missing_ok=True)
-        final = checkpoint.commit(tmp, {**self.commit_info, "rng": _rng_kinds()})
-        seconds, step = time.monotonic() - begun, checkpoint.step_of(final) or 0
-        self._say_checkpoint(step, "committed", bytes=checkpoint.size_of(final), seconds=seconds, **more)
-        for gone in checkpoint.prune(self.run, self.keep, best):
-            self._say_checkpoint(checkpoint.step_of(gone) or 0, "deleted")
-
-    def _non_finite_weight(self) -> str | None:
-        """The first trained weight that a checkpoint of now would hold and that is not finite; the same on all ranks."""
-        trained = [(name, each) for name, each in self.model.named_parameters() if each.requires_grad]
-        return non_finite_weights(
-            [*trained, *(("a part of the trainer", each) for each in self._registered().weights())]
-        )
-
-    def _refuse_to_save(self, step: int, weight: str) -> None:
-        problem = Diverged(step, "the weights")
-        if self.writer is not None:
-            self.writer.write("diverged", step=step, what="weights")
-        if self.finite.on_nan != "go_on" or step >= self.state.max_steps:
-            raise problem
-        if self.writer is not None:
-            message = f"checkpoint-{step} is not saved: the weights are not finite ({visible(weight)}), and no step heals that"
-            self.writer.write("finding", path="run.on_nan", severity="warning", rule="diverged", message=message)
-
-    def _write_parts(self, tmp: Path, *, late: bool = False) -> None:
-        """Writes each file of a checkpoint; `late`: all but the shares, which follow. Raises WorkbenchError, naming the file,
-        where the disk took no more or failed."""
-        self.store_flos()
-        adapted = isinstance(self.model, PeftModel)
-        folder, rank, first = str(tmp), self.args.process_index, self.args.should_save
-        parts: list[tuple[str, Callable[[], Any]]] = [
-            (
-                ADAPTER_WEIGHTS if adapted else WEIGHTS,
-                lambda: self._save_beside_shares(tmp) if late else self.save_model(folder, _internal_call=True),
-            ),
-            ("optimizer.pt", lambda: self._save_optimizer_and_scheduler(folder, late=late)),
-            ("scaler.pt", lambda: self._save_scaler(folder)),
-            ("rng_state.pth", lambda: self._save_rng_state(folder)),
-            (f"parts-{rank}.pt", lambda: self._registered().save(tmp, rank)),
-            ("trainer_state.json", lambda: self._write_state(tmp)),
-        ]
-        for name, write in parts:
-            try:
-                write()
-            except (OSError, RuntimeError, SafetensorError) as problem:
-                # safetensors takes its half file away; an error of a write of our own leaves the file as the newest.
-                left = isinstance(problem, OSError) and any(tmp.iterdir())
-                known = left or ((tmp / name).exists() and not isinstance(problem, SafetensorError))
-                if first and (told := checkpoint.without_room(tmp, problem, "" if known else name)) is not None:
-                    raise told from problem
-                raise
-
-    def _write_state(self, tmp: Path) -> None:
-        total, trained = self.token_counts()
-        if self.args.should_save:
-            self.state.save_to_json(str(tmp / "trainer_state.json"))
-            counted = {"total": total, "trainable": trained, "trl_num_tokens": getattr(self, "_total_train_tokens", 0)}
-            (tmp / TOKENS_STATE).write_text(json.dumps(counted), "utf-8")
+            self.checkpoints.wait()
+            self.checkpoints.save()
 
     def restore(self, path: Path) -> None:
         """Takes up what transformers does not: token counts and registered parts of this rank. Before `train`."""
@@ -487,7 +258,7 @@ class RunTrainer(Trainer):
         found = path / TOKENS_STATE
         if found.is_file():
             counted = json.loads(found.read_text("utf-8"))
-            self.tokens, self.trained_tokens = counted["total"], counted["trainable"]
+            self.counts.total, self.counts.trained = counted["total"], counted["trainable"]
             self._total_train_tokens = counted["trl_num_tokens"]
 
     def save_model(self, output_dir: str | None = None, _internal_call: bool = False) -> None:
@@ -575,9 +346,167 @@ class RunTrainer(Trainer):
             weight.data = weight.data.to(dtypes.get(name, weight.dtype))
         refuse_non_finite_checkpoint(model, Path(resume_from_checkpoint))
 
-    def _say_checkpoint(self, step: int, state: str, **more: Any) -> None:
-        if self.writer is not None:
-            self.writer.write("checkpoint", step=step, path=f"checkpoint-{step}", state=state, **more)
+
+class CheckpointWriter:
+    """Writes the checkpoints of a trainer on all its ranks: shares of full weights beside the training, all else before it
+    goes on."""
+
+    def __init__(self, trainer: RunTrainer) -> None:
+        self._trainer = trainer
+        self._async_save: AsyncSave | None = None
+
+    def save(self) -> None:
+        """Commits a checkpoint of this step. Raises Diverged where the weights are not finite, under `go_on` only says that
+        none is made: what is kept stays."""
+        trainer = self._trainer
+        begun = time.monotonic()
+        step = trainer.state.global_step
+        if checkpoint.is_valid(trainer.run.checkpoints / f"checkpoint-{step}"):
+            return
+        first = trainer.args.should_save
+        trainer.average_weights()
+        if (weight := self._non_finite_weight()) is not None:
+            self._refuse_to_save(step, weight)
+            return
+        self._say(step, "saving")
+        tmp = trainer.run.checkpoints / f"checkpoint-{step}.tmp"
+        if first:
+            checkpoint.begin(trainer.run, step)
+        trainer.accelerator.wait_for_everyone()
+        with checkpoint.abandoned_on_error(tmp) if first else contextlib.nullcontext():
+            if (copies := self._copied()) is None:
+                self._write_parts(tmp)
+                trainer.accelerator.wait_for_everyone()
+                if first:
+                    self._commit(tmp, begun, trainer.state.best_global_step)
+                return
+            self._write_parts(tmp, late=True)
+            trainer.accelerator.wait_for_everyone()
+        assert self._async_save is not None
+        waited, best = time.monotonic() - begun, trainer.state.best_global_step
+        self._async_save.begin(lambda group: self._write_async(tmp, copies, group, begun, waited, best))
+
+    def wait(self) -> None:
+        """Waits for a checkpoint that is written beside the training, and raises what went wrong with it."""
+        if self._async_save is not None:
+            self._async_save.settle()
+
+    def finish(self) -> None:
+        """Waits for such a checkpoint where the training has failed: what was whole before it did is kept. What goes wrong
+        with it is not what the run ends by."""
+        with contextlib.suppress(Exception):
+            self.wait()
+
+    def raise_failed(self) -> None:
+        """Raises what went wrong with a checkpoint that is written beside the training. On the first rank alone, which says how
+        the run ended: one that left before it would be taken for the cause."""
+        if self._async_save is not None and self._async_save.failed and self._trainer.args.should_save:
+            self._async_save.settle()
+
+    def _copied(self) -> dict[str, Any] | None:
+        """Copies of what this rank holds of full weights and optimizer, where they are shares and the machine has room."""
+        trainer = self._trainer
+        if isinstance(trainer.model, PeftModel) or not sharded.is_sharded(trainer.model):
+            return None
+        self._async_save = self._async_save or AsyncSave(trainer.args.ddp_timeout)
+        states = sharded.states(trainer.model, _inner(trainer.optimizer))
+        return self._async_save.copy(states) if self._async_save.has_room(states, trainer.accelerator.device) else None
+
+    def _write_async(
+        self, tmp: Path, copies: dict[str, Any], group: Any, begun: float, waited: float, best: int | None
+    ) -> None:
+        """On a thread beside the training: this rank's shares, and the checkpoint's name once all ranks have written."""
+        first = self._trainer.args.should_save
+        try:
+            with checkpoint.abandoned_on_error(tmp) if first else contextlib.nullcontext():
+                try:
+                    sharded.save_states(copies, tmp, group)
+                except (OSError, RuntimeError, SafetensorError) as problem:
+                    if first and (told := checkpoint.without_room(tmp, problem, WEIGHTS)) is not None:
+                        raise told from problem
+                    raise
+                if first:
+                    self._commit(tmp, begun, best, waited=waited)
+        except BaseException:
+            # That another rank is gone by now tells less than this.
+            with contextlib.suppress(RuntimeError):
+                torch.distributed.barrier(group)
+            raise
+        # Who waits for this knows that the checkpoint has its name, on every rank.
+        torch.distributed.barrier(group)
+
+    def _commit(self, tmp: Path, begun: float, best: int | None, **more: float) -> None:
+        """Gives a checkpoint that all ranks have written its name, and takes away those that are too many."""
+        for unwanted in checkpoint.UNWANTED:
+            (tmp / unwanted).unlink(missing_ok=True)
+        final = checkpoint.commit(tmp, {**self._trainer.commit_info, "rng": _rng_kinds()})
+        seconds, step = time.monotonic() - begun, checkpoint.step_of(final) or 0
+        self._say(step, "committed", bytes=checkpoint.size_of(final), seconds=seconds, **more)
+        for gone in checkpoint.prune(self._trainer.run, self._trainer.keep, best):
+            self._say(checkpoint.step_of(gone) or 0, "deleted")
+
+    def _non_finite_weight(self) -> str | None:
+        """The first trained weight that a checkpoint of now would hold and that is not finite; the same on all ranks."""
+        trained = [(name, each) for name, each in self._trainer.model.named_parameters() if each.requires_grad]
+        return non_finite_weights(
+            [*trained, *(("a part of the trainer", each) for each in self._trainer._registered().weights())]
+        )
+
+    def _refuse_to_save(self, step: int, weight: str) -> None:
+        trainer = self._trainer
+        problem = Diverged(step, "the weights")
+        if trainer.writer is not None:
+            trainer.writer.write("diverged", step=step, what="weights")
+        if trainer.finite.on_nan != "go_on" or step >= trainer.state.max_steps:
+            raise problem
+        if trainer.writer is not None:
+            message = f"checkpoint-{step} is not saved: the weights are not finite ({visible(weight)}), and no step heals that"
+            trainer.writer.write("finding", path="run.on_nan", severity="warning", rule="diverged", message=message)
+
+    def _write_parts(self, tmp: Path, *, late: bool = False) -> None:
+        """Writes each file of a checkpoint; `late`: all but the shares, which follow. Raises WorkbenchError, naming the file,
+        where the disk took no more or failed."""
+        trainer = self._trainer
+        trainer.store_flos()
+        adapted = isinstance(trainer.model, PeftModel)
+        folder, rank, first = str(tmp), trainer.args.process_index, trainer.args.should_save
+        parts: list[tuple[str, Callable[[], Any]]] = [
+            (
+                ADAPTER_WEIGHTS if adapted else WEIGHTS,
+                lambda: trainer._save_beside_shares(tmp) if late else trainer.save_model(folder, _internal_call=True),
+            ),
+            ("optimizer.pt", lambda: trainer._save_optimizer_and_scheduler(folder, late=late)),
+            ("scaler.pt", lambda: trainer._save_scaler(folder)),
+            ("rng_state.pth", lambda: trainer._save_rng_state(folder)),
+            (f"parts-{rank}.pt", lambda: trainer._registered().save(tmp, rank)),
+            ("trainer_state.json", lambda: self._write_state(tmp)),
+        ]
+        for name, write in parts:
+            try:
+                write()
+            except (OSError, RuntimeError, SafetensorError) as problem:
+                # safetensors takes its half file away; an error of a write of our own leaves the file as the newest.
+                left = isinstance(problem, OSError) and any(tmp.iterdir())
+                known = left or ((tmp / name).exists() and not isinstance(problem, SafetensorError))
+                if first and (told := checkpoint.without_room(tmp, problem, "" if known else name)) is not None:
+                    raise told from problem
+                raise
+
+    def _write_state(self, tmp: Path) -> None:
+        trainer = self._trainer
+        total, trained = trainer.counts.read()
+        if trainer.args.should_save:
+            trainer.state.save_to_json(str(tmp / "trainer_state.json"))
+            counted = {
+                "total": total,
+                "trainable": trained,
+                "trl_num_tokens": getattr(trainer, "_total_train_tokens", 0),
+            }
+            (tmp / TOKENS_STATE).write_text(json.dumps(counted), "utf-8")
+
+    def _say(self, step: int, state: str, **more: Any) -> None:
+        if self._trainer.writer is not None:
+            self._trainer.writer.write("checkpoint", step=step, path=f"checkpoint-{step}", state=state, **more)
 
 
 @contextlib.contextmanager

@@ -28,7 +28,7 @@ def arguments(config: RunConfig, run_folder: str | Path) -> SFTConfig:
 
 def build(job: Job) -> Sft:
     """The trainer, ready to `attach` to its run."""
-    trainer = Sft(args=arguments(job.config, job.run_folder), **job.given())
+    trainer = Sft(args=arguments(job.config, job.run_folder), **job.trainer_arguments())
     if (size := job.config.distributed.context_parallel_size) > 1:
         trainer.divide_rows(size)
     return trainer

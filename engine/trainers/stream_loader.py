@@ -47,6 +47,7 @@ class StreamLoader:
 
     def __init__(self, stream: Any, dealt: Dealt, collate: Any, device: Any) -> None:
         self.dataset, self.dealt, self.collate_fn, self.device = stream, dealt, collate, device
+        self._epochs_over = 0
         self._given = 0
         """How often the batch behind the stream's place was given."""
         self._batch: Any = None
@@ -62,6 +63,11 @@ class StreamLoader:
         """Take up what was saved."""
         self.dataset.go_to(state)
         self._given, self._batch = int(state["given"]), None
+
+    def epoch_over(self) -> bool:
+        """Whether an epoch has ended since this was asked; transformers tells of those of a data set."""
+        before, self._epochs_over = self._epochs_over, self.dataset.epochs_over
+        return bool(self._epochs_over > before)
 
     def __iter__(self) -> Iterator[Any]:
         while (batch := self.next_batch()) is not None:

@@ -90,7 +90,7 @@ class Watching(TrainerCallback):
         self.before_first_step()
         self._place_in_epochs(args, state, kwargs.get("train_dataloader"))
         self._logged = time.monotonic()
-        self._tokens_logged = self.trainer.token_counts()[0]
+        self._tokens_logged = self.trainer.counts.read()[0]
         parameters = list(self.trainer.model.parameters())
         total = sum(weights_in(p) for p in parameters)
         # 2 forward and 2 for the input's gradient a parameter; 2 more only for weights that are trained.
@@ -140,11 +140,11 @@ class Watching(TrainerCallback):
         if (loader := self.trainer.stream_loader) is not None:
             # To transformers a stream is one epoch without an end.
             state.epoch = loader.dataset.epoch
-            if self.trainer.epoch_over():
+            if loader.epoch_over():
                 self.on_epoch_end(args, state, control)
         last = self._last(state)
         control.should_training_stop = control.should_training_stop or last
-        if self._batches is not None and self.writer is not None and rows and self._told(control, state):
+        if self._batches is not None and self.writer is not None and rows and self._has_line(control, state):
             self.writer.defer("batch", partial(self._batches.add, state.global_step, rows))
         if self._gpu is not None and self.writer is not None and self._gpu.due(now):
             self.writer.defer("gpu", self._gpu.read)
@@ -163,7 +163,8 @@ class Watching(TrainerCallback):
             self._samples(state.global_step)
 
     def _last(self, state: Any) -> bool:
-        return bool(state.global_step == state.max_steps or self.trainer.rows_over)
+        loader = self.trainer.stream_loader
+        return bool(state.global_step == state.max_steps or (loader is not None and loader.dataset.over))
 
     def on_epoch_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         if self._at_epoch_end:
@@ -175,14 +176,14 @@ class Watching(TrainerCallback):
     def on_log(self, args: Any, state: Any, control: Any, logs: dict[str, Any] | None = None, **kwargs: Any) -> None:
         if self.writer is None or not logs:
             if logs and "loss" in logs:
-                self.trainer.token_counts()
+                self.trainer.counts.read()
             return
         if any(name in logs for name in _SUMMARY):
             return
         pace = None
         if "loss" in logs:
-            if not self._told(control, state):
-                self.trainer.token_counts()
+            if not self._has_line(control, state):
+                self.trainer.counts.read()
                 return
             pace = self._pace(state.global_step)
             if self._ranks > 1 and (figures := self.trainer.ranks.event(state.global_step, last=self._last(state))):
@@ -191,7 +192,7 @@ class Watching(TrainerCallback):
 
     def on_save(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         if self._saving:
-            self.trainer.wait_for_save()
+            self.trainer.checkpoints.wait()
         name = f"checkpoint-{state.global_step}"
         made = (self.run.checkpoints / name).is_dir()
         for request in self._saving:
@@ -205,7 +206,7 @@ class Watching(TrainerCallback):
         if self.trainer.finite.diverged is None:
             self._samples(state.global_step)
 
-    def _told(self, control: Any, state: Any) -> bool:
+    def _has_line(self, control: Any, state: Any) -> bool:
         """Whether this step becomes a line of its own."""
         diverged = self.trainer.finite.diverged is not None
         return control.should_save or diverged or self.thinning.wants(state.global_step)
@@ -215,7 +216,7 @@ class Watching(TrainerCallback):
         """What only this moment knows, when the host has waited for the device: tokens so far and since the last line,
         seconds, those of a step."""
         now = time.monotonic()
-        tokens, trained = self.trainer.token_counts()
+        tokens, trained = self.trainer.counts.read()
         rate = (tokens - self._tokens_logged) / max(now - self._logged, 1e-9)
         self._logged, self._tokens_logged = now, tokens
         return _Pace(tokens, trained, rate, *self.trainer.clock.lap(step))

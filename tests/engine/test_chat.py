@@ -8,6 +8,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +21,8 @@ from engine.builtin import tiny
 from engine.errors import UsageError, WorkbenchError
 from engine.run import devices
 from engine.run.store import RunFolder
-from engine.session.chat import ChatSession, Settings, who_answers
+from engine.session.chat import ChatSession, who_answers
+from engine.session.conversation import Settings
 from tests.chats import QUESTION, make_run, model_folder, tuned
 
 
@@ -45,18 +47,15 @@ ENDLESS = QUESTION * 3
 """A text to which neither side finds an end."""
 
 
-def opened(found: list[RunFolder], *steps: int, only: Any = "", **given: Any) -> ChatSession:
-    session = ChatSession(who_answers(found, steps, only), device="cpu", **given)
-    try:
+@contextmanager
+def opened(found: list[RunFolder], *steps: int, only: Any = "", **given: Any) -> Iterator[ChatSession]:
+    with closing(ChatSession(who_answers(found, steps, only), device="cpu", **given)) as session:
         session.load().result(240)
-    except BaseException:
-        session.close()
-        raise
-    return session
+        yield session
 
 
 def said(session: ChatSession, text: str, **settings: Any) -> list[dict[str, Any]]:
-    session.settings = Settings(**settings)
+    session.conversation.settings = Settings(**settings)
     session.renew()
     return [ticket.result(120) for ticket in session.say(text)]
 
@@ -116,10 +115,12 @@ def test_weights_trained_themselves_are_two_models(runs: Path) -> None:
 def test_an_answer_grows_piece_by_piece(lora: RunFolder) -> None:
     seen: list[str] = []
     with opened([lora], only="tuned") as session:
-        session._wake = lambda: seen.append(session.turns[-1].answers[0].text) if session.turns else None
+        session._wake = lambda: (
+            seen.append(session.conversation.turns[-1].answers[0].text) if session.conversation.turns else None
+        )
         (answer,) = said(session, QUESTION, max_new_tokens=24)
         # The last callback may come a moment after the result.
-        while not session.turns[-1].answers[0].done:
+        while not session.conversation.turns[-1].answers[0].done:
             time.sleep(0.01)
     grown = list(dict.fromkeys(text for text in seen if text))
     assert len(grown) > 3
@@ -128,10 +129,10 @@ def test_an_answer_grows_piece_by_piece(lora: RunFolder) -> None:
 
 
 def test_the_stop_key_ends_an_answer_between_two_tokens(chat: ChatSession) -> None:
-    chat.settings = Settings(max_new_tokens=4000)
+    chat.conversation.settings = Settings(max_new_tokens=4000)
     chat.renew()
     tickets = chat.say(ENDLESS)
-    first = chat.turns[-1].answers[0]
+    first = chat.conversation.turns[-1].answers[0]
     until = time.monotonic() + 30
     while first.tokens < 3 and not first.done and time.monotonic() < until:
         time.sleep(0.01)
@@ -213,8 +214,8 @@ def test_a_checkpoint_of_another_tokenizer_is_refused(runs: Path, tmp_path: Path
     one, two = list(words)[300:302]
     words[one], words[two] = words[two], words[one]
     (folder / "tokenizer.json").write_text(json.dumps(content))
-    with pytest.raises(WorkbenchError, match="checkpoint-10 was trained with another tokenizer"):
-        opened([run]).close()
+    with pytest.raises(WorkbenchError, match="checkpoint-10 was trained with another tokenizer"), opened([run]):
+        pass
 
 
 def test_what_cannot_be_talked_to_is_one_sentence(runs: Path, lora: RunFolder) -> None:
@@ -276,13 +277,13 @@ def test_saved_rows_are_training_rows(chat: ChatSession, tmp_path: Path) -> None
     from engine.client import Inspector
 
     said(chat, QUESTION, max_new_tokens=3, system="Be short.")
-    whole = chat.turns[-1].answers[0]
+    whole = chat.conversation.turns[-1].answers[0]
     whole.ended = "stop"
-    assert chat.turns[-1].answers[1].ended == "length"
+    assert chat.conversation.turns[-1].answers[1].ended == "length"
     path = tmp_path / "rows.jsonl"
-    assert chat.save(path) == 2
+    assert chat.conversation.save(path) == 2
     with pytest.raises(UsageError, match="is there already"):
-        chat.save(path)
+        chat.conversation.save(path)
     assert [entry.name for entry in tmp_path.iterdir()] == ["rows.jsonl"]
     config = {"version": 1, "model": {"name": "builtin/tiny"}, "method": {"kind": "sft"}}
     with Inspector() as inspector:
@@ -303,11 +304,11 @@ def test_a_reward_model_scores_the_answer(runs: Path) -> None:
     with opened([run]) as session:
         assert session.kind == "score"
         assert len(session.who) == 1
-        assert session.wants == "prompt"
+        assert session.conversation.wants == "prompt"
         assert session.say(QUESTION) == []
         scores = [session.say(text)[0].result(60)["score"] for text in ("2021-03-03", "no")]
         with pytest.raises(UsageError, match="no rows to train on"):
-            session.rows()
+            session.conversation.rows()
     model = tuned("reward", tiny.folder(None), 10)
     tokenizer = AutoTokenizer.from_pretrained(tiny.folder(None))
     for answer, score in zip(("2021-03-03", "no"), scores, strict=True):
@@ -348,11 +349,10 @@ def test_an_embedding_model_ranks_texts(runs: Path) -> None:
 
 
 def test_the_process_goes_with_its_window(lora: RunFolder) -> None:
-    session = opened([lora], only="base")
-    pid = session.pid
-    assert pid is not None
-    assert psutil.pid_exists(pid)
-    session.close()
+    with opened([lora], only="base") as session:
+        pid = session.pid
+        assert pid is not None
+        assert psutil.pid_exists(pid)
     assert gone(pid)
 
 
@@ -360,7 +360,8 @@ WINDOW = """
 import sys, time
 from engine.run import devices
 from engine.run.store import RunFolder
-from engine.session.chat import ChatSession, Settings, who_answers
+from engine.session.chat import ChatSession, who_answers
+from engine.session.conversation import Settings
 session = ChatSession(who_answers([RunFolder(sys.argv[1])]), Settings(max_new_tokens=4000), device="cpu")
 ticket = session.load()
 if sys.argv[2] == "answering":
@@ -386,7 +387,7 @@ def test_the_process_goes_when_its_window_is_killed(lora: RunFolder, doing: str)
 def test_a_killed_process_is_said_and_loads_again(lora: RunFolder) -> None:
     with opened([lora], only="base") as session:
         assert session.pid is not None
-        session.settings = Settings(max_new_tokens=4000)
+        session.conversation.settings = Settings(max_new_tokens=4000)
         (ticket,) = session.say("hello")
         psutil.Process(session.pid).kill()
         with pytest.raises(WorkbenchError, match=r"the chat's process ended \(signal 9\)"):

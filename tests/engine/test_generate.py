@@ -13,7 +13,8 @@ from peft import LoraConfig, get_peft_model
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from engine.builtin import dates, tiny
-from engine.data.chat import Chat, MaskError
+from engine.data.chat import Chat
+from engine.data.chat_template import MaskError
 from engine.generate import answers_to, end_of_turn, exact_match, generate, stop_ids
 
 PROMPTS = [*dates.PROMPTS, "3.3.2021", "What is " + "the day before " * 12 + "3 March 2021 in ISO form?"]

@@ -83,7 +83,7 @@ def open_app(
         step = _first_step(draft, config)
         app = WorkbenchApp(draft, folder, runs_dir, start=start, step=step, ledger=ledger, chat=chat)
         if config is not None:
-            app.recent.note(config)
+            app.history.recent.note(config)
         app.run()
     for line in app.ending.words():
         echo(line)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
+from contextlib import closing
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -68,7 +69,8 @@ def command(
     workbench chat dates-0001 --checkpoint 50 --checkpoint 100
     workbench chat dates-0001 --prompt "What is 3 March 2021 in ISO form?"
     """
-    from engine.session.chat import ChatSession, Settings, tools_from, who_answers
+    from engine.session.chat import ChatSession, tools_from, who_answers
+    from engine.session.conversation import Settings
 
     if base and tuned:
         raise UsageError("--base excludes --tuned; choose one, or leave both out for both.")
@@ -87,19 +89,19 @@ def command(
     more = _more(session.kind, prompts, answers, texts)
     if save and session.kind != "text":
         raise UsageError("--save: scores and nearness are no rows to train on; leave it out.")
-    with session:
+    with closing(session):
         _load(session, quiet=as_json)
         for number, text in enumerate((*prompts, *more), 1):
             tickets = session.say(text)
             _wait(tickets)
             if tickets and not as_json and (session.kind != "rank" or number == len(prompts) + len(more)):
                 _show(session)
-        saved = session.save(Path(save)) if save else None
+        saved = session.conversation.save(Path(save)) if save else None
         if as_json:
             print_json(_document(session, saved))
         elif saved:
             echo(f"{saved} row{'' if saved == 1 else 's'} written to {save}.", err=True)
-    return 1 if any(answer.problem for turn in session.turns for answer in turn.answers) else 0
+    return 1 if any(answer.problem for turn in session.conversation.turns for answer in turn.answers) else 0
 
 
 def _more(kind: str, prompts: Sequence[str], answers: Sequence[str], texts: Sequence[str]) -> Sequence[str]:
@@ -145,7 +147,7 @@ def _wait(tickets: Sequence[Ticket]) -> None:
 
 
 def _show(session: ChatSession) -> None:
-    turn = session.turns[-1]
+    turn = session.conversation.turns[-1]
     echo(styled(turn.prompt, bold=True), lines=True)
     for who, answer in zip(session.who, turn.answers, strict=True):
         echo(styled(f"{who.title}: ", fg="cyan"), answer.text, lines=True)
@@ -160,14 +162,14 @@ def _document(session: ChatSession, saved: int | None) -> dict[str, Any]:
             {"title": who.title, "run": who.run.id, "checkpoint": who.checkpoint, **side}
             for who, side in zip(session.who, session.loaded["sides"], strict=True)
         ],
-        "settings": {**session.settings.sampling(), "system": session.settings.system},
+        "settings": {**session.conversation.settings.sampling(), "system": session.conversation.settings.system},
         "notes": session.notes,
         "turns": [
             {
                 "prompt": turn.prompt,
                 "answers": [{**answer.result, "problem": answer.problem or None} for answer in turn.answers],
             }
-            for turn in session.turns
+            for turn in session.conversation.turns
         ],
         "saved": saved,
     }

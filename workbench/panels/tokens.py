@@ -64,6 +64,18 @@ class TokenView(Scrolled):
         """The terminal forgets the pictures of a panel that is gone."""
         self._images.forget()
 
+    def turn(self, what: str) -> str:
+        """Token `ids`, `pictures`, or the row as it stands in its file (`raw_first`), on or off; why not, where it has none."""
+        if what == "pictures" and not (self.row or {}).get("images"):
+            return "this row has no images"
+        if what == "raw_first":
+            if self.raw is None:
+                return "the row's file cannot be read from here; only its tokens are known"
+            self.to_top()
+        setattr(self, what, not getattr(self, what))
+        self.redraw()
+        return ""
+
     def look(self, name: str) -> Style:
         """A picture's cells have colours of their own."""
         if not name.startswith(INK):
@@ -157,11 +169,11 @@ def _part(
     spans = [(int(turn["start"]), int(turn["end"]), str(turn["role"])) for turn in turns] if not label else []
     if not spans or borders or len(tokens) > HEAD + TAIL:
         laid = lay_out(tokens, room if label else width, ids, borders=borders)
-        return _with_gutter(label, laid, ids) if label else laid
+        return _with_gutter(label, laid) if label else laid
     drawn: list[Line] = []
     before = False
     for start, end, role in _whole(spans, len(tokens)):
-        drawn += _with_gutter(role, lay_out(tokens[start:end], room, ids, trained_before=before), ids)
+        drawn += _with_gutter(role, lay_out(tokens[start:end], room, ids, trained_before=before))
         before = bool(end and tokens[end - 1].get("trained"))
     return drawn
 
@@ -175,7 +187,7 @@ def _whole(spans: list[tuple[int, int, str]], size: int) -> Iterator[tuple[int, 
             yield first, after, role
 
 
-def _with_gutter(label: str, laid: list[Line], ids: bool) -> list[Line]:
+def _with_gutter(label: str, laid: list[Line]) -> list[Line]:
     head = f"{clean(label)[: GUTTER - 1]:{GUTTER}}"
     return [[(head if place == 0 else " " * GUTTER, "dim"), *line] for place, line in enumerate(laid or [[]])]
 

@@ -55,7 +55,7 @@ class Background:
         self._started = True
         self._thread("logout", _logout)
         path = self._app.draft.path
-        self._thread("left", lambda: self._app.unsaved.left(path))
+        self._thread("left", lambda: self._app.history.unsaved.left(path))
         self._count_runs()
         self._screen.set_interval(RUNS_EVERY, self._count_runs)
         self._look_again()
@@ -108,7 +108,7 @@ class Background:
 
     def _keep_now(self) -> None:
         self._keeping = None
-        unsaved = self._app.unsaved
+        unsaved = self._app.history.unsaved
         entry = unsaved.entry(self._app.draft)
         self._thread("kept", lambda: unsaved.write(entry))
 

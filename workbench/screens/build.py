@@ -16,8 +16,6 @@ from textual.binding import BindingType
 from textual.containers import Vertical
 from textual.screen import Screen
 
-from engine.config.findings import Finding
-from engine.config.steps import STEPS
 from engine.errors import redact, visible
 from engine.session.pages import machine_text
 from workbench.actions import bindings
@@ -61,11 +59,6 @@ class BuildScreen(Screen[None]):
 
     # Frame
 
-    @property
-    def step(self) -> str:
-        """The id of the step on screen."""
-        return self.steps.step
-
     def compose(self) -> ComposeResult:
         """Title, then the step, then finding and keys; filled before the first paint."""
         self.background = Background(self, self.app, self.look)
@@ -106,12 +99,12 @@ class BuildScreen(Screen[None]):
     def draw(self, key: str | None = None) -> None:
         """Make everything from the draft."""
         draft = self.draft
-        self.set_class(self.step == "review", "alone")
-        self.set_class(self.step == "goal", "goal")
+        self.set_class(self.steps.step == "review", "alone")
+        self.set_class(self.steps.step == "goal", "goal")
         self.steps.draw(key)
         self.draw_foot()
         # On Goal nothing is read yet, and a narrow window has no room for the first row.
-        if self._row is not None and self.has_class("roomy") and self.step != "goal":
+        if self._row is not None and self.has_class("roomy") and self.steps.step != "goal":
             self._row.follow()
         new = f"new config, from recipe {draft.recipe}" if draft.recipe else "new config"
         machine = machine_text(draft.facts.machine) if draft.facts.machine else ""
@@ -121,7 +114,7 @@ class BuildScreen(Screen[None]):
     @on(FormPane.Typed)
     def draw_foot(self) -> None:
         """The finding nearest to the person; while something is typed no letter is a key, so it offers none."""
-        findings, typing = self.steps.found, self.pane.typed is not None
+        findings, typing = self.pane.found, self.pane.typed is not None
         first = next(iter(self.steps.nearest(findings)), None)
         shown = replace(first, fix=None) if first is not None and typing else first
         self.finding_line.show(shown, max(0, len(findings) - 1), keys=not typing)
@@ -129,7 +122,7 @@ class BuildScreen(Screen[None]):
     @on(Steps.Moved)
     def look(self) -> None:
         """Look again at what the draft names, and draw."""
-        self.background.look(self.step)
+        self.background.look(self.steps.step)
         self.draw()
 
     @on(FactsArrived)
@@ -145,7 +138,7 @@ class BuildScreen(Screen[None]):
     def _changed(self, event: EditPane.Changed) -> None:
         """Look again, draw it, and keep what no file holds."""
         if event.edited:
-            self.background.look(self.step)
+            self.background.look(self.steps.step)
             self.background.keep()
         self.draw()
 
@@ -160,46 +153,17 @@ class BuildScreen(Screen[None]):
     # Keys
 
     def action_steps(self, what: str) -> None:
-        """To another step or row, or more rows."""
+        """To another step, row or finding, or more rows."""
         self.steps.act(what)
         self.draw_foot()
-
-    def action_step(self, step: str) -> None:
-        """To a step by its id."""
-        self.steps.go(next(index for index, known in enumerate(STEPS) if known.id == step))
 
     def action_draft(self, what: str) -> None:
         """Something with the draft."""
         self.pane.act(what)
 
-    def action_fix(self) -> None:
-        """Apply the fix in view."""
-        near = self.steps.nearest(self.steps.found)
-        finding = next((finding for finding in near if finding.fix is not None), None)
-        if finding is None:
-            self.pane.report("Nothing here has a fix of its own.")
-        else:
-            self.pane.apply(finding)
-
     def action_fold(self) -> None:
         """Fold the right column."""
         self.toggle_class("folded")
-
-    def action_findings(self) -> None:
-        """All findings."""
-        from workbench.screens.findings import FindingsScreen
-
-        def chosen(answer: tuple[str, Finding] | None) -> None:
-            if answer is None:
-                return
-            what, finding = answer
-            if what == "fix":
-                self.pane.apply(finding)
-                self.action_findings()
-            else:
-                self.steps.jump(finding.path)
-
-        self.app.push_screen(FindingsScreen(self.draft.findings), chosen)
 
     def action_preview(self) -> None:
         """The tokens."""
@@ -241,9 +205,9 @@ class BuildScreen(Screen[None]):
 
             self.draw() if run is None else self.app.push_screen(MonitorScreen(run))
 
-        self.action_step("launch")
+        self.steps.act("launch")
         if self.session.errors:
-            self.action_findings()
+            self.steps.act("findings")
         elif not self.background.starting:
             self.background.launch(then, queue=queue)
             self.draw()

@@ -25,7 +25,8 @@ from textual.widgets import Input, Static
 from engine.errors import WorkbenchError, visible
 from engine.figures import number
 from engine.run.store import RunFolder
-from engine.session.chat import Answer, ChatSession, Settings, Turn, who_answers
+from engine.session.chat import ChatSession, who_answers
+from engine.session.conversation import Answer, Settings, Turn
 from workbench.actions import bindings, key_line
 from workbench.panels.bars import Bar, KeyLine, TextBar
 from workbench.panels.drawn import Scrolled
@@ -59,11 +60,11 @@ class ChatView(Scrolled):
         drawn: list[Line] = []
         for note in session.notes:
             drawn += paragraph(clean(note), width, "dim")
-        for tool in session.tools:
+        for tool in session.conversation.tools:
             drawn += paragraph(clean(f"tool {_tool_name(tool)}"), width, "dim")
-        if session.kind != "text" and session.subject:
-            drawn += _text(session.subject, width, {"score": "prompt  ", "rank": "query  "}[session.kind])
-        for turn in session.turns:
+        if session.kind != "text" and session.conversation.subject:
+            drawn += _text(session.conversation.subject, width, {"score": "prompt  ", "rank": "query  "}[session.kind])
+        for turn in session.conversation.turns:
             drawn += [[]] if drawn else []
             if session.kind != "rank":
                 drawn += _text(turn.prompt, width, "you  " if session.kind == "text" else "answer  ")
@@ -182,13 +183,13 @@ class ChatScreen(Screen[None]):
     def _draw_bars(self) -> None:
         session, width = self.session, max(10, self.app.size.width - 2)
         titles = "  |  ".join(clean(who.title) for who in session.who)
-        how = f"temperature {number(session.settings.temperature)}" if session.kind == "text" else ""
+        how = f"temperature {number(session.conversation.settings.temperature)}" if session.kind == "text" else ""
         gap = " " * max(2, width - Content(titles).cell_length - len(how) - 7)
         self.query_one("#head", Bar).update(Content.styled(cut(f" chat  {titles}{gap}{how}", width), "bold"))
         words, look = self._status()
         # An answer to a key or an error has a way out at its end, so it is shown whole.
         self.query_one("#status", TextBar).write_wrapped(words, style=look)
-        self.query_one("#words", Input).placeholder = _HINTS[session.wants]
+        self.query_one("#words", Input).placeholder = _HINTS[session.conversation.wants]
         keys = key_line("chat", "answering" if session.state == "answering" else "quiet", session.kind)
         self.query_one(KeyLine).use(keys)
 
@@ -290,7 +291,7 @@ class ChatScreen(Screen[None]):
 
     def action_settings(self) -> None:
         """How tokens are chosen, and the system prompt."""
-        values = {field.name: getattr(self.session.settings, field.name) for field in fields(Settings)}
+        values = {field.name: getattr(self.session.conversation.settings, field.name) for field in fields(Settings)}
         items = [
             Item(name, Content.assemble((f"{name}  ", "bold"), clean(value) or "none"), Content(f"   {HELP[name]}"))
             for name, value in values.items()
@@ -306,7 +307,7 @@ class ChatScreen(Screen[None]):
         if text is None:
             return
         try:
-            self.session.settings = self.session.settings.changed(name, text)
+            self.session.conversation.settings = self.session.conversation.settings.changed(name, text)
         except WorkbenchError as problem:
             self._show_message(problem.full_message)
         else:
@@ -316,7 +317,7 @@ class ChatScreen(Screen[None]):
         """The conversation as rows to train on."""
 
         def save(path: Path) -> None:
-            rows = self.session.save(path)
+            rows = self.session.conversation.save(path)
             self._show_message(f"{rows} row{'' if rows == 1 else 's'} written to {path}.")
 
         def named(name: str | None) -> None:

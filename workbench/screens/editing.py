@@ -10,6 +10,7 @@ import os
 import shlex
 import subprocess
 import tempfile
+from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -61,6 +62,11 @@ class EditPane(FormPane):
         """The config being built."""
         return self.session.draft
 
+    @property
+    def found(self) -> tuple[Finding, ...]:
+        """All findings: as they would be if what is being typed were kept, else of the draft."""
+        return self.draft.findings if self.typed is None else self.session.typed(*self.typed)
+
     def changed(self) -> None:
         """The person changed the draft."""
         self.post_message(self.Changed(edited=True))
@@ -107,9 +113,9 @@ class EditPane(FormPane):
         elif spec.control == "choice":
             self.edit_choice(row, options_of(spec), value)
         elif spec.control in ("sources", "prompts"):
-            edit_list(self.app, draft, spec, row.key, self.app.start_list, keep)
+            edit_list(self.app, draft, spec, row.key, self.app.history.start_list, keep)
         elif spec.control == "path" and not entry:
-            edit_path(self.app, self.session, spec, value, self.app.start_list, keep)
+            edit_path(self.app, self.session, spec, value, self.app.history.start_list, keep)
         else:
             self.edit_text(row, as_typed(value))
 
@@ -134,6 +140,14 @@ class EditPane(FormPane):
         row = self.form.row
         if row is not None and row.key in self.draft.given | self.draft.reading.invalid:
             self.change(row.key, None, unset=True)
+
+    def fix(self, findings: Iterable[Finding]) -> None:
+        """Apply the first fix that one of them has."""
+        finding = next((finding for finding in findings if finding.fix is not None), None)
+        if finding is None:
+            self.report("Nothing here has a fix of its own.")
+        else:
+            self.apply(finding)
 
     def apply(self, finding: Finding) -> None:
         """Apply a finding's fix."""
@@ -184,7 +198,7 @@ class EditPane(FormPane):
             except (WorkbenchError, OSError) as problem:
                 self.report(str(problem), bad=True)
                 return
-            self.app.recent.note(place)
+            self.app.history.recent.note(place)
             self.changed()
             self.report(f"Saved in {place}.")
 

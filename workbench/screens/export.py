@@ -20,7 +20,7 @@ from textual.widgets.option_list import Option
 from engine.errors import WorkbenchError, redact, visible
 from engine.export.llama_cpp import offered_quants
 from engine.export.places import FORMS, QUANTS, adapts_experts, places, refuse_existing
-from engine.export.process import Export, part_words, request
+from engine.export.process import Export, part_summary, request
 from engine.figures import progress
 from engine.run.store import RunFolder
 from workbench.panels.glyphs import ascii_only
@@ -182,7 +182,7 @@ class ExportScreen(Dialog[None]):
             state = event.value
             self._state = visible(state["what"]) + (f" {progress(state)}" if state["total"] > 1 else " …")
         elif event.what == "part":
-            self._done.append(part_words(event.value))
+            self._done.append(part_summary(event.value))
             self._state = ""
         elif event.what == "end":
             self._export, self._state = None, visible(event.value)

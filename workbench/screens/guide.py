@@ -145,7 +145,7 @@ class GuideScreen(Screen[None]):
             self.guide.begin()
             self._draw()
         elif onward == "config":
-            self.app.build(self.guide.first.real(), self.guide.step)  # type: ignore[attr-defined]
+            self.app.navigation.build(self.guide.first.real(), self.guide.step)  # type: ignore[attr-defined]
         elif onward == "rows":
             self.action_rows()
         else:

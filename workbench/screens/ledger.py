@@ -7,6 +7,7 @@ from textual.screen import Screen
 
 from engine.bridge.ledger import Ledger
 from engine.errors import visible
+from engine.session.draft import Draft
 from workbench.actions import bindings
 from workbench.panels.bars import KeyLine, TitleBar
 from workbench.panels.drawn import Scrolled
@@ -63,6 +64,8 @@ class LedgerScreen(Screen[None]):
     def action_take_over(self) -> None:
         """Make it the config of this window, not saved yet, and open the form on it; once, then it is gone on with."""
         if not self._taken:
-            self.app.take(self._ledger.text())  # type: ignore[attr-defined]
+            draft = Draft()
+            draft.replace_text(self._ledger.text())
+            self.app.draft = draft  # type: ignore[attr-defined]
             self._taken = True
         self.app.action_build()  # type: ignore[attr-defined]

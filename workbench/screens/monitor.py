@@ -28,8 +28,9 @@ from workbench.panels.chart import Chart
 from workbench.panels.end_card import BAD
 from workbench.panels.watching import RunBar, StatusLine
 from workbench.screens.batch import BatchScreen
+from workbench.screens.beside import SECONDS
 from workbench.screens.leave import goes_on
-from workbench.screens.run_actions import SECONDS, RunActions
+from workbench.screens.run_actions import RunActions
 from workbench.screens.run_pages import RunPages
 
 if TYPE_CHECKING:
@@ -63,11 +64,6 @@ class MonitorScreen(Screen[None]):
         """What the run's events mean so far."""
         assert self.watching is not None
         return self.watching.view
-
-    @property
-    def page(self) -> str:
-        """The page that is shown."""
-        return self.pages.page
 
     def compose(self) -> ComposeResult:
         """Title, pages, status, keys."""
@@ -118,7 +114,7 @@ class MonitorScreen(Screen[None]):
         if self.watching is None:
             return
         changed = self.watching.poll() or self.status.over
-        if self.is_current and self.page == "log":
+        if self.is_current and self.pages.page == "log":
             self.pages.read_log(self.watching.log)
         if changed or self.actions.waiting(self.view):
             self._follow_state()
@@ -131,9 +127,9 @@ class MonitorScreen(Screen[None]):
         if over and not before:
             self._end = End()
             self._read_end()
-            if self.page == "curves":
+            if self.pages.page == "curves":
                 self.action_tab("end")
-        elif before and not over and self.page == "end":
+        elif before and not over and self.pages.page == "end":
             self.action_tab("curves")
 
     def _read_end(self) -> None:
@@ -157,7 +153,7 @@ class MonitorScreen(Screen[None]):
         self.status.show(view, self.actions.waiting(view), self._end)
         also = "groups" if view.rollouts else "card" if self._was_over else "ranks" if view.ranks else "plain"
         state = "running" if not view.over else "finished" if view.state == "finished" else "ended early"
-        self.query_one(KeyLine).use(key_line("monitor", state, also), self.page)
+        self.query_one(KeyLine).use(key_line("monitor", state, also), self.pages.page)
         self.pages.show(view, self._end)
 
     # Keys
@@ -203,7 +199,7 @@ class MonitorScreen(Screen[None]):
         """The rows behind the point under the cursor, or behind the newest step; on the card the first way on."""
         if picked is not None:
             picked.stop()
-        elif self.page == "end":
+        elif self.pages.page == "end":
             self.actions.first_way(self.folder, self.view.copy(), self._end)
             return
         if not self.view.step:
@@ -220,7 +216,7 @@ class MonitorScreen(Screen[None]):
         """Takes the cursor away; then back to the first page; then out."""
         if self.pages.chart.clear_cursor():
             return
-        if self.page not in ("curves", "end"):
+        if self.pages.page not in ("curves", "end"):
             self.action_tab("end" if self._was_over else "curves")
         else:
             self.app.action_leave()  # type: ignore[attr-defined]

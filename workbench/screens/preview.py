@@ -202,20 +202,10 @@ class PreviewScreen(Screen[None]):
 
         self.app.push_screen(Ask("Show the next row with this text", self._words), answered)
 
-    def action_ids(self) -> None:
-        """Token ids under their tokens, or not."""
-        view = self.query_one(TokenView)
-        view.ids = not view.ids
-        view.redraw()
-
-    def action_pictures(self) -> None:
-        """Images as pictures above the tokens, or their words alone."""
-        view = self.query_one(TokenView)
-        if not (view.row or {}).get("images"):
-            self._status("this row has no images")
-            return
-        view.pictures = not view.pictures
-        view.redraw()
+    def action_turn(self, what: str) -> None:
+        """Something of the row's view on or off; says why where it cannot be."""
+        if refused := self.query_one(TokenView).turn(what):
+            self._status(refused)
 
     def action_packs(self) -> None:
         """Packs with the borders of their rows, or the rows one by one."""
@@ -237,16 +227,6 @@ class PreviewScreen(Screen[None]):
 
         ask, at = self.inspector.ask, self._at
         show_template(self, self.draft, ask, at, lambda saved: self._go(self._at) if saved else None)
-
-    def action_raw(self) -> None:
-        """The row as it stands in its file, or its tokens."""
-        view = self.query_one(TokenView)
-        if view.raw is None:
-            self._status("the row's file cannot be read from here; only its tokens are known")
-            return
-        view.raw_first = not view.raw_first
-        view.to_top()
-        view.redraw()
 
     def action_cancel(self) -> None:
         """Cancel what is asked; if nothing is, go back."""

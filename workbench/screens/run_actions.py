@@ -1,12 +1,12 @@
-"""What a person can do with a run, from each screen that shows runs: ask it, talk to it, measure it, take it along, go on with it.
+"""What a person can do with a run, from each screen that shows runs: ask it, talk to it, measure it, take it along.
 
-What may take long runs in a thread of the screen and answers in words.
+Going on with one that ended is `Resuming`'s; what may take long runs `Beside` the screen.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -16,24 +16,20 @@ from textual.screen import Screen
 
 from engine.errors import Cancelled, WorkbenchError
 from engine.figures import brief, progress
-from engine.resume import resume
-from engine.run import control, proposals, stack
-from engine.run.data_record import DataChanged
-from engine.run.ending import End, end_of
+from engine.run import control, stack
+from engine.run.ending import End
 from engine.run.evaluations import INSTALL, Evaluation, has_harness, in_words, step_of, tasks_of
 from engine.run.stopping import NAMES, Way, ways
 from engine.run.store import RunFolder, runs_in
-from engine.session.mending import apply
-from workbench.calling import run_name
 from workbench.panels.paint import clean, wrap
+from workbench.screens.beside import LONG, SECONDS, Beside
 from workbench.screens.dialog import Ask, Item, Pick, Show
 from workbench.screens.listing import PathSuggester
+from workbench.screens.resuming import Resuming
 
 if TYPE_CHECKING:
     from engine.run.view import RunView
 
-LONG = 600.0
-SECONDS = 6.0
 OTHERS = 200
 """Runs that are offered to compare with, the newest first."""
 LETTERS = {"save_stop": "s", "checkpoint": "c", "end_of_epoch": "e", "stop": "n"}
@@ -50,7 +46,9 @@ class RunActions:
         changed: Callable[[], object] = lambda: None,
         started: Callable[[RunFolder], object] = lambda run: None,
     ) -> None:
-        self._screen, self._show_message, self._changed, self._started = screen, show_message, changed, started
+        self._screen, self._show_message, self._changed = screen, show_message, changed
+        self._beside = Beside(screen, show_message, changed)
+        self._resuming = Resuming(screen, self._beside, started)
         self._asked: tuple[str, str, float] | None = None
         self._measuring: Evaluation | None = None
 
@@ -61,12 +59,12 @@ class RunActions:
                 "stop": lambda: self._stop(run, view),
                 "checkpoint": lambda: self._ask(run, "checkpoint"),
                 "stack": lambda: self._stack(run),
-                "resume": lambda: self._resume(run, view),
+                "resume": lambda: self._resuming.resume(run, view),
                 "chat": lambda: self._chat(run),
                 "evaluate": lambda: self._evaluate(run),
                 "tasks": lambda: self._tasks(run),
                 "export": lambda: self._export(run),
-                "longer": lambda: self._longer(run, view),
+                "longer": lambda: self._resuming.longer(run, view),
                 "prune": lambda: self._prune(run, view),
                 "compare": lambda: self._compare(run),
             }[what]()
@@ -110,133 +108,16 @@ class RunActions:
             self._screen.app.push_screen(Show(f"Where the worker of {clean(run.id)} is", frames))
 
         self._show_message("asking the worker where it is …", 60)
-        self._run_beside("stack", lambda: stack.ask(run), show)
+        self._beside.run("stack", lambda: stack.ask(run), show)
 
     # A run that ended
-
-    def _resume(self, run: RunFolder, view: RunView) -> None:
-        if not view.over:
-            self._show_message(f"This run is {view.state}; it goes on as it is.", SECONDS)
-        elif view.state in ("failed", "lost"):
-            self._run_beside(
-                "resume", lambda: end_of(view, run, run_name(run)), lambda end: self._way_on(run, view, end)
-            )
-        else:
-            self.go_on(run)
-
-    def _way_on(self, run: RunFolder, view: RunView, end: End) -> None:
-        """Go on where that may help; where it would end the same way a person is asked, with what would mend it first."""
-        if end.change is None and not end.blocked:
-            self.go_on(run)
-            return
-        as_it_is = Item("on", Content("Go on as it is"), Content("  Nothing is put right, so it may end the same way."))
-        if end.change is not None:
-            title = Content(f"Change {clean(end.change.words)}")
-            first = Item("mend", title, Content(f"  {clean(end.way_on)}; {end.change.why}."))
-        else:
-            first = Item("form", Content("Change its config in the form"), Content(f"  {clean(end.way_on)}."))
-
-        def answered(choice: str | None) -> None:
-            if choice == "mend":
-                self._mend(run, view, end)
-            elif choice == "form":
-                self.build_from(run)
-            elif choice == "on":
-                self.go_on(run)
-
-        self._screen.app.push_screen(Pick(f"{clean(run.id)} is {view.state}", [first, as_it_is]), answered)
-
-    def go_on(self, run: RunFolder, settings: Mapping[str, Any] | None = None, *, accept_data: bool = False) -> None:
-        """Resume, with other values for some settings; asks first where the rows are not those of before."""
-
-        def work() -> Callable[[], None]:
-            try:
-                newest, skipped = resume(run, settings=settings, accept_data=accept_data)
-            except DataChanged as problem:
-                words = problem.message
-                return lambda: self._ask_about_rows(run, words, settings)
-            words = f"{run.id} goes on from {newest.name}" if newest else f"{run.id} starts again from the beginning"
-            words += "".join(f"; {path.name} was passed over ({reason})" for path, reason in skipped[:3])
-            return lambda: self._finished(words)
-
-        self._show_message(f"{run.id}: comparing its rows, looking for its newest whole checkpoint …", LONG)
-        self._run_beside("resume", work, lambda show: show())
 
     def first_way(self, run: RunFolder, view: RunView, end: End) -> None:
         """What Enter does on the card of a run that is over."""
         if view.state == "finished":
             self.do("chat", run, view)
-        elif end.change is not None:
-            self._mend(run, view, end)
-        elif end.blocked:
-            self.build_from(run)
         else:
-            self.go_on(run)
-
-    def _mend(self, run: RunFolder, view: RunView, end: End) -> None:
-        """Make the proposed change and launch; a new run opens."""
-        if not end.anew:
-            assert end.change is not None
-            self.go_on(run, end.change.settings)
-            return
-
-        def show(new: RunFolder) -> None:
-            self._show_message(f"{new.id} starts from the beginning.", SECONDS)
-            self._started(new)
-
-        self._show_message("starting a new run …", LONG)
-        self._run_beside("resume", lambda: apply(run, view, end), show)
-
-    def _ask_about_rows(self, run: RunFolder, words: str, settings: Mapping[str, Any] | None) -> None:
-        """Name the rows that differ and let a person decide; leaving leaves the run as it is."""
-        items = [
-            Item("leave", Content("Leave the run as it is"), Content("Put the rows back, then resume.")),
-            Item(
-                "accept", Content("Go on with the rows as they are now"), Content("The run's log keeps what differs.")
-            ),
-        ]
-
-        def answered(choice: str | None) -> None:
-            if choice == "accept":
-                self.go_on(run, settings, accept_data=True)
-
-        self._show_message(f"The rows are not those {run.id} was trained on.", SECONDS)
-        note = f"{clean(words)}\n\nworkbench preview {clean(run.config)} --against {clean(run.id)} shows every token."
-        self._screen.app.push_screen(Pick(note, items), answered)
-
-    def _longer(self, run: RunFolder, view: RunView) -> None:
-        if view.state != "finished":
-            self._show_message(f"This run is {view.state}; one that is finished can be trained longer.", SECONDS)
-            return
-        change = proposals.longer(proposals.settings_of(run))
-        items = [
-            Item(
-                "on",
-                Content(f"Go on with {clean(run.id)}: {clean(change.words)}"),
-                Content(f"  From its newest checkpoint; {change.why}."),
-            ),
-            Item("new", Content("Build a new run from its config"), Content("  It begins at step 0; this one stays.")),
-        ]
-
-        def answered(choice: str | None) -> None:
-            if choice == "on":
-                self.go_on(run, change.settings)
-            elif choice == "new":
-                self.build_from(run)
-
-        self._screen.app.push_screen(Pick("Train longer", items), answered)
-
-    def build_from(self, run: RunFolder, step: str = "method") -> None:
-        """The form on a copy of the run's config."""
-        from engine.session.draft import Draft
-
-        try:
-            draft = Draft()
-            draft.replace_text(run.read_config())
-        except WorkbenchError as problem:
-            self._show_message(problem.full_message, SECONDS)
-        else:
-            self._screen.app.build(draft, step)  # type: ignore[attr-defined]
+            self._resuming.first_way(run, view, end)
 
     def _chat(self, run: RunFolder) -> None:
         from workbench.screens.chat import ChatScreen, chat_of
@@ -283,7 +164,7 @@ class RunActions:
             return in_words(record)
 
         self._show_message("starting …  the same key cancels", LONG)
-        self._run_beside("evaluate", work, self._finished)
+        self._beside.run("evaluate", work, self._beside.finished)
 
     def _export(self, run: RunFolder) -> None:
         from engine.export.places import source
@@ -306,7 +187,7 @@ class RunActions:
                 return
             steps = {each.step for each in choice.go}
             self._show_message(f"reading what stays whole, then removing {choice.count()} …", LONG)
-            self._run_beside("prune", lambda: remove(run, choice.keep, steps).removed(), self._finished)
+            self._beside.run("prune", lambda: remove(run, choice.keep, steps).removed(), self._beside.finished)
 
         self._screen.app.push_screen(PruneScreen(run), agreed)
 
@@ -323,25 +204,6 @@ class RunActions:
 
         empty = "There is no other run in its folder yet."
         self._screen.app.push_screen(Pick(f"Lay beside {clean(run.id)}", items, filtered=True, empty=empty), answered)
-
-    # Beside the screen
-
-    def _finished(self, words: str) -> None:
-        self._show_message(words, SECONDS)
-        self._changed()
-
-    def _run_beside(self, group: str, work: Callable[[], Any], then: Callable[[Any], None]) -> None:
-        """Work in a thread, then on the screen with what came of it; a WorkbenchError is told."""
-
-        def run() -> None:
-            try:
-                result = work()
-            except WorkbenchError as problem:
-                self._screen.call_later(self._finished, problem.full_message)
-            else:
-                self._screen.call_later(then, result)
-
-        self._screen.run_worker(run, thread=True, exclusive=True, group=group, exit_on_error=True)
 
 
 class StopMenu(Pick):

@@ -86,7 +86,7 @@ class StartScreen(Screen[None]):
     def _read_once(self) -> None:
         from engine.hardware import this_machine
 
-        self.call_later(self._show, left=self.app.unsaved.left(None))
+        self.call_later(self._show, left=self.app.history.unsaved.left(None))
         self.call_later(self._show, machine=machine_text(this_machine()))
 
     def _show(
@@ -146,9 +146,9 @@ class StartScreen(Screen[None]):
         elif entry.kind == "unsaved":
             self._go_on(int(entry.key))
         elif entry.key == "guide":
-            self.app.action_guide()
+            self.app.action_show("guide")
         elif entry.key == "demo":
-            self.app.build(Draft.new("demo"), "launch")
+            self.app.navigation.build(Draft.new("demo"), "launch")
         elif entry.key == "new":
             self.action_new()
         else:
@@ -165,7 +165,7 @@ class StartScreen(Screen[None]):
 
     def action_new(self) -> None:
         """A new config, at its first question."""
-        self.app.build(Draft.new("demo"), "goal")
+        self.app.navigation.build(Draft.new("demo"), "goal")
 
     def action_file(self) -> None:
         """Open a file by its path."""
@@ -187,8 +187,8 @@ class StartScreen(Screen[None]):
             self.line.show_message(visible(redact(str(problem))), bad=True)
             return
         if isinstance(opened, Draft):
-            self.app.recent.note(path)
-            self.app.build(opened, open_step(opened))
+            self.app.history.recent.note(path)
+            self.app.navigation.build(opened, open_step(opened))
         else:
             from workbench.screens.ledger import LedgerScreen
 
@@ -205,7 +205,7 @@ class StartScreen(Screen[None]):
         def gone() -> None:
             del self._left[number]
 
-        self.app.build(draft, "goal", then=gone)
+        self.app.navigation.build(draft, "goal", then=gone)
 
     def on_key(self) -> None:
         """What was said in passing has been read."""

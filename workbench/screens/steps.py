@@ -32,6 +32,8 @@ from workbench.screens.editing import EditPane
 from workbench.screens.pages import LEVELS, View, page
 from workbench.screens.side import Side
 
+_PLACES = {step.id: index for index, step in enumerate(STEPS)}
+
 
 class Steps(Horizontal):
     """One step on screen, and the ways to the others."""
@@ -42,7 +44,7 @@ class Steps(Horizontal):
     def __init__(self, background: Background, step: str) -> None:
         super().__init__(id="body")
         self._background = background
-        self._at = next(index for index, known in enumerate(STEPS) if known.id == step)
+        self._at = _PLACES[step]
         self._visited = {self._at}
         self._level = LEVELS[0]
         self._focus: dict[str, str] = {}
@@ -75,12 +77,6 @@ class Steps(Horizontal):
             left=tuple(known.left),
         )
 
-    @property
-    def found(self) -> tuple[Finding, ...]:
-        """All findings: as they would be if what is being typed were kept, else of the draft."""
-        session, typed = self._background.session, self.pane.typed
-        return session.draft.findings if typed is None else session.typed(*typed)
-
     # Drawing
 
     def draw(self, key: str | None = None) -> None:
@@ -96,7 +92,7 @@ class Steps(Horizontal):
     @on(FormPane.Typed)
     def draw_typed(self) -> None:
         """Rail and note from what is being typed; nothing else here follows from it before it is kept."""
-        found = self.found
+        found = self.pane.found
         if self.pane.typed is not None:
             styles = {"error": "bad", "warning": "warn"}
             mine = [each for each in found if each.path == self.pane.editing]
@@ -149,13 +145,18 @@ class Steps(Horizontal):
         self.post_message(self.Moved())
 
     def act(self, what: str) -> None:
-        """One of the actions of the table, by its word."""
+        """One of the actions of the table, by its word, or to a step by its id."""
+        if what in _PLACES:
+            self.go(_PLACES[what])
+            return
         {
             "back": lambda: self.go(self._at - 1),
             "on": lambda: self.go(self._at + 1),
             "form": self.to_form,
             "more": self._more,
             "find": self._find,
+            "fix": lambda: self.pane.fix(self.nearest(self.pane.found)),
+            "findings": self._findings,
         }[what]()
 
     def _more(self) -> None:
@@ -178,12 +179,28 @@ class Steps(Horizontal):
 
         self.app.push_screen(Pick("Find a setting or a term", find_items(config), filtered=True), chosen)
 
+    def _findings(self) -> None:
+        """All findings: to the setting of one, or its fix, after which the others are listed again."""
+        from workbench.screens.findings import FindingsScreen
+
+        def chosen(answer: tuple[str, Finding] | None) -> None:
+            if answer is None:
+                return
+            what, finding = answer
+            if what == "fix":
+                self.pane.apply(finding)
+                self._findings()
+            else:
+                self.jump(finding.path)
+
+        self.app.push_screen(FindingsScreen(self.pane.draft.findings), chosen)
+
     def jump(self, path: str) -> None:
         """To the row of a setting, raising the level if it is hidden."""
         step = step_of_path(path)
         for level in LEVELS[LEVELS.index(self._level) :]:
             self._level = level
-            self.go(next(index for index, known in enumerate(STEPS) if known.id == step), path)
+            self.go(_PLACES[step], path)
             for key in (path, ".".join(path.split(".")[:2])):
                 if self.pane.form.go_to(key):
                     self.draw(key)

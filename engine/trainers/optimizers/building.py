@@ -249,3 +249,30 @@ _NAMES = {
     "q_galore_adamw_8bit": "our QGaLoreAdamW8bit on bitsandbytes",
 }
 """The implementations as the receipt calls them."""
+
+
+def keep_state_formats(optimizer: Optimizer) -> None:
+    """From now on this optimizer loads states in the format that they were saved in.
+
+    torch gives every state the format of its weight. Some keep float32 beside weights of bfloat16 (Adafactor its factors),
+    and a run that is taken up again would go on from rounded ones.
+    """
+    found: list[tuple[torch.Tensor, str, torch.Tensor]] = []
+
+    def before(_: Optimizer, saved: dict[str, Any]) -> None:
+        found.clear()
+        numbers = [number for group in saved["param_groups"] for number in group["params"]]
+        weights = [weight for group in optimizer.param_groups for weight in group["params"]]
+        for number, weight in zip(numbers, weights, strict=False):  # torch itself refuses groups of another size
+            for name, value in saved["state"].get(number, {}).items():
+                other = isinstance(value, torch.Tensor) and value.is_floating_point() and value.dtype != weight.dtype
+                if other and name != "step":
+                    found.append((weight, name, value))
+
+    def after(_: Optimizer) -> None:
+        for weight, name, value in found:
+            optimizer.state[weight][name] = value.to(weight.device)
+        found.clear()
+
+    optimizer.register_load_state_dict_pre_hook(before)
+    optimizer.register_load_state_dict_post_hook(after)

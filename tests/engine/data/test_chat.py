@@ -14,7 +14,8 @@ import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from engine.data.chat import COMPARED, GENERATION, Chat, MaskError, Masking, in_parts, takes_parts, token_mask
+from engine.data.chat import COMPARED, Chat, Masking, token_mask
+from engine.data.chat_template import GENERATION, MaskError, in_parts, takes_parts
 
 Message = dict[str, Any]
 
@@ -437,7 +438,7 @@ def test_no_template_is_rendered_but_in_the_child() -> None:
     calls = re.compile(r"\.apply_chat_template\(|render_jinja_template\(")
     engine = Path(__file__).parents[3] / "engine"
     found = {str(path.relative_to(engine)) for path in engine.rglob("*.py") if calls.search(path.read_text("utf-8"))}
-    assert found == {"data/chat.py", "export/modelfile.py", "export/parity.py"}
+    assert found == {"data/chat_template.py", "export/modelfile.py", "export/parity.py"}
 
 
 _LOOP = "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}"
@@ -470,7 +471,7 @@ def test_a_template_that_reads_what_it_has_written_is_never_believed(minimind: A
     for _ in range(COMPARED + 2):
         masking.spans(short)
     longer = [{"role": "user", "content": "a" * 20}, {"role": "assistant", "content": "b" * 8}]
-    assert "x" not in masking.render(longer)
+    assert "x" not in masking.template.render(longer)
     with pytest.raises(MaskError, match="does not write its messages in one loop"):
         masking.spans(longer)
 
@@ -493,7 +494,7 @@ def test_a_rendering_that_is_believed_gives_what_a_comparison_gives(templates: d
             renderings += 1
             return type(tokenizer).apply_chat_template(tokenizer, *args, **kwargs)
 
-        believing.tokenizer = SimpleNamespace(
+        believing.template.tokenizer = SimpleNamespace(
             apply_chat_template=counted,
             eos_token=tokenizer.eos_token,
             special_tokens_map=tokenizer.special_tokens_map,

@@ -20,7 +20,7 @@ import zstandard
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from engine.data.lines import BLOCK, Lines
+from engine.data.mapped import BLOCK, Lines
 from engine.data.rows import open_rows
 from engine.errors import DataError
 

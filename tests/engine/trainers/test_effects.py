@@ -136,13 +136,13 @@ def test_what_cannot_work_fails_with_one_sentence(train, source, settings, words
 
 
 def test_a_save_that_breaks_off_leaves_no_checkpoint(train, source, monkeypatch):
-    from engine.trainers.saving import RunTrainer
+    from engine.trainers.saving import CheckpointWriter
 
     def broken(self, tmp):
         (tmp / "model.safetensors").write_bytes(b"half")
         raise OSError("the disk went away")
 
-    monkeypatch.setattr(RunTrainer, "_write_parts", broken)
+    monkeypatch.setattr(CheckpointWriter, "_write_parts", broken)
     run = train({"data.train": [{"path": source(CONVERSATIONS)}]}, code=1)
     assert not [path for path in run.checkpoints.glob("checkpoint-*") if path.suffix != ".tmp"]
     assert "the disk went away" in lines(run, "failed")[0]["message"]

@@ -37,7 +37,7 @@ from engine.run.view import RANK_FIGURES
 from engine.trainers import sharded
 from engine.trainers.arguments import sharding
 from engine.trainers.async_save import AsyncSave
-from engine.trainers.saving import RunTrainer
+from engine.trainers.saving import CheckpointWriter
 from tests.caches import own_cache
 from tests.engine.trainers.conftest import CONVERSATIONS, PAIRS, RATED, STEPS, TAUGHT, TEXTS, lines, resumed_from
 from tests.engine.trainers.test_grpo import GRPO
@@ -285,10 +285,14 @@ def test_what_goes_wrong_beside_the_training_is_raised_where_it_waits() -> None:
 class Broken(SimpleNamespace):
     """What of a trainer a save beside the training needs; its training fails."""
 
-    finish_save, wait_for_save = RunTrainer.finish_save, RunTrainer.wait_for_save
-
     def train(self, **_: Any) -> None:
         raise RuntimeError("no memory for the next step")
+
+
+def writer(late: AsyncSave | None = None, first: bool = False) -> CheckpointWriter:
+    made = CheckpointWriter(SimpleNamespace(args=SimpleNamespace(should_save=first)))  # type: ignore[arg-type]
+    made._async_save = late
+    return made
 
 
 def begun(write: Callable[[Any], None]) -> AsyncSave:
@@ -305,7 +309,7 @@ def test_a_checkpoint_that_is_being_written_becomes_whole_though_the_training_fa
         assert go_on.wait(10)
         (tmp_path / "committed").touch()
 
-    trainer = Broken(_async_save=begun(write))
+    trainer = Broken(checkpoints=writer(begun(write)))
     features, prepared = SimpleNamespace(undo=lambda: None), SimpleNamespace(stream=None)
     threading.Timer(0.1, go_on.set).start()
     with pytest.raises(RuntimeError, match="next step"):
@@ -319,7 +323,7 @@ def test_what_the_training_failed_by_is_told_where_the_save_fails_too() -> None:
 
     features, prepared = SimpleNamespace(undo=lambda: None), SimpleNamespace(stream=None)
     with pytest.raises(RuntimeError, match="next step"):
-        worker._run_steps(Broken(_async_save=begun(write)), features, prepared, None)  # type: ignore[arg-type]
+        worker._run_steps(Broken(checkpoints=writer(begun(write))), features, prepared, None)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("first", [True, False])
@@ -332,9 +336,8 @@ def test_the_first_rank_is_the_one_that_ends_by_a_failed_save(first: bool) -> No
     late = begun(write)
     assert late._thread is not None
     late._thread.join()
-    rank: Any = SimpleNamespace(_async_save=late, args=SimpleNamespace(should_save=first))
     with pytest.raises(OSError, match="full") if first else contextlib.nullcontext():
-        RunTrainer._raise_failed_save(rank)
+        writer(late, first).raise_failed()
     assert late.failed is not first, "the others raise it where they wait for it"
 
 
@@ -347,12 +350,11 @@ def test_a_full_disk_is_told_though_another_rank_is_gone(monkeypatch: pytest.Mon
 
     monkeypatch.setattr(torch.distributed, "barrier", gone)
     monkeypatch.setattr(sharded, "save_states", full_disk)
-    rank: Any = SimpleNamespace(args=SimpleNamespace(should_save=False))
     with pytest.raises(OSError, match="full"):
-        RunTrainer._write_async(rank, tmp_path, {}, None, 0.0, 0.0, None)
+        writer()._write_async(tmp_path, {}, None, 0.0, 0.0, None)
     monkeypatch.setattr(sharded, "save_states", lambda *_: None)
     with pytest.raises(RuntimeError, match="Connection closed"):
-        RunTrainer._write_async(rank, tmp_path, {}, None, 0.0, 0.0, None)
+        writer()._write_async(tmp_path, {}, None, 0.0, 0.0, None)
 
 
 DDP = {"run.devices": 2, "distributed.strategy": "ddp"}

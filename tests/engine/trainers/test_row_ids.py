@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 from accelerate.utils import send_to_device
 
-from engine.trainers.saving import ROWS, WithRows
+from engine.trainers.clock import StepClock
+from engine.trainers.ranks import Ranks
+from engine.trainers.token_counts import ROWS, TokenCounts, WithRows
 
 
 def collate(rows: list[dict]) -> dict[str, Any]:
@@ -48,3 +51,16 @@ def test_tokens_are_counted_where_the_batch_is_made_and_padding_is_none() -> Non
 def test_no_library_walks_the_ids_on_their_way_to_the_device() -> None:
     batch = WithRows(collate)([{"row": number} for number in range(64)])
     assert send_to_device(batch, "cpu")[ROWS] is batch[ROWS]
+
+
+def test_counts_wait_for_who_asks_but_no_longer_than_so_many_batches(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("engine.trainers.token_counts.UNREAD", 3)
+    alone = SimpleNamespace(num_processes=1, device=torch.device("cpu"))
+    counts = TokenCounts(alone, Ranks(StepClock()))
+    counts.add(5, 2)
+    counts.add(torch.tensor(6), torch.tensor(3))
+    assert (counts.total, counts.trained) == (0, 0)
+    assert counts.read() == (11, 5)
+    for _ in range(3):
+        counts.add(1, 1)
+    assert (counts.total, counts.trained) == (14, 8)

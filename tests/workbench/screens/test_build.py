@@ -104,7 +104,7 @@ async def test_a_whole_config_is_built_and_saved_by_keys_alone() -> None:
     async with app.run_test(size=(80, 24)) as pilot:
         await pilot.press("j", "enter")  # answer like my examples
         await until(pilot, lambda: app.draft.recipe == "sft-lora")
-        assert build(app).step == "model"
+        assert build(app).steps.step == "model"
         await pilot.press("enter")
         await pilot.pause()
         app.screen.query_one("#line", Input).value = ""
@@ -193,14 +193,14 @@ async def test_a_goal_is_taken_without_a_question_while_there_is_nothing_of_ones
     app = app_of()
     async with app.run_test(size=(80, 24)) as pilot:
         for name in ("dpo", "kto"):
-            build(app).action_step("goal")
+            build(app).action_steps("goal")
             build(app).pane.form.go_to(f"recipe:{name}")
             await pilot.press("enter")
             await pilot.pause()
             assert app.draft.recipe == name
-            assert build(app).step == "model"
+            assert build(app).steps.step == "model"
         app.draft.set(fields.model.name.path, "./mine")
-        build(app).action_step("goal")
+        build(app).action_steps("goal")
         build(app).pane.form.go_to("recipe:dpo")
         await pilot.press("enter")
         await pilot.pause()
@@ -500,10 +500,10 @@ async def test_steps_in_any_order_lose_nothing() -> None:
         await pilot.press("enter", "2", "enter")
         for key in ("7", "3", "1", "5", "2", "right_square_bracket", "left_square_bracket"):
             await pilot.press(key)
-        assert build(app).step == "model"
+        assert build(app).steps.step == "model"
         assert app.draft.config.run.name == "dates2"
         await pilot.press("h", "j", "j", "l")
-        assert build(app).step == "method"
+        assert build(app).steps.step == "method"
         assert app.screen.focused is build(app).pane.form
 
 
@@ -847,6 +847,6 @@ async def test_the_review_tells_what_a_rehearsal_of_this_very_config_measured(
     app = app_of(draft)
     async with app.run_test(size=(120, 60)) as pilot:
         await until(pilot, lambda: isinstance(app.screen, BuildScreen))
-        build(app).action_step("review")
+        build(app).action_steps("review")
         await until(pilot, lambda: "800 MiB at the peak" in shown(app))
         assert "The formula gave 600 MiB, 25% too low." in " ".join(shown(app).split())

@@ -16,7 +16,8 @@ import pytest
 
 from engine.client import Ticket
 from engine.run.store import RunFolder
-from engine.session.chat import Answer, ChatSession, Settings, Turn, who_answers
+from engine.session.chat import ChatSession, who_answers
+from engine.session.conversation import Answer, Settings, Turn
 from tests.chats import QUESTION, make_run
 from workbench.app import WorkbenchApp
 from workbench.screens.chat import ChatScreen
@@ -69,7 +70,7 @@ async def test_one_writes_while_it_loads_and_the_process_goes_with_the_screen(
         pid = session.pid
         assert pid is not None
         os.kill(pid, signal.SIGCONT)
-        await until(pilot, lambda: bool(session.turns) and session.state == "ready")
+        await until(pilot, lambda: bool(session.conversation.turns) and session.state == "ready")
         await pilot.pause(0.3)
         words = shown(app)
         assert QUESTION in words
@@ -101,7 +102,7 @@ async def test_what_a_model_says_is_drawn_and_never_obeyed(
     app = WorkbenchApp(chat=session)
     async with app.run_test(size=size) as pilot:
         said = [Answer(f"{hostile}\n    indented", 3, True, "length", result={"seconds": 1.0}), Answer("half", 1)]
-        session.turns.append(Turn(f"hello {hostile}", said))
+        session.conversation.turns.append(Turn(f"hello {hostile}", said))
         session._changed()
         await pilot.pause(0.3)
         words = shown(app)
@@ -126,14 +127,14 @@ async def test_settings_are_held_to_their_bounds(run: RunFolder, shown: Shown) -
         await pilot.press("backspace", "backspace", "backspace", *"-1", "enter")
         await pilot.pause()
         assert "temperature: must be a number from 0 to 100; got -1" in shown(app)
-        assert session.settings.temperature == 0
+        assert session.conversation.settings.temperature == 0
         await pilot.press("ctrl+o")
         await pilot.pause()
         await pilot.press("enter")
         await pilot.pause()
         await pilot.press("backspace", "backspace", "backspace", *"0.7", "enter")
         await pilot.pause()
-        assert session.settings.temperature == 0.7
+        assert session.conversation.settings.temperature == 0.7
         assert "temperature 0.7" in shown(app)
 
 
@@ -168,7 +169,7 @@ async def test_a_key_leads_from_a_finished_run_to_its_chat(
         app = WorkbenchApp(runs_dir=finished.path.parent, start=start)
         async with app.run_test(size=(140, 40)) as pilot:
             if not start:
-                app.action_runs()
+                app.action_show("runs")
             await until(pilot, lambda app=app: finished.id in shown(app))  # type: ignore[misc]
             if start:
                 await pilot.press("g")

@@ -58,7 +58,7 @@ async def test_the_guide_leads_to_a_rehearsal_that_is_stopped_once_and_to_a_conf
     monkeypatch.setattr("engine.run.control.request", lambda folder, do, by: asked.append(f"{folder.id} {do}"))
     app = WorkbenchApp(runs_dir=run.path.parent)
     async with app.run_test(size=size) as pilot:
-        app.action_guide()
+        app.action_show("guide")
         await until(pilot, lambda: "1 of 6" in shown(app) and "cores" in shown(app))
         screen = app.screen
         assert isinstance(screen, GuideScreen)
@@ -110,7 +110,7 @@ async def test_what_is_wrong_with_rows_or_with_the_start_is_said_and_another_way
     monkeypatch.setattr(FirstRun, "launch", refuse)
     app = WorkbenchApp()
     async with app.run_test(size=(80, 24)) as pilot:
-        app.action_guide()
+        app.action_show("guide")
         await pilot.pause()
         screen = app.screen
         assert isinstance(screen, GuideScreen)

@@ -322,9 +322,9 @@ async def test_a_run_that_fails_while_it_is_watched_turns_to_its_card(make_run: 
     app = app_of(run)
     async with app.run_test(size=(80, 24)) as pilot:
         await pilot.pause(0.2)
-        assert app.screen.page == "curves"
+        assert app.screen.pages.page == "curves"
         writer(run).write("failed", 14, cause="nan", message="The loss is not a number.", lines=[])
-        await until(pilot, lambda: app.screen.page == "end")
+        await until(pilot, lambda: app.screen.pages.page == "end")
         await pilot.pause(0.1)
         assert "The loss is not a number." in shown(app)
         assert isinstance(app.focused, EndCard)
@@ -724,11 +724,11 @@ async def test_a_finished_run_opens_on_its_card_with_the_words_of_the_commands_a
         gone_on.append((folder.path, settings))
         return folder.checkpoints / "checkpoint-60", []
 
-    monkeypatch.setattr("workbench.screens.run_actions.resume", resume)
+    monkeypatch.setattr("workbench.screens.resuming.resume", resume)
     app = app_of(run)
     async with app.run_test(size=(200, 50)) as pilot:
         await until(pilot, lambda: "talk to it" in shown(app))
-        assert app.screen.page == "end"
+        assert app.screen.pages.page == "end"
         text = " ".join(shown(app).split())
         view = app.screen.view
         for _, words in facts(view, run):

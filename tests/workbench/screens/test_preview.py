@@ -392,7 +392,7 @@ async def test_beside_a_wide_form_stands_the_first_row_and_follows_the_edits_tha
         await pilot.press("4", "3")
         draft.set("optim.learning_rate", 0.5)
         app.screen.look()
-        assert app.screen.step == "data"
+        assert app.screen.steps.step == "data"
         slow.asked[0].finish(batch(0))
         await until(pilot, lambda: "question 0" in shown(app))
         assert "SFT, 2 tokens, 1 trained (50 %), template chatml" in shown(app)

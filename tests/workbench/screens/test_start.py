@@ -108,7 +108,7 @@ async def test_the_first_start_offers_ways_to_begin_and_nothing_that_is_not_ther
         await at(pilot, "demo")
         await pilot.press("enter")
         form = await until(pilot, BuildScreen)
-        assert form.step == "launch"
+        assert form.steps.step == "launch"
         assert app.draft.config.model.name == "builtin/tiny"
         await pilot.press("q")
         await until(pilot, StartScreen)
@@ -144,7 +144,7 @@ async def test_a_config_opens_at_its_first_open_question_with_its_goal_marked(tm
         await at(pilot, str(open_))
         await pilot.press("enter")
         form = await until(pilot, BuildScreen)
-        assert form.step == "data", "no rows are named"
+        assert form.steps.step == "data", "no rows are named"
         await pilot.press("1")
         marked = [row.label for row in form.pane.form.rows if row.chosen]
         assert marked == ["Prefer some answers over others"]
@@ -158,7 +158,7 @@ async def test_a_config_opens_at_its_first_open_question_with_its_goal_marked(tm
         await at(pilot, str(sound))
         await pilot.press("enter")
         again = await until(pilot, BuildScreen)
-        assert again.step == "review"
+        assert again.steps.step == "review"
         assert again.session.draft is app.draft
         assert app.draft.path == sound
 

@@ -209,11 +209,11 @@ def test_a_run_gives_the_same_losses_and_tells_the_bytes(
 
 
 def test_a_run_that_fails_leaves_no_scratch(train, source, monkeypatch):
-    from engine.trainers.saving import RunTrainer
+    from engine.trainers.saving import CheckpointWriter
 
     def broken(self, tmp):
         raise OSError("the disk went away")
 
-    monkeypatch.setattr(RunTrainer, "_write_parts", broken)
+    monkeypatch.setattr(CheckpointWriter, "_write_parts", broken)
     run = train({"data.train": [{"path": source(CONVERSATIONS)}], "memory.activation_offloading": "disk"}, code=1)
     assert not list(run.path.glob("scratch*"))

@@ -1,0 +1,42 @@
+"""What a chat template leaves out of a conversation, by the names of `engine.facts.template_flaws`."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from typing import Any
+
+from engine.data.chat import Chat, says
+from engine.data.chat_template import SENTINEL, MaskError, Message
+
+
+def left_out(chat: Chat, marks: re.Pattern[str], messages: Sequence[Message], tools: Any, text: str) -> list[str]:
+    """What the messages say and the rendered text does not hold, and `marks` of the tokenizer in what they say."""
+    found = []
+    for place, message in enumerate(messages):
+        content = message.get("content")
+        if isinstance(content, str) and marks.search(content):
+            found.append("marks")
+        if message["role"] != "tool" and not says(message):
+            found.append("empty_turn")
+        said = message.get("content") if message["role"] == "system" else None
+        if isinstance(said, str) and said.strip() not in text and _is_lost(chat, messages, place, "content", tools):
+            found.append("system")
+        thought = message.get("reasoning_content")
+        if isinstance(thought, str) and thought.strip() not in text:
+            later = any(each["role"] == "user" for each in messages[place + 1 :])
+            if _is_lost(chat, messages, place, "reasoning_content", tools):
+                found.append("earlier_thinking" if later else "thinking")
+    names = [str((tool.get("function") or tool).get("name", "")) for tool in tools or () if isinstance(tool, dict)]
+    if any(name and name not in text for name in names):
+        found.append("tools")
+    return found
+
+
+def _is_lost(chat: Chat, messages: Sequence[Message], place: int, key: str, tools: Any) -> bool:
+    """Whether the template writes nothing of this part of a message, in whatever form."""
+    other = {**messages[place], key: SENTINEL}
+    try:
+        return SENTINEL not in chat.render([*messages[:place], other, *messages[place + 1 :]], tools)
+    except MaskError:
+        return False  # it reads the part, or it would not refuse this one

@@ -1,0 +1,96 @@
+"""Where a batch comes from and how many of its tokens are trained: from the collator into the counts that checkpoints keep."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from engine.trainers.ranks import Ranks
+
+ROWS = "rows"
+UNREAD = 4096
+"""Batches whose tokens wait to be counted at most, however seldom is logged."""
+
+
+class Origin:
+    """Which rows made a batch, and how many of its tokens there are and are trained: counted on the host, where a batch is
+    made, since each count on a card is a kernel more a step. No list, since accelerate and transformers walk each number
+    of one on its way to the device: a thousand calls a step for a batch of 64."""
+
+    __slots__ = ("rows", "tokens", "trained")
+
+    def __init__(self, rows: list[int], tokens: int, trained: int) -> None:
+        self.rows, self.tokens, self.trained = rows, tokens, trained
+
+
+class WithRows:
+    """A collator that also hands on where the batch comes from; `collator` is the preview's own object."""
+
+    def __init__(self, collator: Any) -> None:
+        self.collator = collator
+        self.collate = self._collate
+        self.part: Callable[[dict[str, Any]], dict[str, Any]] | None = None
+        """What of a batch is this rank's, where several divide its rows."""
+
+    def __call__(self, rows: list[dict[str, Any]]) -> dict[str, Any]:
+        return self.collate(rows)
+
+    def _collate(self, rows: list[dict[str, Any]]) -> dict[str, Any]:
+        batch = self.collator(rows)
+        batch = batch if self.part is None else self.part(batch)
+        packed = bool(rows) and "rows" in rows[0]
+        ids = [each for row in rows for each in row["rows"]] if packed else [row.get("row", -1) for row in rows]
+        batch[ROWS] = Origin(ids, *(int(count) for count in counted(batch)))
+        return batch
+
+
+def counted(batch: dict[str, Any]) -> tuple[Any, Any]:
+    """How many tokens a batch has and how many of them are trained: tensors of one number on the batch's own device."""
+    mask = batch.get("attention_mask")
+    total = mask.sum() if mask is not None else torch.tensor(batch["input_ids"].numel())
+    return total, batch["labels"].ne(-100).sum() if "labels" in batch else batch["completion_mask"].sum()
+
+
+class TokenCounts:
+    """Tokens seen and tokens trained so far, on all ranks together. Those that are counted on a device are read when they
+    are logged, so that nothing waits for them."""
+
+    def __init__(self, accelerator: Any, ranks: Ranks) -> None:
+        self.total = self.trained = 0
+        self._accelerator, self._ranks = accelerator, ranks
+        # Asked once: accelerate looks its state up anew each time.
+        self._processes: int = accelerator.num_processes
+        self._unread: list[tuple[Any, Any]] = []
+
+    def add(self, total: Any, trained: Any) -> None:
+        """Notes a batch's tokens: numbers, or tensors of one."""
+        self._unread.append((total, trained))
+        if len(self._unread) >= UNREAD:
+            self.read()
+
+    def read(self) -> tuple[int, int]:
+        """Both counts as they are now; on all ranks."""
+        if self._unread:
+            total, trained = self._sums()
+            self.total += total
+            self.trained += trained
+            self._unread.clear()
+        return self.total, self.trained
+
+    def _sums(self) -> tuple[int, int]:
+        """Of what is not counted yet; from a device in one copy, on the host without a kernel."""
+        on_host = isinstance(self._unread[0][0], int) or self._unread[0][1].device.type == "cpu"
+        if self._processes == 1 and on_host:
+            return sum(int(total) for total, _ in self._unread), sum(int(trained) for _, trained in self._unread)
+        device = self._accelerator.device
+        counts = [torch.as_tensor(count, device=device) for pair in self._unread for count in pair]
+        fresh = torch.stack(counts).view(-1, 2).sum(0)
+        if self._processes > 1:
+            own = torch.tensor(self._ranks.own(), dtype=fresh.dtype, device=device)
+            table = self._accelerator.gather(torch.cat([fresh, own]).unsqueeze(0))
+            self._ranks.take(table.tolist())
+            fresh = table.sum(0)[:2]
+        total, trained = fresh.tolist()
+        return int(total), int(trained)
