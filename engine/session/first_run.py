@@ -323,7 +323,9 @@ class FirstRun:
             return
         total = f" of {count(examined.look.count)}" if examined.look.count else ""
         yield Block("title", f"{visible(self.rows)}: the first {count(examined.rows)}{total} rows are rehearsed")
-        for question, answer in examined.first:
+        for place, (question, answer) in enumerate(examined.first):
+            if place:
+                yield GAP
             yield Block("table", rows=(("question", visible(question)), ("answer", visible(answer))))
         if examined.contradicting:
             yield GAP
@@ -359,17 +361,20 @@ class FirstRun:
 
     def _about_rehearsal(self, view: RunView | None, verdict: Verdict | None) -> Iterator[Block]:
         waits = before_first_step(view) if view is not None else []
-        if view is None or waits:
+        begins = view is not None and not view.over and not view.step
+        if view is None or begins:
             yield _text(
                 "Before a long training comes a short proof: the model reads these few rows again and again until it knows "
                 "them by heart. The loss says how surprised it is by each token that really comes next; it must fall "
                 "towards 0. Then it is asked questions of these rows. It stops by itself when its answers are right."
             )
             yield GAP
+            if begins and not waits:
+                yield Block("dim", "starting …")
+                return
             if waits:
                 yield Block("title", "Before the first step")
-                signs = {"done": "done", "now": "now", "later": "later"}
-                yield Block("table", rows=tuple((phase.word, f"{signs[phase.state]}  {phase.time}") for phase in waits))
+                yield Block("table", rows=tuple((phase.word, f"{phase.state:<5} {phase.time}") for phase in waits))
                 return
             yield Block(
                 "dim", f"It takes {STEPS} steps at most" + (": about half a minute." if self.model == TINY else ".")

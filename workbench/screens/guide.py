@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from engine.session.pages import Block
 
 LOOK_SECONDS = 0.25
-LABEL = 10
+LABEL = 12
 _ONWARD = {"next": "next", "rehearse": "rehearse", "rows": "other-rows", "config": "real-run"}
 _STYLES = {"title": "bold", "dim": "dim", "warn": "warn", "bad": "bad", "code": "code"}
 
