@@ -70,7 +70,7 @@ class GuideScreen(Screen[None]):
     DEFAULT_CSS = """
     GuideScreen #head { height: 2; border-bottom: solid $wb-line; }
     GuideScreen Page { height: 1fr; padding: 0 0 0 1; }
-    GuideScreen Chart { height: 7; display: none; }
+    GuideScreen Chart { height: 7; display: none; padding: 0 1; }
     GuideScreen.curve Chart { display: block; }
     GuideScreen #foot { height: auto; border-top: solid $wb-line; }
     """
