@@ -35,9 +35,11 @@ class Phase:
 
 
 def before_first_step(view: RunView, now: float | None = None) -> list[Phase]:
-    """The way to the first step; empty for a run that has taken one, is over, or has not begun."""
-    if view.over or view.step > (view.resumed_from or 0) or not view.phases:
+    """The way to the first step; empty for a run that has taken one, is over, or waits for its turn."""
+    if view.over or view.state == "queued" or view.step > (view.resumed_from or 0):
         return []
+    if not view.phases:
+        return [Phase("process", "now"), *(Phase(word, "later") for word in ORDER.values())]
     now = time.time() if now is None else now
     begun = [(str(phase["name"]), float(phase["t"])) for phase in view.phases]
     ends = [*(t for _, t in begun[1:]), max(now, begun[-1][1])]

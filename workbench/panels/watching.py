@@ -74,7 +74,7 @@ class RunBar(Bar):
     @staticmethod
     def _progress(view: RunView) -> list[str]:
         if view.state in ("queued", "starting"):
-            return [doing(view) or "waiting for its first word", silence.words(view.silent_seconds)]
+            return [doing(view) or "its process is starting", silence.words(view.silent_seconds)]
         parts = []
         if view.max_steps:
             parts += [f"step {count(view.step)} of {count(view.max_steps)}", percent(view.step / view.max_steps)]
