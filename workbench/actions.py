@@ -238,6 +238,13 @@ ACTIONS: tuple[Action, ...] = (
     Action("back", "left", "back", "The page before", ("guide",), "←", line="← back"),
     Action("rows", "r", "other rows", "Take other rows", ("guide",), line="r other-rows"),
     Action("terms", "t", "terms", "The words of this page in plain sentences", ("guide",), line="t terms"),
+    Action(
+        "chat",
+        "c",
+        "chat",
+        "Talk to the model that has learned these rows, beside the one that knew nothing",
+        ("guide",),
+    ),
     Action("open", "o", "open run", "Watch the rehearsal with all its curves", ("guide",), line="o open-run"),
     # Monitor: what is wanted most comes first, since a narrow key line drops what comes last
     Action(

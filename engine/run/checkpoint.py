@@ -218,7 +218,9 @@ def problem_with(path: Path, *, hashes: bool = False) -> str:
 
 def _problem_with(path: Path, hashes: bool) -> str:
     run = _run_of(path)
-    if not inside.exists(run, path) or not stat.S_ISDIR(inside.look(run, path).st_mode):
+    if not inside.exists(run, path):
+        return "is not there"
+    if not stat.S_ISDIR(inside.look(run, path).st_mode):
         return "is not a folder"
     info = read_commit(path)
     if info is None:

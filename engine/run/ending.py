@@ -88,8 +88,9 @@ def done_text(view: RunView, end: End) -> str:
     best = view.best
     if best is None or best["step"] not in steps:
         return f"Done: the trained model is checkpoint-{steps[-1]}."
-    last = "which is the end" if best["step"] == steps[-1] else f"the end is checkpoint-{steps[-1]}"
-    return f"Done: {best_text(view)}; {last}."
+    if best["step"] == steps[-1]:
+        return f"Done: {best_text(view).replace(' is', ', the last one, is', 1)}."
+    return f"Done: {best_text(view)}; the end is checkpoint-{steps[-1]}."
 
 
 def card(view: RunView, folder: RunFolder, name: str) -> list[tuple[str, str]]:

@@ -24,7 +24,7 @@ from engine.run.series import LEVELS, Series
 from engine.run.store import RunFolder
 from engine.run.view import MAX_SERIES, RANK_FIGURES, RunView
 
-VERSION = 6
+VERSION = 7
 NAME = "view.bin"
 _MAGIC = b"workbench view 1\n"
 _LOOK = 4096

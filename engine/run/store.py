@@ -311,6 +311,21 @@ def runs_in(root: str | os.PathLike[str]) -> Iterator[RunFolder]:
             yield RunFolder(entry.path)
 
 
+def _no_run(path: Path) -> RunNotFound:
+    """Why a folder that somebody named is none of a run, and what it can be taken for."""
+    shown = visible(str(path))[:200]
+    if (path / "config.json").is_file() or (path / "adapter_config.json").is_file():
+        return RunNotFound(
+            f"{shown}: is a model's folder and no run's.", "`model.name` takes it as the start of a run."
+        )
+    if (path / "trainer_state.json").is_file() or any(path.glob("checkpoint-*")):
+        hint = (
+            "`workbench import` takes that tool's config over; `model.name` takes a checkpoint as the start of a run."
+        )
+        return RunNotFound(f"{shown}: holds checkpoints of another tool, and no run: run.json is not there.", hint)
+    return RunNotFound(f"{shown}: is no run's folder: run.json is not there.", "`workbench runs` lists the runs.")
+
+
 def find(name_or_path: str, runs_dir: str | os.PathLike[str]) -> RunFolder:
     """The run with this id inside `runs_dir`, or the run folder at this path.
 
@@ -324,6 +339,8 @@ def find(name_or_path: str, runs_dir: str | os.PathLike[str]) -> RunFolder:
         # A bare word that is also a folder of the working directory counts only if it is a run.
         if path.is_dir() and is_run(path.resolve()):
             return RunFolder(path.resolve())
+        if path.is_dir() and os.sep in name_or_path:
+            raise _no_run(path)
     known = [run.id for run in runs_in(root)]
     guess = nearest(name_or_path, known)
     hint = f"Did you mean {guess}?" if guess else "`workbench runs` lists them; --runs names another folder."

@@ -56,6 +56,8 @@ class RunView:
     mends: list[dict[str, Any]] = field(default_factory=list)
     """Changes of the config that the worker knows to mend the cause, values by dotted paths, the best one first."""
     phase: str = ""
+    phases: list[dict[str, Any]] = field(default_factory=list)
+    """What this start has done so far, one after the other: `name`, and `t`, when it began."""
     progress: dict[str, Any] | None = None
     latest: dict[str, float] = field(default_factory=dict)
     series: dict[str, Series] = field(default_factory=dict)
@@ -214,6 +216,7 @@ def _begin_segment(view: RunView, segment: int) -> None:
     view.state, view.ended, view.cause, view.cause_kind, view.cause_lines = "starting", None, "", "", []
     view.mends = []
     view.phase, view.progress, view.eta_seconds, view.step_seconds, view._last_step = "", None, None, None, None
+    view.phases = []
     view._paces = 0
     view.gpu, view.ranks, view.controls = [], [], {}
     view.longest_gap = view.longest_pause = 0.0
@@ -309,6 +312,8 @@ def _estimate_end(view: RunView, event: Event, step: int) -> None:
 
 def _phase(view: RunView, event: Event) -> None:
     view.phase, view.progress = _text(event, "name"), None
+    if view.updated is not None and (not view.phases or view.phases[-1]["name"] != view.phase):
+        _append(view.phases, {"name": view.phase, "t": view.updated})
 
 
 def _progress(view: RunView, event: Event) -> None:
@@ -441,7 +446,7 @@ def _restart(view: RunView, event: Event) -> None:
     """It goes on: what the last end said is why there was a restart, and no end."""
     _append(view.restarts, {"step": view.step, "message": _text(event, "message")})
     view.state, view.ended, view.cause, view.cause_kind, view.cause_lines = "starting", None, "", "", []
-    view.phase = "Starting again"
+    view.phase, view.phases = "Starting again", []
 
 
 def _ended(view: RunView, event: Event) -> None:

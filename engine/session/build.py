@@ -56,10 +56,11 @@ class BuildSession:
         *,
         runs: str | os.PathLike[str] | None = None,
         wake: Callable[[], object] = lambda: None,
+        warm: WarmWorker | None = None,
     ) -> None:
         self.draft = draft
         self.facts = FactsCollector(draft, ask, wake)
-        self.warm = WarmWorker()
+        self.warm = warm or WarmWorker()
         self._wake = wake
         self._warmed_for = -1
         self._explicit_runs = runs

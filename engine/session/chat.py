@@ -45,6 +45,8 @@ class Who:
     title: str
     run: RunFolder
     checkpoint: int | None
+    note: str = ""
+    """What a person should know of it: newer checkpoints that are not whole."""
 
 
 def kind_of(run: RunFolder) -> tuple[Kind, RunConfig]:
@@ -94,14 +96,15 @@ def who_answers(runs: Sequence[RunFolder], checkpoints: Sequence[int] = (), only
 def _tuned(run: RunFolder, step: int | None) -> Who:
     run.refuse_flaws()
     if step is None:
-        newest, _ = checkpoint.newest_valid(run, hashes=False)
+        newest, skipped = checkpoint.newest_valid(run, hashes=False)
         at_step = checkpoint.step_of(newest) if newest is not None else None
         if at_step is None:
             raise WorkbenchError(
                 f"{run.id} has no whole checkpoint to talk to.",
                 f"{checkpoint.way_to_one(run)} --base talks to its base model.",
             )
-        return Who(f"{run.id} checkpoint {at_step}", run, at_step)
+        note = "; ".join(f"{path.name} of {visible(run.id)} is passed over: {reason}" for path, reason in skipped[:2])
+        return Who(f"{run.id} checkpoint {at_step}", run, at_step, f"{note}." if note else "")
     if checkpoint.problem_with(run.checkpoints / f"checkpoint-{step}"):
         whole = sorted(
             place
@@ -137,7 +140,8 @@ class ChatSession:
         self.state, self.phase, self.problem = "new", "", ""
         self.phase_since = time.monotonic()
         self.loaded: dict[str, Any] = {}
-        environment, self.notes = _environment(self.who[0].run, device)
+        environment, beside = _environment(self.who[0].run, device)
+        self.notes: list[str] = [*(one.note for one in self.who if one.note), *beside]
         self.version = 0
         """Grows with every change."""
         self._wake = wake
@@ -166,7 +170,8 @@ class ChatSession:
             return
         with self._lock:
             self.loaded = ticket.result()
-            self.notes = [note for note in self.notes if "is training on" in note]
+            before = [one.note for one in self.who]
+            self.notes = [note for note in self.notes if "is training on" in note or note in before]
             if self.loaded["models"] > 1:
                 self.notes.append(
                     f"{self.loaded['models']} models are loaded, {size(self.loaded['bytes'])} together: they share no weights."

@@ -6,6 +6,7 @@ work together; if not, the page that failed is named. App, notebook and command 
 
 from __future__ import annotations
 
+import contextlib
 import os
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -19,13 +20,15 @@ from engine.errors import WorkbenchError, visible
 from engine.figures import brief, count
 from engine.hardware import Machine
 from engine.run import control
+from engine.run.phases import before_first_step
 from engine.run.store import RunFolder
 from engine.run.view import RunView
+from engine.run.warm import WarmWorker
 from engine.session.build import BuildSession
 from engine.session.collector import Ask
 from engine.session.draft import Draft
 from engine.session.first_rows import COLUMNAR, Look, look_at
-from engine.session.pages import GAP, Block, machine_text
+from engine.session.pages import FIRST_ROWS, GAP, Block, machine_text
 from engine.session.rows import tokens_of
 
 PAGES = ("machine", "goal", "rows", "tokens", "rehearsal", "next")
@@ -75,6 +78,8 @@ class Examined:
     pinned: tuple[Pinned, ...] = ()
     contradicting: int = 0
     """Rows whose question another of them answers otherwise: no model can know both by heart."""
+    first: tuple[tuple[str, str], ...] = ()
+    """The first questions with their answers."""
     first_answer: str = ""
     longest_answer: int = 0
     """Bytes of the longest pinned answer: it has no more tokens."""
@@ -122,7 +127,8 @@ def examine(path: str, base: Path, seed: int = 42) -> Examined:
             pinned.setdefault(question, Pinned(question, answer))
     chosen = tuple(pinned.values())[:_ASKED]
     longest = max((len(row.answer.encode()) for row in chosen), default=0)
-    return Examined(look, len(asked), chosen, contradicting, asked[0][1], longest)
+    first = tuple((question, answer) for question, answer, _ in asked[:FIRST_ROWS])
+    return Examined(look, len(asked), chosen, contradicting, first, asked[0][1], longest)
 
 
 def _dates(seed: int) -> tuple[list[tuple[str, str, bool]], str]:
@@ -189,6 +195,7 @@ class FirstRun:
         self.examined: Examined | None = None
         self.row: dict[str, Any] | None = None
         """The first row as the collator gives it, once the inspector has answered."""
+        self.warm = WarmWorker()
         self._ask, self._runs = ask, runs
         self._stopped: str | None = None
 
@@ -243,13 +250,24 @@ class FirstRun:
 
         ticket.add_done_callback(answered)
 
+    def warm_up(self) -> None:
+        """Have a worker load the libraries while a person reads what comes before the rehearsal; for any thread."""
+        from engine.run.from_config import warm_up
+
+        session = BuildSession(self.rehearsal(), self._ask, runs=self._runs, warm=self.warm)
+        try:
+            with contextlib.suppress(WorkbenchError, OSError):  # the launch says what is wrong
+                warm_up(self.warm, session.draft.config, session.draft.facts, session.runs_dir)
+        finally:
+            session.facts.close()
+
     def launch(self) -> RunFolder:
         """Start the rehearsal; for any thread. Raises WorkbenchError where it cannot start."""
-        session = BuildSession(self.rehearsal(), self._ask, runs=self._runs)
+        session = BuildSession(self.rehearsal(), self._ask, runs=self._runs, warm=self.warm)
         try:
             return session.launch()()
         finally:
-            session.close()
+            session.facts.close()
 
     def follow(self, run: RunFolder, view: RunView) -> Verdict:
         """How the rehearsal stands by its events; one that has learned its rows is asked to save and stop, once."""
@@ -292,8 +310,8 @@ class FirstRun:
 
     def _about_rows(self) -> Iterator[Block]:
         yield _text(
-            "A row is one example: a question, and the answer you wish the model gave. It learns from nothing else, so "
-            "read a few: what is wrong in them it learns, too."
+            "A row is one example: a question (the prompt), and the answer you wish the model gave (the completion). It "
+            "learns from nothing else, so read a few: what is wrong in them it learns, too."
         )
         yield GAP
         examined = self.examined
@@ -305,8 +323,10 @@ class FirstRun:
             return
         total = f" of {count(examined.look.count)}" if examined.look.count else ""
         yield Block("title", f"{visible(self.rows)}: the first {count(examined.rows)}{total} rows are rehearsed")
-        for text in examined.look.rows:
-            yield Block("code", visible(text))
+        for place, (question, answer) in enumerate(examined.first):
+            if place:
+                yield GAP
+            yield Block("table", rows=(("question", visible(question)), ("answer", visible(answer))))
         if examined.contradicting:
             yield GAP
             words = "rows ask what another row answers otherwise; no model can know both by heart"
@@ -320,7 +340,7 @@ class FirstRun:
         )
         yield GAP
         if self.row is None:
-            yield Block("dim", "Asking the tokenizer for the first row …")
+            yield Block("dim", "Asking the tokenizer for the first row; its libraries are loaded first, some seconds …")
             return
         if reason := self.row.get("refused") or self.row.get("left_out"):
             yield Block("bad", visible(str(reason)))
@@ -340,16 +360,27 @@ class FirstRun:
                 yield _text(f"The last one, {last}, is no part of the answer: it teaches the model to stop.")
 
     def _about_rehearsal(self, view: RunView | None, verdict: Verdict | None) -> Iterator[Block]:
-        if view is None:
+        waits = before_first_step(view) if view is not None else []
+        begins = view is not None and not view.over and not view.step
+        if view is None or begins:
             yield _text(
                 "Before a long training comes a short proof: the model reads these few rows again and again until it knows "
                 "them by heart. The loss says how surprised it is by each token that really comes next; it must fall "
                 "towards 0. Then it is asked questions of these rows. It stops by itself when its answers are right."
             )
             yield GAP
+            if begins and not waits:
+                yield Block("dim", "starting …")
+                return
+            if waits:
+                yield Block("title", "Before the first step")
+                yield Block("table", rows=tuple((phase.word, f"{phase.state:<5} {phase.time}") for phase in waits))
+                return
             yield Block(
                 "dim", f"It takes {STEPS} steps at most" + (": about half a minute." if self.model == TINY else ".")
             )
+            if words := self.warm.words():
+                yield Block("dim", words)
             return
         if verdict is not None and verdict.state != "learning":
             yield Block("title" if verdict.state == "learned" else "bad", verdict.words)
@@ -374,10 +405,14 @@ class FirstRun:
             yield _text("The rehearsal comes first: it shows that rows, template, mask and end of turn work together.")
             return
         yield _text(
-            "The way works on these rows. What the model has done so far is overfitting: it knows them by heart, which says "
-            "nothing about others. The real run learns from all rows, and rows that it never sees tell whether it has "
-            "understood: their loss must fall, too, and a training is long enough when that one rises again."
+            "Rows, template, mask and the mark of the end fit together: the model learned. What it has done so far is "
+            "overfitting: it knows these rows by heart, which says nothing about others. The real run learns from all rows, "
+            "and rows that it never sees tell whether it has understood: their loss must fall, too, and a training is long "
+            "enough when that one rises again."
         )
+        yield GAP
+        yield Block("title", "The config of the real run comes next; it starts when you say so there.")
+        yield _text("Before that you can talk to this model: its run has a chat, beside the model that knew nothing.")
         if self.model == TINY and self.rows != DATES:
             yield GAP
             yield Block(
@@ -465,7 +500,7 @@ def _about_goal() -> Iterator[Block]:
         "after each, so that the guesses come nearer to yours."
     )
     yield GAP
-    yield Block("title", "This guided run teaches a model to answer like your examples")
+    yield Block("title", "This guided run teaches a model to answer like your examples.")
     yield _text(
         "Other goals begin at a new config: to prefer some answers over others, to read more text of a field, to try and "
         "be rewarded, to make vectors for search, to judge answers."

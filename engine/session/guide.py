@@ -148,6 +148,7 @@ class Guide:
         """Nothing goes on for a window that is left but the rehearsal, to its end."""
         if self._watch is not None:
             self._watch.close()
+        self.first.warm.close()
         self._pool.shutdown(wait=False, cancel_futures=True)
 
     # Inside
@@ -185,6 +186,8 @@ class Guide:
         if what == "machine":
             self._machine = value
         elif what == "tokens":
+            # The inspector has its libraries by now: what loads the worker's takes no time from it.
+            self._pool.submit(self.first.warm_up)
             self.first.row = {"refused": value.full_message} if isinstance(value, WorkbenchError) else value
         elif what == "run":
             self.follow(value)

@@ -236,7 +236,11 @@ def test_what_cannot_be_talked_to_is_one_sentence(runs: Path, lora: RunFolder) -
         who_answers([lora, scores])
     (lora.checkpoints / "checkpoint-30").mkdir()
     try:
-        assert [who.checkpoint for who in who_answers([lora])] == [20, None]
+        newest, base = who_answers([lora])
+        assert (newest.checkpoint, base.checkpoint) == (20, None)
+        session = ChatSession([newest, base], device="cpu")
+        session.close()
+        assert session.notes == [f"checkpoint-30 of {lora.id} is passed over: COMMIT.json is missing or damaged."]
     finally:
         (lora.checkpoints / "checkpoint-30").rmdir()
 

@@ -38,6 +38,9 @@ def command(
 
     place = kept(output)
     known = tool_named(tool) if tool is not None else None
+    if not file.exists():
+        words = f"{visible(str(file))}: must be a config of Axolotl, LLaMA-Factory or TRL; nothing is there."
+        raise UsageError(words, "Name the file that the other tool trains from.")
     if lists is not None and not lists.is_dir():
         raise UsageError(f"{visible(str(lists))}: must be a folder with dataset_info.json; there is none.")
     ledger = take_over(load(file), known, out=place.parent if place else Path.cwd(), method=method, lists=lists)

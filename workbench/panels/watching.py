@@ -18,6 +18,7 @@ from engine.run import silence, stopping
 from engine.run.best import best_text
 from engine.run.curves import concern, leading, titled, watch_for, worded
 from engine.run.ending import End, done_text
+from engine.run.phases import before_first_step
 from engine.run.view import RunView
 from workbench.panels.bars import Bar, TextBar
 from workbench.panels.drawn import Drawn, Scrolled
@@ -73,7 +74,7 @@ class RunBar(Bar):
     @staticmethod
     def _progress(view: RunView) -> list[str]:
         if view.state in ("queued", "starting"):
-            return [doing(view) or "waiting for its first word", silence.words(view.silent_seconds)]
+            return [doing(view) or "its process is starting", silence.words(view.silent_seconds)]
         parts = []
         if view.max_steps:
             parts += [f"step {count(view.step)} of {count(view.max_steps)}", percent(view.step / view.max_steps)]
@@ -107,7 +108,23 @@ class Numbers(Drawn):
                 break
             drawn += [[]] * gap
             drawn += [columns(label, text, width, "value") for label, text in group[:room]]
-        return drawn or [[("no values yet", "faint")]]
+        return drawn or self._start(width)
+
+    def _start(self, width: int) -> list[Line]:
+        """The way to the first step, while there is none: what is done, what goes on and how long, what comes next."""
+        assert self.view is not None
+        phases = before_first_step(self.view)
+        if not phases:
+            return [[("no values yet", "faint")]]
+        done, here = ("* ", "> ") if ascii_only() else ("✓ ", "▸ ")
+        signs = {"done": (done, "dim"), "now": (here, "here"), "later": ("  ", "faint")}
+        drawn: list[Line] = [[("before the first step", "dim")]]
+        for phase in phases:
+            sign, style = signs[phase.state]
+            drawn.append([(sign, style), *columns(phase.word, phase.time, width - 2, style)])
+            if phase.state == "now" and (words := doing(self.view)) and self.view.progress:
+                drawn += [[("  ", ""), *line] for line in paragraph(words, width - 2, "dim")]
+        return drawn
 
     def _speed(self) -> list[tuple[str, str]]:
         assert self.view is not None

@@ -51,6 +51,10 @@ class ChatView(Scrolled):
 
     DEFAULT_CSS = "ChatView { height: 1fr; padding: 0 1; }"
     session: ChatSession | None = None
+    _newest = 0
+    """The line on which the newest turn begins."""
+    _held = 0
+    """The turn that was brought back into view, by its number."""
 
     def lines(self, width: int) -> list[Line]:
         """Notes, then the turns."""
@@ -66,6 +70,7 @@ class ChatView(Scrolled):
             drawn += _text(session.conversation.subject, width, {"score": "prompt  ", "rank": "query  "}[session.kind])
         for turn in session.conversation.turns:
             drawn += [[]] if drawn else []
+            self._newest = len(drawn)
             if session.kind != "rank":
                 drawn += _text(turn.prompt, width, "you  " if session.kind == "text" else "answer  ")
             drawn += self._answers(session, turn, width)
@@ -95,11 +100,19 @@ class ChatView(Scrolled):
         return rows
 
     def follow(self) -> None:
-        """Draw anew; a view that showed the end goes on showing it."""
+        """Draw anew; a view that showed the end goes on showing it. An answer that is whole is not scrolled away by a longer
+        one beside it: the turn is shown from its first line, once."""
         at_end = self.top >= len(self.made) - self.size.height
         self.redraw()
-        if at_end:
-            self.scroll_lines(len(self.made))
+        turns = self.session.conversation.turns if self.session is not None else []
+        answers = turns[-1].answers if turns else []
+        if not at_end:
+            return
+        self.scroll_lines(len(self.made))
+        whole = len(answers) > 1 and any(answer.done for answer in answers)
+        if whole and self._held != len(turns) and self.top > self._newest:
+            self._held = len(turns)
+            self.scroll_lines(self._newest - self.top)
 
 
 def _tool_name(tool: Any) -> str:

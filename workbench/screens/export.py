@@ -24,9 +24,12 @@ from engine.export.process import Export, part_summary, request
 from engine.figures import progress
 from engine.run.store import RunFolder
 from workbench.panels.glyphs import ascii_only
-from workbench.panels.paint import clean
+from workbench.panels.paint import clean, wrap
 from workbench.screens.dialog import Ask, Dialog
 from workbench.screens.listing import PathSuggester
+
+WIDTH = 56
+"""Cells of a line in the dialog."""
 
 
 class ExportNews(Message):
@@ -92,7 +95,8 @@ class ExportScreen(Dialog[None]):
                 )
             room_is_needed = self._export is not None or self._done
             title = Content.assemble(
-                (f"{on_ if form in self._ticked else off} {name}", "bold"), "" if room_is_needed else f"\n  {words}"
+                (f"{on_ if form in self._ticked else off} {name}", "bold"),
+                *([] if room_is_needed else [f"\n  {line}" for line in wrap(words, WIDTH)]),
             )
             view.add_option(Option(title, id=form))
         view.highlighted = at

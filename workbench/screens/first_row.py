@@ -27,7 +27,7 @@ NONE_YET = "The first row stands here as training sees it, once model and data c
 class FirstRow(TokenView, can_focus=False):
     """One row of a draft: how long it is and what of it is trained, then its tokens."""
 
-    DEFAULT_CSS = "RowBeside { width: 5fr; height: 100%; border-left: solid $wb-line; }"
+    DEFAULT_CSS = "FirstRow { width: 5fr; height: 100%; border-left: solid $wb-line; }"
 
     class Answered(Message):
         """The inspector answered, or said how far it is."""

@@ -28,8 +28,8 @@ if TYPE_CHECKING:
     from engine.session.pages import Block
 
 LOOK_SECONDS = 0.25
-LABEL = 10
-_ONWARD = {"next": "next", "rehearse": "rehearse", "rows": "other-rows", "config": "config"}
+LABEL = 12
+_ONWARD = {"next": "next", "rehearse": "rehearse", "rows": "other-rows", "config": "real-run"}
 _STYLES = {"title": "bold", "dim": "dim", "warn": "warn", "bad": "bad", "code": "code"}
 
 
@@ -70,7 +70,7 @@ class GuideScreen(Screen[None]):
     DEFAULT_CSS = """
     GuideScreen #head { height: 2; border-bottom: solid $wb-line; }
     GuideScreen Page { height: 1fr; padding: 0 0 0 1; }
-    GuideScreen Chart { height: 7; display: none; }
+    GuideScreen Chart { height: 7; display: none; padding: 0 1; }
     GuideScreen.curve Chart { display: block; }
     GuideScreen #foot { height: auto; border-top: solid $wb-line; }
     """
@@ -100,7 +100,8 @@ class GuideScreen(Screen[None]):
         self._look()
 
     def _look(self) -> None:
-        if self.guide.refresh():
+        waits = self.guide.page == "rehearsal" and self.guide.going and not (self.guide.view and self.guide.view.step)
+        if self.guide.refresh() or waits:  # seconds go on
             if self.guide.run is not None:
                 self.app.watched = self.guide.run  # type: ignore[attr-defined]
             self._draw()
@@ -128,8 +129,15 @@ class GuideScreen(Screen[None]):
         keys = [("enter", _ONWARD[guide.onward])] + ([("←", "back")] if guide.at else [])
         keys += [("r", "other-rows")] if guide.page in ("rows", "rehearsal") else []
         keys += [("t", "terms")] if guide.terms else []
+        keys += [("c", "chat")] if self._has_learned else []
         keys += [("o", "open-run")] if guide.run is not None else []
         return [*keys, ("q", "leave"), ("?", "help")]
+
+    @property
+    def _has_learned(self) -> bool:
+        """Whether there is a model that has learned its rows, with a checkpoint to talk to."""
+        view = self.guide.view
+        return view is not None and view.over and bool(view.committed) and self.guide.page in ("rehearsal", "next")
 
     def _go(self, at: int) -> None:
         self.guide.go(at)
@@ -172,6 +180,13 @@ class GuideScreen(Screen[None]):
         """The words of this page in plain sentences."""
         if terms := [f"{word}: {sentence}" for word, sentence in self.guide.terms]:
             self.app.push_screen(Show("Words of this page", "\n\n".join(terms)))
+
+    def action_chat(self) -> None:
+        """Talk to the model that has learned these rows, beside the one that knew nothing."""
+        if self.guide.run is not None and self._has_learned:
+            from workbench.screens.chat import ChatScreen, chat_of
+
+            self.app.push_screen(ChatScreen(chat_of(self.guide.run)))
 
     def action_open(self) -> None:
         """The rehearsal's own run, with all its curves."""

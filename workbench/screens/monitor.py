@@ -116,7 +116,7 @@ class MonitorScreen(Screen[None]):
         changed = self.watching.poll() or self.status.over
         if self.is_current and self.pages.page == "log":
             self.pages.read_log(self.watching.log)
-        if changed or self.actions.waiting(self.view):
+        if changed or self.actions.waiting(self.view) or self.view.state == "starting":  # seconds go on
             self._follow_state()
             self._draw()
 

@@ -204,7 +204,7 @@ def test_all_weights_are_copied_and_have_no_adapter(make_run: Make, tmp_path: Pa
 
 def test_runs_without_a_sound_checkpoint_are_refused(make_run: Make, tmp_path: Path) -> None:
     run = make_run(adapter={})
-    with pytest.raises(WorkbenchError, match=r"checkpoint-9 cannot be taken along.*is not a folder"):
+    with pytest.raises(WorkbenchError, match=r"checkpoint-9 cannot be taken along.*is not there"):
         source(run, 9)
     file = run.checkpoints / "checkpoint-3/adapter_model.safetensors"
     content = bytearray(file.read_bytes())

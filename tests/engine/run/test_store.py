@@ -75,6 +75,28 @@ def test_find_by_id_by_path_and_with_a_suggestion(run, tmp_path, monkeypatch):
         assert "\x1b" not in problem.value.message
 
 
+@pytest.mark.parametrize(
+    ("file", "words", "hint"),
+    [
+        (
+            "checkpoint-5/pytorch_model.bin",
+            "holds checkpoints of another tool, and no run: run.json",
+            "workbench import",
+        ),
+        ("config.json", "is a model's folder and no run's", "`model.name` takes it"),
+        ("rows.jsonl", "is no run's folder: run.json is not there", "workbench runs"),
+    ],
+)
+def test_a_folder_that_is_no_run_is_told_for_what_it_is(run, tmp_path, file, words, hint):
+    folder = tmp_path / "other"
+    (folder / file).parent.mkdir(parents=True)
+    (folder / file).write_text("{}")
+    with pytest.raises(RunNotFound) as problem:
+        store.find(str(folder), run.path.parent)
+    assert problem.value.message.startswith(f"{folder}: {words}")
+    assert hint in problem.value.hint
+
+
 def test_a_folder_that_cannot_be_written_is_one_sentence(tmp_path):
     place = tmp_path / "file"
     place.write_text("x")

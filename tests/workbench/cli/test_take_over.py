@@ -12,6 +12,7 @@ from click.testing import CliRunner, Result
 
 from engine.config.files import load
 from engine.errors import UsageError, WorkbenchError
+from tests import warm
 from workbench.cli import check, export_config, take_over
 
 FOREIGN = """\
@@ -188,3 +189,10 @@ def test_check_fix_leaves_choices_to_the_person(tmp_path: Path) -> None:
     assert "fix: leave dropout out" in done.output
     assert place.read_text() == text
     assert isinstance(run(check.command, place, "optim.max_steps=3", "--fix").exception, UsageError)
+
+
+def test_a_file_that_is_not_there_is_no_config_to_write_anew(tmp_path: Path) -> None:
+    ended = warm.command("import", str(tmp_path / "qlora.yml"))
+    assert ended.returncode == 2
+    assert "must be a config of Axolotl, LLaMA-Factory or TRL; nothing is there" in ended.stderr
+    assert "workbench new" not in ended.stderr

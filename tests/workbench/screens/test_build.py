@@ -850,3 +850,16 @@ async def test_the_review_tells_what_a_rehearsal_of_this_very_config_measured(
         build(app).action_steps("review")
         await until(pilot, lambda: "800 MiB at the peak" in shown(app))
         assert "The formula gave 600 MiB, 25% too low." in " ".join(shown(app).split())
+
+
+async def test_a_wide_window_shows_form_first_row_and_what_follows_side_by_side() -> None:
+    app = WorkbenchApp()
+    async with app.run_test(size=(200, 50)) as pilot:
+        app.build(Draft.new("demo"), "data")
+        await pilot.pause(0.5)
+        screen = app.screen
+        form, row, side = (screen.query_one(name) for name in ("#form", "FirstRow", "#side"))
+        assert [part.region.width >= least for part, least in ((form, 60), (row, 60), (side, 40))] == [True] * 3
+        assert form.region.right <= row.region.x
+        assert row.region.right <= side.region.x
+        assert side.region.right <= 200

@@ -178,3 +178,23 @@ async def test_a_key_leads_from_a_finished_run_to_its_chat(
             await pilot.press("C")
             await pilot.pause()
             assert isinstance(app.screen, ChatScreen)
+
+
+async def test_a_whole_answer_is_not_scrolled_away_by_the_noise_beside_it(run: RunFolder, shown: Shown) -> None:
+    session = Silent(who_answers([run]), device="cpu")
+    app = WorkbenchApp(chat=session)
+    async with app.run_test(size=(80, 24)) as pilot:
+        await until(pilot, lambda: session.state == "ready")
+        tuned, base = Answer(), Answer()
+        session.conversation.turns.append(Turn("When was it?", [tuned, base]))
+        tuned.text, tuned.done = "1994-10-13", True
+        for _ in range(3):
+            base.text += "twenty " * 60
+            session._changed()
+            await pilot.pause(0.1)
+            assert "1994-10-13" in shown(app)
+        # Whoever scrolls on is left there.
+        await pilot.press("tab", "end")
+        base.text, base.done = f"{base.text}THEEND", True
+        session._changed()
+        await until(pilot, lambda: "THEEND" in shown(app), 20)

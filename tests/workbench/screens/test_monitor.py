@@ -544,7 +544,9 @@ async def test_a_finished_run_says_where_its_model_is_beside_what_was_found(
     writer(run).write("best", 12.0, step=60, metric="eval_loss", value=0.5)
     app = app_of(run)
     async with app.run_test(size=(120, 24)) as pilot:
-        await until(pilot, lambda: "checkpoint-60 is the best: held-out loss 0.5000; which is the end." in shown(app))
+        await until(
+            pilot, lambda: "Done: checkpoint-60, the last one, is the best: held-out loss 0.5000." in shown(app)
+        )
 
 
 async def test_a_stopped_run_says_what_is_kept_and_how_to_go_on(make_run: Any, shown: Shown) -> None:

@@ -1,0 +1,53 @@
+"""What a run does before its first step: what is done and how long it took, what goes on, and what is still to come."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+
+from engine.figures import brief
+from engine.run.view import RunView
+
+ORDER = {
+    "Reading the config": "config",
+    "Loading the libraries": "libraries",
+    "Loading the tokenizer": "tokenizer",
+    "Preparing the data": "rows",
+    "Loading the model": "model",
+    "Building the trainer": "trainer",
+    "Training": "first step",
+}
+"""The phases of a worker in their order, each in a word; others (timing kernels, compiling layers) come between."""
+
+
+@dataclass(frozen=True, slots=True)
+class Phase:
+    """`state` is done, now or later; `seconds` is how long it took, or has gone on; None for what is still to come."""
+
+    word: str
+    state: str
+    seconds: float | None = None
+
+    @property
+    def time(self) -> str:
+        """Its seconds as a person reads them."""
+        return "" if self.seconds is None else brief(self.seconds)
+
+
+def before_first_step(view: RunView, now: float | None = None) -> list[Phase]:
+    """The way to the first step; empty for a run that has taken one, is over, or waits for its turn."""
+    if view.over or view.state == "queued" or view.step > (view.resumed_from or 0):
+        return []
+    if not view.phases:
+        return [Phase("process", "now"), *(Phase(word, "later") for word in ORDER.values())]
+    now = time.time() if now is None else now
+    begun = [(str(phase["name"]), float(phase["t"])) for phase in view.phases]
+    ends = [*(t for _, t in begun[1:]), max(now, begun[-1][1])]
+    states = ["done"] * (len(begun) - 1) + ["now"]
+    phases = [
+        Phase(ORDER.get(name, name.partition(":")[0].lower()), state, max(0.0, end - t))
+        for (name, t), end, state in zip(begun, ends, states, strict=True)
+    ]
+    known = {name for name, _ in begun}
+    last = max((place for place, name in enumerate(ORDER) if name in known), default=-1)
+    return [*phases, *(Phase(word, "later") for place, word in enumerate(ORDER.values()) if place > last)]
