@@ -18,7 +18,7 @@ import re
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any
 
 import jinja2
@@ -100,7 +100,7 @@ class Chat:
     ) -> None:
         self.name, self.notes, self.way_out = name, set[str](), way_out
         given = dict(kwargs or {})
-        self._child = Child(lambda: Masking(processing_class, template, name, given, way_out, thinking))
+        self._child = Child(partial(Masking, processing_class, template, name, given, way_out, thinking))
         self._ask("compile")
 
     def render(self, messages: Sequence[Message], tools: Any = None, *, prompt: bool = False) -> str:
