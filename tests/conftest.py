@@ -21,6 +21,7 @@ from typing import Any
 import psutil
 import pytest
 
+from tests import renderers
 from tests.prestarted import prestarted
 
 NOBODY = 65534
@@ -110,6 +111,7 @@ def _turn(file: str, files: dict[str, int]) -> tuple[int, int, str]:
 
 def pytest_collection_finish(session: pytest.Session) -> None:
     _keep_imports()
+    _take_back(_AT_FIRST)
 
 
 @pytest.hookimpl(trylast=True)
@@ -129,6 +131,7 @@ def _keep_imports() -> None:
 _KEPT = {"modules": 0}
 # So does what is installed: libraries ask for versions a dozen times a run, and each time a file of metadata is read.
 importlib.metadata.version = functools.cache(importlib.metadata.version)
+renderers.install()
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -207,6 +210,32 @@ def own_folder() -> Iterator[Path]:
         finally:
             if root:
                 os.setresuid(0, 0, 0)
+
+
+_AT_FIRST = prestarted.at_import(dict(os.environ))
+
+
+def _take_back(before: dict[str, str]) -> None:
+    """What libraries read at import is in the environment as it was `before`. Some write it themselves (scikit-learn when it
+    is imported, transformers for deterministic operations), and each process that a later test starts would have to
+    import all by itself: `prestarted` has none that began with such variables."""
+    for name in prestarted.at_import(dict(os.environ)):
+        if name not in before:
+            del os.environ[name]
+    os.environ.update(before)
+
+
+@pytest.fixture(autouse=True)
+def _environment_is_left_as_found() -> Iterator[None]:
+    before = prestarted.at_import(dict(os.environ))
+    yield
+    _take_back(before)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _environment_is_left_to_other_files() -> Iterator[None]:
+    yield
+    _take_back(_AT_FIRST)
 
 
 @pytest.fixture(scope="module", autouse=True)

@@ -16,6 +16,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 from engine.data.chat_template import FLAGS, SENTINEL, ChatTemplate, MaskError, Message, Span
@@ -72,7 +73,7 @@ class Chat:
     ) -> None:
         self.name, self.notes, self.way_out = name, set[str](), way_out
         given = dict(kwargs or {})
-        self._child = Child(lambda: Masking(processing_class, template, name, given, way_out, thinking))
+        self._child = Child(partial(Masking, processing_class, template, name, given, way_out, thinking))
         self._ask("compile")
 
     def render(self, messages: Sequence[Message], tools: Any = None, *, prompt: bool = False) -> str:

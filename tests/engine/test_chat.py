@@ -362,6 +362,9 @@ def test_the_process_goes_with_its_window(lora: RunFolder) -> None:
 
 WINDOW = """
 import sys, time
+if sys.argv[2] == "answering":  # the other is killed in the midst of its imports
+    import prestarted
+    prestarted.install()
 from engine.run import devices
 from engine.run.store import RunFolder
 from engine.session.chat import ChatSession, who_answers

@@ -187,6 +187,18 @@ def test_a_model_without_a_template_continues_the_text(shared_data: Path) -> Non
     assert "there was" in together[0]
 
 
+def test_a_text_goes_on_where_the_tokenizer_writes_an_end_token_behind_it(shared_data: Path) -> None:
+    from tokenizers.processors import TemplateProcessing
+
+    folder = shared_data / "weights" / "tinystories-llama-260k"
+    model, tokenizer = AutoModelForCausalLM.from_pretrained(folder), AutoTokenizer.from_pretrained(folder)
+    (plain,) = generate(model, tokenizer, ["Once upon a time"], max_new_tokens=8)
+    ids, both = tokenizer("Once upon a time")["input_ids"], [("<s>", 1), ("</s>", 2)]
+    tokenizer.backend_tokenizer.post_processor = TemplateProcessing(single="<s> $A </s>", special_tokens=both)
+    assert tokenizer("Once upon a time")["input_ids"] == [*ids, 2]
+    assert generate(model, tokenizer, ["Once upon a time"], max_new_tokens=8) == [plain]
+
+
 def test_messages_so_far_can_be_the_prompt(base: tuple[Any, Any]) -> None:
     model, tokenizer = base
     as_messages = [{"role": "user", "content": PROMPTS[0]}]

@@ -292,6 +292,8 @@ def test_it_ends_with_its_parent_and_takes_its_jobs_along(config: Any) -> None:
     made = config([_chat(f"question {n}", "answer " * 50) for n in range(20_000)])
     code = (
         "import sys, json, time\n"
+        "import prestarted\n"
+        "prestarted.install()\n"
         "from engine.client import Inspector\n"
         "inspector = Inspector()\n"
         "inspector.ask('data', config=json.loads(sys.argv[1]), on_progress=lambda p: print(inspector.pid, flush=True))\n"

@@ -28,6 +28,8 @@ from tests.prestarted import prestarted
 WANTED = Wanted("sft", (), (), ("scipy", "wandb"), {"torch": "2"})
 WINDOW = """
 import sys, time
+import prestarted
+prestarted.install()
 from pathlib import Path
 from engine.session.build import BuildSession
 from engine.session.draft import Draft

@@ -5,7 +5,9 @@ import sys
 
 _WORDS = sys.orig_argv[1:]
 _STARTS = ("engine.run.supervise", "ipykernel_launcher", "workbench")
-if "WORKBENCH_TESTS_ROOM" in os.environ and "-m" in _WORDS and _WORDS[_WORDS.index("-m") + 1] in _STARTS:
+_MODULE = _WORDS[_WORDS.index("-m") + 1] if "-m" in _WORDS[:-1] else ""
+# `bin/workbench` too, which the demos, the guide and the Makefile start.
+if "WORKBENCH_TESTS_ROOM" in os.environ and (_MODULE or os.path.basename(_WORDS[0] if _WORDS else "")) in _STARTS:
     import prestarted
 
     prestarted.install()

@@ -45,6 +45,8 @@ def wait_for(face: object, do: str, seconds: float = 90, **params: object) -> di
 def test_the_kernel_imports_no_torch_and_no_data_library(tmp_path: Path) -> None:
     script = f"""
 import sys, time
+import prestarted
+prestarted.install()
 from widgets import ConfigForm, Monitor, Preview, Workbench
 face = Workbench(runs={str(tmp_path)!r})
 for step in ("goal", "model", "data", "method", "memory", "review", "launch"):

@@ -20,8 +20,9 @@ def entries(run):
 
 
 def test_lora_trains_only_its_adapters_and_the_receipt_counts_them(train, source):
-    run = train({"adapter.kind": "lora", "adapter.r": 4, "data.train": [{"path": source(CONVERSATIONS)}]})
-    saved = load_file(run.checkpoints / "checkpoint-10/adapter_model.safetensors")
+    settings = {"adapter.kind": "lora", "adapter.r": 4, "optim.max_steps": 2}
+    run = train({**settings, "data.train": [{"path": source(CONVERSATIONS)}]})
+    saved = load_file(run.checkpoints / "checkpoint-2/adapter_model.safetensors")
     assert all("lora_" in name for name in saved)
     assert any(value.abs().max() > 0 for name, value in saved.items() if "lora_B" in name)
     said = entries(run)
@@ -41,7 +42,8 @@ def test_the_receipt_is_stored_before_the_first_step(train, source):
 
 def test_the_loss_falls_and_eval_rows_are_measured(train, source):
     rows = [{"path": source(CONVERSATIONS)}]
-    run = train({"data.train": rows, "data.eval": rows, "run.eval_steps": 5, "optim.max_steps": 20})
+    settings = {"run.eval_steps": 5, "optim.max_steps": 20, "optim.gradient_accumulation_steps": 1}
+    run = train({**settings, "data.train": rows, "data.eval": rows})
     losses = [event["loss"] for event in lines(run, "metrics") if "loss" in event]
     assert losses[-1] < 0.8 * losses[0]
     measured = [event["eval_loss"] for event in lines(run, "metrics") if "eval_loss" in event]
@@ -68,14 +70,16 @@ def test_the_end_of_a_run_is_a_point_of_its_curves_also_between_logged_steps(tra
 
 
 def test_dpo_learns_to_prefer_the_chosen_answers(train, source):
-    run = train({"method.kind": "dpo", "data.train": [{"path": source(PAIRS)}], "optim.max_steps": 20})
+    settings = {"method.kind": "dpo", "optim.max_steps": 20, "optim.gradient_accumulation_steps": 1}
+    run = train({**settings, "data.train": [{"path": source(PAIRS)}]})
     margins = [event["rewards/margins"] for event in lines(run, "metrics")]
     assert margins[0] == pytest.approx(0, abs=1e-6)
     assert margins[-1] > 0.1
 
 
 def test_a_separate_reference_copy_gives_what_the_switched_off_adapter_gives(train, source):
-    settings = {"method.kind": "dpo", "adapter.kind": "lora", "adapter.r": 4, "data.train": [{"path": source(PAIRS)}]}
+    settings = {"method.kind": "dpo", "adapter.kind": "lora", "adapter.r": 4, "optim.max_steps": 4}
+    settings["data.train"] = [{"path": source(PAIRS)}]
     off = train({**settings, "method.reference": "adapter_off"})
     ahead = train({**settings, "method.reference": "precompute"})
     losses = [[event["loss"] for event in lines(run, "metrics")] for run in (off, ahead)]
@@ -83,9 +87,9 @@ def test_a_separate_reference_copy_gives_what_the_switched_off_adapter_gives(tra
 
 
 def test_checkpointing_is_counted_and_changes_no_gradient(train, source):
-    rows = [{"path": source(CONVERSATIONS)}]
-    plain = train({"data.train": rows})
-    again = train({"data.train": rows, "memory.gradient_checkpointing": True})
+    settings = {"data.train": [{"path": source(CONVERSATIONS)}], "optim.max_steps": 4}
+    plain = train(settings)
+    again = train({**settings, "memory.gradient_checkpointing": True})
     assert entries(plain)["gradient checkpointing"]["count"] == 0
     assert entries(again)["gradient checkpointing"]["count"] == 4  # the built-in model's layers
     losses = [[event["loss"] for event in lines(run, "metrics")] for run in (plain, again)]

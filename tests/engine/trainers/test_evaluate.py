@@ -55,26 +55,25 @@ def test_the_numbers_are_those_of_the_trainer_at_that_checkpoint(train, source, 
 
 def test_the_base_is_the_model_before_training_and_other_rows_are_measured_on_request(train, source):
     rows = source(CONVERSATIONS)
-    run = train({"data.train": [{"path": rows}], "data.val_set_size": 8, "run.eval_steps": 4, "adapter.kind": "lora"})
+    settings = {"data.train": [{"path": rows}], "data.val_set_size": 8, "run.eval_steps": 4, "optim.max_steps": 4}
+    settings["adapter.kind"] = "lora"
+    run = train(settings)
     shutil.copytree(run.path, twin := run.path.with_name("untouched-0001"))
-    found = measured(run, 8, base=True)
-    assert found["metrics"] == logged(run, 8)
+    found = measured(run, 4, base=True)
+    assert found["metrics"] == logged(run, 4)
     assert found["metrics"]["eval_loss"] < found["base"]["eval_loss"]
     assert (found["rows"], found["data"]) == (8, "data.val_set_size")
     # A run that learns nothing ends where it began: its trainer measures the base.
-    still = train({
-        "data.train": [{"path": rows}], "data.val_set_size": 8, "run.eval_steps": 4, "adapter.kind": "lora",
-        "optim.learning_rate": 1e-30,
-    })  # fmt: skip
-    assert found["base"]["eval_loss"] == pytest.approx(logged(still, 8)["eval_loss"], rel=1e-6)
+    still = train({**settings, "optim.learning_rate": 1e-30})
+    assert found["base"]["eval_loss"] == pytest.approx(logged(still, 4)["eval_loss"], rel=1e-6)
     other = source(CONVERSATIONS[:5])
-    there = measured(run, 8, data=other)
+    there = measured(run, 4, data=other)
     assert (there["rows"], there["data"]) == (5, other)
     assert there["metrics"] != found["metrics"]
     # The same file with other rows held out would be another question.
     Path(rows).write_text(Path(rows).read_text().replace("What comes", "Tell me what comes"))
     with pytest.raises(WorkbenchError, match=r"held-out rows are others now.*data\.eval"):
-        measured(run, 8)
+        measured(run, 4)
     assert json.loads((twin / "run.json").read_text())["id"] == run.id
 
 

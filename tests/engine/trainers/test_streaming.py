@@ -68,12 +68,13 @@ def same_weights(first: Any, second: Any, step: int) -> bool:
     ],
 )
 def test_a_resumed_stream_equals_one_that_never_stopped(train, source, tmp_path, settings, rows):
-    whole = train({**STREAM, **settings, "data.train": [{"path": source(rows)}]})
+    # An epoch has six steps: what comes after step 4 is in two of them.
+    whole = train({**STREAM, **settings, "optim.max_steps": 7, "data.train": [{"path": source(rows)}]})
     again = train(folder=resumed_from(whole, 4, tmp_path / "again"))
     assert lines(again, "started", 1)[0]["resumed_from_step"] == 4
-    assert sorted(curve(whole, 0, 4)) == [5, 6, 7, 8, 9, 10]
+    assert sorted(curve(whole, 0, 4)) == [5, 6, 7]
     assert curve(again, 1, 4) == curve(whole, 0, 4)
-    assert same_weights(whole, again, 10)
+    assert same_weights(whole, again, 7)
 
 
 def test_two_epochs_of_a_stream_see_every_row_exactly_twice(train, source):

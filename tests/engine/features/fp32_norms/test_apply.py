@@ -124,6 +124,16 @@ def test_a_copy_computes_with_its_own_weights_and_all_is_taken_back():
     assert all("forward" not in vars(module) for each in (model, twin) for module in each.modules())
 
 
+def test_a_module_that_is_called_a_norm_and_holds_a_matrix_stays_as_it_is():
+    class ModulatedNorm(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.weight = torch.nn.Parameter(torch.ones(4, 4))
+
+    plain = torch.nn.LayerNorm(4)
+    assert list(norms(torch.nn.Sequential(plain, ModulatedNorm()))) == [plain]
+
+
 def test_a_trainer_that_rounded_the_norms_again_finds_them_raised():
     model = made("qwen3").bfloat16()
     prepare(ON, Built(model))

@@ -112,24 +112,34 @@ def same(ours, theirs, tolerance=1e-5):
         assert (ours[1][name] - gradient).norm() <= tolerance * gradient.norm() + 1e-8, name
 
 
-@pytest.mark.parametrize("family", ["qwen3_moe", "gpt_oss", pytest.param("qwen3_vl_moe", marks=pytest.mark.slow)])
-def test_loss_and_gradients_are_those_of_the_unpacked_numbers(folders, family):
-    for kind in ("nf4", "fp4", "int8", "mxfp4", "nvfp4"):
-        config = settings(folders[family], kind)
-        model, told = adapted(config)
-        held = dict(packed_experts(model))
-        assert told.count == 2 * 4
-        assert len(held) == 4
-        assert told.effective == kind
-        ours = learned(model)
-        told.undo()
-        same(ours, learned(unpacked(model)))
-        plain, loaded = load_model(settings(folders[family], "none")), load_model(config)
-        assert [name for name, _ in loaded.named_parameters()] == [name for name, _ in plain.named_parameters()]
-        # Beside MXFP4 and NVFP4 the other layers are plain, and so is the model to transformers, PEFT and TRL.
-        linears = {type(module).__name__ for module in loaded.modules()} & {"Linear4bit", "Linear8bitLt"}
-        assert bool(linears) is (kind not in EXPERTS_ALONE)
-        assert hasattr(loaded, "hf_quantizer") is (kind not in EXPERTS_ALONE)
+KINDS = {"gpt_oss": ("nf4", "fp4", "int8", "mxfp4", "nvfp4"), "qwen3_moe": ("nf4", "mxfp4")}
+"""Every time: each kind with one family, one of bitsandbytes' and one of ours with the other; all in `make test-all`."""
+
+
+@pytest.mark.parametrize(
+    ("family", "kind"),
+    [
+        pytest.param(family, kind, marks=() if kind in KINDS.get(family, ()) else pytest.mark.slow)
+        for family in ("qwen3_moe", "gpt_oss", "qwen3_vl_moe")
+        for kind in KINDS["gpt_oss"]
+    ],
+)
+def test_loss_and_gradients_are_those_of_the_unpacked_numbers(folders, family, kind):
+    config = settings(folders[family], kind)
+    model, told = adapted(config)
+    held = dict(packed_experts(model))
+    assert told.count == 2 * 4
+    assert len(held) == 4
+    assert told.effective == kind
+    ours = learned(model)
+    told.undo()
+    same(ours, learned(unpacked(model)))
+    plain, loaded = load_model(settings(folders[family], "none")), load_model(config)
+    assert [name for name, _ in loaded.named_parameters()] == [name for name, _ in plain.named_parameters()]
+    # Beside MXFP4 and NVFP4 the other layers are plain, and so is the model to transformers, PEFT and TRL.
+    linears = {type(module).__name__ for module in loaded.modules()} & {"Linear4bit", "Linear8bitLt"}
+    assert bool(linears) is (kind not in EXPERTS_ALONE)
+    assert hasattr(loaded, "hf_quantizer") is (kind not in EXPERTS_ALONE)
 
 
 def test_an_expert_at_a_time_is_read_and_packed(tmp_path, monkeypatch):

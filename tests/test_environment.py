@@ -1,0 +1,18 @@
+"""What one test's libraries write into the environment does not reach the processes of the next."""
+
+from __future__ import annotations
+
+import os
+
+from tests.prestarted import prestarted
+
+WRITTEN = {"KMP_INIT_AT_FORK": "FALSE", "CUDA_LAUNCH_BLOCKING": "1"}
+
+
+def test_a_library_writes_what_others_read_at_import() -> None:
+    os.environ.update(WRITTEN)
+    assert prestarted.at_import(dict(os.environ)).items() >= WRITTEN.items()
+
+
+def test_it_is_gone_with_its_test() -> None:
+    assert not WRITTEN.keys() & os.environ.keys()
