@@ -37,6 +37,15 @@ def take_on_cpu(accelerator: Accelerator, arguments: Mapping[str, Any], sizes: P
     return True
 
 
+def wrap_what_is_there(accelerator: Accelerator, model: torch.nn.Module) -> None:
+    """Has accelerate put a model together by those layers that transformers names and the model has: a class of models that
+    see names layers of images for its text model, too, and accelerate ends with a ValueError for each that is not there."""
+    plugin = getattr(accelerator.state, "fsdp_plugin", None)
+    if plugin is not None and plugin.transformer_cls_names_to_wrap is None:
+        there = {type(module).__name__ for module in model.modules()}
+        plugin.transformer_cls_names_to_wrap = sorted(there & set(getattr(model, "_no_split_modules", None) or ()))
+
+
 @contextlib.contextmanager
 def kept_together(model: torch.nn.Module) -> Iterator[None]:
     """Within it a model's layers, once put together by their first pass, stay so: the passes after it need no message, and

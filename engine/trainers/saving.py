@@ -116,7 +116,7 @@ class RunTrainer(Trainer):
         self._optim = optim
         self.clock, self.finite = StepClock(), FiniteSteps()
         self._async_save: AsyncSave | None = None
-        model = kwargs.get("model")
+        self._given = model = kwargs.get("model")
         trained = [(each, each.data) for each in model.parameters() if each.requires_grad] if model is not None else []
         super().__init__(*args, **kwargs)
         for weight, data in trained:
@@ -128,6 +128,8 @@ class RunTrainer(Trainer):
         asked, sizes = self.args.fsdp_plugin_args, self.args.parallelism_config
         if asked is not None and fsdp2.take_on_cpu(self.accelerator, asked, sizes):
             self.is_fsdp_enabled = True
+        if self._given is not None:
+            fsdp2.wrap_what_is_there(self.accelerator, self._given)
 
     def _build_accelerator_args(self, **kwargs: Any) -> dict[str, Any]:
         return fsdp2.without_mesh_on_cpu(super()._build_accelerator_args(**kwargs))
