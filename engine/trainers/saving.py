@@ -25,7 +25,7 @@ from transformers import PreTrainedModel, Trainer
 from engine import model_files
 from engine.compat import fsdp2
 from engine.config.optim import Optim
-from engine.errors import Diverged, visible
+from engine.errors import Diverged, WorkbenchError, visible
 from engine.features.built import Built, Notes, ReferenceBy, base_model
 from engine.model_files import ADAPTER_WEIGHTS, WEIGHTS
 from engine.models.restore_weights import take_up
@@ -406,7 +406,7 @@ class RunTrainer(Trainer):
                     sharded.save_states(copies, tmp, group)
                 except (OSError, RuntimeError, SafetensorError) as problem:
                     if first and (told := checkpoint.without_room(tmp, problem, WEIGHTS)) is not None:
-                        raise told from problem
+                        raise _of_its_rank(told, problem) from problem
                     raise
                 if first:
                     self._commit(tmp, begun, best, waited=waited)
@@ -470,7 +470,7 @@ class RunTrainer(Trainer):
                 left = isinstance(problem, OSError) and any(tmp.iterdir())
                 known = left or ((tmp / name).exists() and not isinstance(problem, SafetensorError))
                 if first and (told := checkpoint.without_room(tmp, problem, "" if known else name)) is not None:
-                    raise told from problem
+                    raise _of_its_rank(told, problem) from problem
                 raise
 
     def _write_state(self, tmp: Path) -> None:
@@ -578,6 +578,13 @@ class RunTrainer(Trainer):
     def _say_checkpoint(self, step: int, state: str, **more: Any) -> None:
         if self.writer is not None:
             self.writer.write("checkpoint", step=step, path=f"checkpoint-{step}", state=state, **more)
+
+
+def _of_its_rank(told: WorkbenchError, problem: Exception) -> WorkbenchError:
+    """The sentence with the rank whose disk it was, where shares were written by several."""
+    if isinstance(problem, sharded.RankDiskFailure | sharded.RankFailure):
+        told.message = f"{sharded.place_of(problem.rank)}: {told.message}"
+    return told
 
 
 @contextlib.contextmanager

@@ -7,6 +7,7 @@ reads it, one process without a group too. Nothing in it is a pickle but what `t
 
 from __future__ import annotations
 
+import os
 import warnings
 from pathlib import Path
 from typing import Any
@@ -26,9 +27,33 @@ from engine import model_files
 from engine.errors import WorkbenchError, visible
 from engine.features.built import base_model
 from engine.models.restore_weights import as_held
+from engine.run.process import host
 
 OPTIMIZER_FOLDER = "optimizer"
 GROUPS = "param_groups.pt"
+
+
+class RankFailure(RuntimeError):
+    """A rank could not write its shares."""
+
+    def __init__(self, rank: int, problem: BaseException) -> None:
+        super().__init__(f"{place_of(rank)} could not write its shares: {type(problem).__name__}: {problem}")
+        self.rank = rank
+
+
+class RankDiskFailure(OSError):
+    """What a rank's disk said when its shares were to be written."""
+
+    def __init__(self, rank: int, problem: OSError) -> None:
+        super().__init__(problem.errno, problem.strerror, problem.filename)
+        self.rank = rank
+
+
+def place_of(rank: int) -> str:
+    """A rank, and the machine that it is on."""
+    alone = int(os.environ.get("GROUP_WORLD_SIZE", "1")) == 1
+    local = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
+    return f"rank {rank} on {host() if alone else f'node {rank // local}'}"
 
 
 def is_sharded(model: torch.nn.Module) -> bool:
@@ -171,13 +196,13 @@ def _save(state: dict[str, torch.Tensor], folder: Path, group: dist.ProcessGroup
         raise _of_a_rank(problem) from problem
 
 
-def _of_a_rank(problem: CheckpointException) -> OSError | RuntimeError:
+def _of_a_rank(problem: CheckpointException) -> RankDiskFailure | RankFailure:
     """What failed on the first rank that names a cause, its disk before anything else."""
     failures = sorted(problem.failures.items(), key=lambda each: (not isinstance(each[1][0], OSError), each[0]))
     rank, (first, _) = failures[0]
     if isinstance(first, OSError) and first.errno is not None:
-        return OSError(first.errno, first.strerror, first.filename)
-    return RuntimeError(f"rank {rank} could not write its shares: {type(first).__name__}: {first}")
+        return RankDiskFailure(rank, first)
+    return RankFailure(rank, first)
 
 
 def _load(state: dict[str, torch.Tensor], folder: Path) -> None:

@@ -11,16 +11,20 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 
 from engine.config.facts import Facts
 from engine.rules import read
-from engine.run import checkpoint, control, store
+from engine.run import checkpoint, control, launch, store
 from engine.run.from_config import launch_config
-from engine.run.process import Identity, send
+from engine.run.process import Identity, host, send
 from engine.run.process_group import Family
 from engine.run.store import ENDED, RunFolder
 from engine.run.tail import Tail
+from tests.fault import test_out_of_memory
+
+group = test_out_of_memory.group
 
 SETTINGS: dict[str, Any] = {
     "version": 1,
@@ -128,3 +132,77 @@ def test_ranks_killed_at_random_moments(runs: Path, promptly: Any, ranks: int, k
             losses.setdefault(event["step"], set()).add(event["loss"])
     assert sorted(losses) == list(range(1, max(losses) + 1)), "no step is left out"
     assert all(len(found) == 1 for found in losses.values()), "a step taken again is the same to the bit"
+
+
+def ended(watched: Watched, ranks: dict[int, Identity], limit: float) -> dict[str, Any]:
+    """The last word of a run whose ranks are all gone within the limit after one of them is."""
+    end = time.monotonic() + 150
+    while all(who.alive for who in ranks.values()):
+        assert time.monotonic() < end, "no rank ends"
+        time.sleep(0.02)
+    begun = time.monotonic()
+    while any(who.alive for who in ranks.values()):
+        assert time.monotonic() - begun < limit, "ranks are still there"
+        time.sleep(0.02)
+    while watched.run.state not in ENDED:
+        assert time.monotonic() < end, "the run does not end"
+        time.sleep(0.05)
+    (last,) = [json.loads(line) for line in watched.run.events.read_text("utf-8").splitlines()][-1:]
+    return dict(last)
+
+
+@pytest.mark.slow
+def test_a_disk_that_takes_no_more_of_one_rank_is_told_as_that(runs: Path, promptly: Any) -> None:
+    watched = Watched(runs, 2)
+    run = watched.run
+    watched.until(lambda: [e["state"] for e in watched.of("checkpoint", 0)].count("committed") >= 1)
+    ranks = watched.until(watched.ranks)
+    kept, _ = checkpoint.newest_valid(run)
+    # Its shares of weights take 395 kB.
+    psutil.Process(ranks[1].pid).rlimit(psutil.RLIMIT_FSIZE, (100_000, 100_000))
+    last = ended(watched, ranks, promptly(10))
+    assert (last["kind"], last["cause"]) == ("failed", "file size limit"), last
+    assert last["message"].startswith(f"rank 1 on {host()}: "), last
+    newest, skipped = checkpoint.newest_valid(run)
+    assert kept is not None
+    assert newest is not None
+    assert newest.name >= kept.name
+    assert not skipped
+    assert not list(run.checkpoints.glob("*.tmp")), "its half is gone"
+    chosen, _ = launch.resume(run)
+    assert chosen == newest
+    goes_on(run)
+
+
+@pytest.mark.slow
+def test_a_rank_that_the_kernel_ends_for_memory_is_named(runs: Path, promptly: Any, group: Path) -> None:
+    watched = Watched(runs, 2)
+    run = watched.run
+    watched.until(lambda: [e["state"] for e in watched.of("checkpoint", 0)].count("committed") >= 1)
+    ranks = watched.until(watched.ranks)
+    for limit in ("memory.max", "memory.limit_in_bytes"):  # what it holds already counts where it was
+        if (group / limit).exists():
+            (group / limit).write_text(str(1 << 20))
+    (group / "cgroup.procs").write_text(str(ranks[1].pid))
+    last = ended(watched, ranks, promptly(10))
+    assert last["kind"] == "failed"
+    assert last["message"].startswith(f"Rank 1 (process {ranks[1].pid} on {host()}) was ended by the kernel"), last
+    newest, _ = checkpoint.newest_valid(run)
+    chosen, _ = launch.resume(run)
+    assert chosen == newest
+    goes_on(run)
+
+
+def goes_on(run: RunFolder) -> None:
+    """Waits for steps of a resumed run, and stops it."""
+    tail, end = Tail(run.events), time.monotonic() + 150
+    begun = False
+    while not begun:
+        assert time.monotonic() < end, "it does not go on"
+        begun = any(event["kind"] == "metrics" and event["segment"] == 1 for event in tail.read())
+        time.sleep(0.05)
+    control.request(run, "stop", now=True)
+    while run.state not in ENDED:
+        assert time.monotonic() < end, "it does not stop"
+        time.sleep(0.05)
+    assert run.state == "stopped"
