@@ -193,12 +193,18 @@ def fsdp2_without_stored_fp8(config: RunConfig, facts: Facts) -> Iterator[Findin
         yield must(SPEC.path, "ddp or auto with a model whose files hold FP8", "fsdp2", todo, fix=_DDP)
 
 
-@rule(reads=(SPEC, fields.model.name))
-def fsdp2_without_images(config: RunConfig, facts: Facts) -> Iterator[Finding]:
-    model = known_model(config, facts)
-    if config.distributed.strategy == "fsdp2" and model is not None and model.processor:
-        todo = "The parts that see have layers of their own, which are not shared out yet."
-        yield must(SPEC.path, "ddp or auto with a model that sees images", "fsdp2", todo, fix=_DDP)
+@rule(reads=(SPEC, fields.model.name, fields.model.train_vision))
+def fsdp2_without_parts_that_learn_to_see(config: RunConfig, facts: Facts) -> Iterator[Finding]:
+    model, spec = known_model(config, facts), fields.model.train_vision
+    if (
+        config.distributed.strategy == "fsdp2"
+        and model is not None
+        and model.processor
+        and spec.value(config) != "none"
+    ):
+        todo = "A row without images never puts them together, and others would wait. Frozen, they stay whole on each process."
+        fix = Fix("freeze the parts that see", {spec.path: "none"})
+        yield must(SPEC.path, f"ddp or auto with {spec.path}: {spec.value(config)}", "fsdp2", todo, fix=fix)
 
 
 def chosen(config: RunConfig, facts: Facts) -> tuple[Literal["ddp", "fsdp2"], str]:

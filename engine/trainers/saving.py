@@ -29,6 +29,7 @@ from engine.errors import Diverged, WorkbenchError, visible
 from engine.features.built import Built, Notes, ReferenceBy, base_model
 from engine.model_files import ADAPTER_WEIGHTS, WEIGHTS
 from engine.models.restore_weights import take_up
+from engine.models.vision_parts import frozen_paths
 from engine.run import checkpoint
 from engine.run.async_writer import AsyncWriter
 from engine.run.store import RunFolder
@@ -129,7 +130,7 @@ class RunTrainer(Trainer):
         if asked is not None and fsdp2.take_on_cpu(self.accelerator, asked, sizes):
             self.is_fsdp_enabled = True
         if self._given is not None:
-            fsdp2.wrap_what_is_there(self.accelerator, self._given)
+            fsdp2.wrap_what_is_there(self.accelerator, self._given, frozen_paths(base_model(self._given)))
 
     def _build_accelerator_args(self, **kwargs: Any) -> dict[str, Any]:
         return fsdp2.without_mesh_on_cpu(super()._build_accelerator_args(**kwargs))
