@@ -16,6 +16,7 @@ import os
 import select
 import socket
 import sys
+import threading
 import time
 import traceback
 import warnings
@@ -51,6 +52,8 @@ if TYPE_CHECKING:
     from engine.trainers.watching import Watching
 
 PROGRESS_SECONDS = 0.5
+LEAVING_SECONDS = 10
+"""How long the others are waited for once a run has ended well and said so."""
 _LIBRARIES = (
     "torch",
     "transformers.trainer",
@@ -85,6 +88,20 @@ def main(folder: str) -> int:
             return _guarded(run, writer, controls)
         with Beat(run, rank, last_collective) as beat:
             return _guarded(run, writer, controls, beat)
+
+
+def leave_groups(code: int) -> int:
+    """The exit code, once a rank that ended well has left its process groups: a thread of theirs that is still at work while
+    the interpreter ends aborts the process. One that failed does not, since others may be gone by then; nor is any waited
+    for longer than `LEAVING_SECONDS`, since NCCL's groups end together."""
+    if code != 1 and int(os.environ.get("WORLD_SIZE", "1")) > 1:
+        import torch.distributed
+
+        if torch.distributed.is_initialized():
+            leaving = threading.Thread(target=torch.distributed.destroy_process_group, daemon=True)
+            leaving.start()
+            leaving.join(LEAVING_SECONDS)
+    return code
 
 
 @contextlib.contextmanager
@@ -619,4 +636,4 @@ if __name__ == "__main__":
     if len(sys.argv) != 2 and (len(sys.argv) != 4 or sys.argv[1] != "--wait"):
         sys.exit("usage: python -P -m engine.worker RUN_FOLDER, or --wait METHOD PACKAGES")
     sys.stdout, sys.stderr = Redacting(sys.stdout), Redacting(sys.stderr)
-    sys.exit(main(sys.argv[1]) if len(sys.argv) == 2 else wait(sys.argv[2], sys.argv[3]))
+    sys.exit(leave_groups(main(sys.argv[1]) if len(sys.argv) == 2 else wait(sys.argv[2], sys.argv[3])))

@@ -8,7 +8,8 @@ model with an adapter it does not find that norm, and a head that is read withou
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator, Mapping
+import re
+from collections.abc import Collection, Iterator, Mapping
 from typing import Any
 
 import torch
@@ -57,6 +58,23 @@ def shard_heads_with_norms(accelerator: Accelerator) -> None:
             fsdp_utils._find_final_norm = find
 
     accelerator._prepare_fsdp2 = prepared
+
+
+def wrap_what_is_there(accelerator: Accelerator, model: torch.nn.Module, apart: Collection[str] = ()) -> None:
+    """Has accelerate put a model together by those layers that transformers names and the model has: a class of models that
+    see names layers of images for its text model, too, and accelerate ends with a ValueError for each that is not there.
+    Modules below the paths `apart` stay whole on each process."""
+    plugin = getattr(accelerator.state, "fsdp_plugin", None)
+    if plugin is None or plugin.transformer_cls_names_to_wrap is not None:
+        return
+    whole = re.compile("|".join(rf"(?:.*\.)?{re.escape(path)}" for path in apart)) if apart else None
+    inside = re.compile(rf"(?:{whole.pattern})(?:\..*)?") if whole is not None else None
+    there = {
+        type(module).__name__ for name, module in model.named_modules() if inside is None or not inside.fullmatch(name)
+    }
+    plugin.transformer_cls_names_to_wrap = sorted(there & set(getattr(model, "_no_split_modules", None) or ()))
+    if whole is not None:
+        plugin.ignored_modules = whole.pattern
 
 
 @contextlib.contextmanager

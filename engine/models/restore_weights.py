@@ -33,7 +33,8 @@ def take_up(model: PreTrainedModel, folder: Path, apart: Collection[torch.Tensor
     if _names(files) <= held.keys():
         stored = {name: weight for file in files for name, weight in load_file(file).items()}
     else:
-        stored, missing = _as_held(model, folder)
+        stored, missing, unknown = as_held(model, folder)
+        stored |= dict.fromkeys(unknown, torch.empty(0))
     known = {_place(held[name]) for name in stored if name in held} | {_place(weight) for weight in apart}
     missing += [name for name, weight in held.items() if name not in stored and _place(weight) not in known]
     if wrong := missing or sorted(stored.keys() - held.keys()):
@@ -45,20 +46,21 @@ def take_up(model: PreTrainedModel, folder: Path, apart: Collection[torch.Tensor
     model.load_state_dict(stored, strict=False)
 
 
-def _as_held(model: PreTrainedModel, folder: Path) -> tuple[dict[str, torch.Tensor], list[str]]:
-    """The checkpoint's weights by the model's own names, and which it lacks. Norms in float32 beside fewer bits are read
-    whole."""
+def as_held(
+    model: PreTrainedModel, folder: Path, kind: Any = None
+) -> tuple[dict[str, torch.Tensor], list[str], list[str]]:
+    """The checkpoint's weights by the model's own names, which it lacks, and which are none of the model's; `kind` is the class
+    that loads them, the model's own unless given. Norms in float32 beside fewer bits are read whole."""
     kinds = {weight.dtype for weight in model.parameters() if weight.is_floating_point()}
-    kind: Any = type(model)
-    loaded, info = kind.from_pretrained(
+    loader: Any = kind or type(model)
+    loaded, info = loader.from_pretrained(
         folder,
         use_safetensors=True,
         output_loading_info=True,
         dtype=kinds.pop() if len(kinds) == 1 else torch.float32,
         attn_implementation="eager",
     )
-    unknown = dict.fromkeys(info["unexpected_keys"], torch.empty(0))
-    return {**loaded.state_dict(), **unknown}, sorted(info["missing_keys"])
+    return dict(loaded.state_dict()), sorted(info["missing_keys"]), sorted(info["unexpected_keys"])
 
 
 def _names(files: list[Path]) -> set[str]:

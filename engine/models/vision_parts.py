@@ -49,6 +49,14 @@ def vision_parts(model: PreTrainedModel) -> VisionParts:
     return VisionParts(paths.get(id(tower), ""), tuple(found))
 
 
+def frozen_paths(model: PreTrainedModel) -> list[str]:
+    """The paths of the parts that see, where nothing of them learns."""
+    parts = vision_parts(model)
+    paths = [path for path in (parts.tower, *parts.projectors) if path]
+    learns = any(weight.requires_grad for path in paths for weight in model.get_submodule(path).parameters())
+    return [] if learns else paths
+
+
 def refuse_without_vision(config: RunConfig, parts: VisionParts) -> None:
     """Raises ModelError where parts are to be frozen that the model has not."""
     if config.model.train_vision == "all" or parts.tower:

@@ -100,7 +100,8 @@ def memory(config: RunConfig, facts: Facts, checkpointing: bool | str) -> dict[s
     activations = kept + max(0.0, layer - scores) + packed_experts.buffer_bytes(config, facts, layers.size)
     # With fsdp2 a device holds its share of them all, and of two layers, the embeddings and the head the whole.
     devices = shard_count(config, facts)
-    together = _put_together(config, layers, weights) if devices > 1 else 0.0
+    experts = packed_experts.numbers(model) * _expert_size(config, model)
+    together = _put_together(config, layers, weights, experts) if devices > 1 else 0.0
     # A share in main memory takes nothing of the device.
     here = 0.0 if devices > 1 and config.distributed.cpu_offload else 1 / devices
     reference = weights * here + together if _holds_copy(config) else 0.0
@@ -142,11 +143,12 @@ def _images(config: RunConfig, facts: Facts, model: ModelFacts, sequences: int, 
     return sequences * most * tower.patches * kept * BYTES[config.model.dtype]
 
 
-def _put_together(config: RunConfig, layers: Layers, weights: float) -> float:
-    """Bytes of the weights that FSDP2 has put together at once: of this layer and the next, or of all that were computed."""
+def _put_together(config: RunConfig, layers: Layers, weights: float, experts: float) -> float:
+    """Bytes of the weights that FSDP2 has put together at once: of this layer and the next, or of all that were computed;
+    a mixture's experts are in its layers, too."""
     if not config.distributed.reshard_after_forward:
         return weights
-    return weights - layers.linears * max(0.0, 1 - 2 / max(1, layers.model.layers or 1))
+    return weights - (layers.linears + experts) * max(0.0, 1 - 2 / max(1, layers.model.layers or 1))
 
 
 def _sampling(config: RunConfig, model: ModelFacts, length: int) -> float:

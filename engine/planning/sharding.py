@@ -10,10 +10,11 @@ from typing import Any, Literal
 
 from engine import figures
 from engine.config.facts import Facts
-from engine.config.findings import Finding, must
+from engine.config.findings import Finding, Fix, must
 from engine.config.rule import Refused, Test, leave_out, one_of, other_than, own_findings, refused, rule, take
 from engine.config.tree import FieldSpec, RunConfig, fields
 from engine.facts.counts import device_count, known_model
+from engine.features import packed_experts
 from engine.planning import memory_model
 
 SPEC = fields.distributed.strategy
@@ -49,8 +50,6 @@ _NOT: tuple[tuple[str, FieldSpec, Test, str, str], ...] = (
      "Held-out rows are computed with what the shares are put together to, in their own format."),
     ("modules-to-save", fields.adapter.modules_to_save, bool, "with adapter.modules_to_save",
      "A module and its trained copy are shared out at different times."),
-    ("adapters-on-experts", fields.adapter.target_parameters, bool, "with adapter.target_parameters",
-     "PEFT adds them to whole weights."),
     ("dora", fields.adapter.use_dora, one_of(True), "with adapter.use_dora",
      "What is trained of a layer is shared out in one number format, and its magnitudes have another."),
 )  # fmt: skip
@@ -170,20 +169,38 @@ def fsdp2_needs_several_devices(config: RunConfig, facts: Facts) -> Iterator[Fin
         yield must(SPEC.path, "ddp or auto with one device", "fsdp2", todo, fix=fix)
 
 
-@rule(reads=(SPEC, fields.model.name))
-def fsdp2_without_experts(config: RunConfig, facts: Facts) -> Iterator[Finding]:
+@rule(reads=(SPEC, fields.model.name, fields.model.quantization, packed_experts.SETTING, fields.adapter.kind))
+def fsdp2_without_packed_experts(config: RunConfig, facts: Facts) -> Iterator[Finding]:
     model = known_model(config, facts)
-    if config.distributed.strategy == "fsdp2" and model is not None and model.experts:
-        todo = "Its files have the experts under other names than the model, which shares do not know."
-        yield must(SPEC.path, "ddp or auto with a mixture of experts", "fsdp2", todo, fix=_DDP)
+    if config.distributed.strategy != "fsdp2" or model is None or not model.experts:
+        return
+    if packed_experts.packs(config, model):
+        fix = _DDP if model.stored else Fix("leave experts in 16 bits", {packed_experts.SETTING.path: False})
+        todo = "A share of experts in few bits would be unpacked; in 16 bits they are shared out like other weights."
+        yield must(SPEC.path, "ddp or auto with experts in few bits", "fsdp2", todo, fix=fix)
 
 
 @rule(reads=(SPEC, fields.model.name))
-def fsdp2_without_images(config: RunConfig, facts: Facts) -> Iterator[Finding]:
+def fsdp2_without_stored_fp8(config: RunConfig, facts: Facts) -> Iterator[Finding]:
     model = known_model(config, facts)
-    if config.distributed.strategy == "fsdp2" and model is not None and model.processor:
-        todo = "The parts that see have layers of their own, which are not shared out yet."
-        yield must(SPEC.path, "ddp or auto with a model that sees images", "fsdp2", todo, fix=_DDP)
+    held = model is not None and model.stored == "fp8" and config.adapter.kind == "lora"
+    if config.distributed.strategy == "fsdp2" and held:
+        todo = "A share of such a weight lacks its scales."
+        yield must(SPEC.path, "ddp or auto with a model whose files hold FP8", "fsdp2", todo, fix=_DDP)
+
+
+@rule(reads=(SPEC, fields.model.name, fields.model.train_vision))
+def fsdp2_without_parts_that_learn_to_see(config: RunConfig, facts: Facts) -> Iterator[Finding]:
+    model, spec = known_model(config, facts), fields.model.train_vision
+    if (
+        config.distributed.strategy == "fsdp2"
+        and model is not None
+        and model.processor
+        and spec.value(config) != "none"
+    ):
+        todo = "A row without images never puts them together, and others would wait. Frozen, they stay whole on each process."
+        fix = Fix("freeze the parts that see", {spec.path: "none"})
+        yield must(SPEC.path, f"ddp or auto with {spec.path}: {spec.value(config)}", "fsdp2", todo, fix=fix)
 
 
 def chosen(config: RunConfig, facts: Facts) -> tuple[Literal["ddp", "fsdp2"], str]:

@@ -382,12 +382,13 @@ class Supervisor:
         lost = self.family.lost_rank if self.family is not None else None
         if lost is not None:
             rank, process = lost
+            alone = f"process {process.pid} on {host()}"
             return cause.explain(
                 cause.exit_code_of_rank(self.run.log, process.pid, self.log_from),
                 self.run.log,
                 log_from=self.log_from,
                 out_of_memory=cause.kernel_ended(process),
-                who=f"Rank {rank} ({'' if self.node is None else f'node 0, {host()}, '}process {process.pid})",
+                who=f"Rank {rank} ({alone if self.node is None else f'node 0, {host()}, process {process.pid}'})",
             )
         # An adopted worker leaves no exit code, but the kernel's log may still name it.
         memory = code in (None, -signal.SIGKILL) and cause.kernel_ended(self.worker)

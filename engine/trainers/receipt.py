@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 from peft import PeftModel
+from torch.distributed.tensor import DTensor
 from transformers import PreTrainedModel
 from transformers.modeling_layers import GradientCheckpointingLayer
 
@@ -181,11 +182,14 @@ def _processes(config: RunConfig, ranks: int, run: RunFolder) -> dict[str, Any]:
 def _strategy(config: RunConfig, trainer: RunTrainer, auto: str | None) -> dict[str, Any]:
     """How the processes hold the model, by the weights themselves: those that are shared out are DTensors."""
     split, weights, here, numbers = sharded.shares(trainer.model)
-    offloaded = all(sharded.local(weight).device.type == "cpu" for weight in trainer.model.parameters())
+    every = list(trainer.model.parameters())
+    held = [each for each in every if isinstance(each, DTensor)] or every
+    offloaded = all(sharded.local(weight).device.type == "cpu" for weight in held)
     replicas, shares = sharded.mesh(trainer.model)
     if split:
         resharded = config.distributed.reshard_after_forward
         detail = f"of {weights} weights are shares (DTensor); the first process holds {here:,} of {numbers:,} numbers"
+        detail += f"; the {weights - split} of the parts that see stay whole" if split < weights else ""
         if replicas > 1:
             detail += f"; {replicas} replicas, each on {shares} processes"
         detail += "" if resharded else "; layers stay together between forward and backward pass"

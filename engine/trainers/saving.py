@@ -25,10 +25,11 @@ from transformers import PreTrainedModel, Trainer
 from engine import model_files
 from engine.compat import fsdp2
 from engine.config.optim import Optim
-from engine.errors import Diverged, visible
+from engine.errors import Diverged, WorkbenchError, visible
 from engine.features.built import Built, Notes, ReferenceBy, base_model
 from engine.model_files import ADAPTER_WEIGHTS, WEIGHTS
 from engine.models.restore_weights import take_up
+from engine.models.vision_parts import frozen_paths
 from engine.run import checkpoint
 from engine.run.async_writer import AsyncWriter
 from engine.run.store import RunFolder
@@ -73,7 +74,7 @@ class RunTrainer(Trainer):
         self._optim = optim
         self.clock, self.finite = StepClock(), FiniteSteps()
         self.checkpoints = CheckpointWriter(self)
-        model = kwargs.get("model")
+        self._given = model = kwargs.get("model")
         trained = [(each, each.data) for each in model.parameters() if each.requires_grad] if model is not None else []
         super().__init__(*args, **kwargs)
         for weight, data in trained:
@@ -87,6 +88,8 @@ class RunTrainer(Trainer):
             self.is_fsdp_enabled = True
         if self.is_fsdp_enabled:
             fsdp2.shard_heads_with_norms(self.accelerator)
+        if self._given is not None:
+            fsdp2.wrap_what_is_there(self.accelerator, self._given, frozen_paths(base_model(self._given)))
 
     def _build_accelerator_args(self, **kwargs: Any) -> dict[str, Any]:
         return fsdp2.without_mesh_on_cpu(super()._build_accelerator_args(**kwargs))
@@ -423,7 +426,7 @@ class CheckpointWriter:
                     sharded.save_states(copies, tmp, group)
                 except (OSError, RuntimeError, SafetensorError) as problem:
                     if first and (told := checkpoint.without_room(tmp, problem, WEIGHTS)) is not None:
-                        raise told from problem
+                        raise _of_its_rank(told, problem) from problem
                     raise
                 if first:
                     self._commit(tmp, begun, best, waited=waited)
@@ -489,7 +492,7 @@ class CheckpointWriter:
                 left = isinstance(problem, OSError) and any(tmp.iterdir())
                 known = left or ((tmp / name).exists() and not isinstance(problem, SafetensorError))
                 if first and (told := checkpoint.without_room(tmp, problem, "" if known else name)) is not None:
-                    raise told from problem
+                    raise _of_its_rank(told, problem) from problem
                 raise
 
     def _write_state(self, tmp: Path) -> None:
@@ -507,6 +510,13 @@ class CheckpointWriter:
     def _say(self, step: int, state: str, **more: Any) -> None:
         if self._trainer.writer is not None:
             self._trainer.writer.write("checkpoint", step=step, path=f"checkpoint-{step}", state=state, **more)
+
+
+def _of_its_rank(told: WorkbenchError, problem: Exception) -> WorkbenchError:
+    """The sentence with the rank whose disk it was, where shares were written by several."""
+    if isinstance(problem, sharded.RankDiskFailure | sharded.RankFailure):
+        told.message = f"{sharded.place_of(problem.rank)}: {told.message}"
+    return told
 
 
 @contextlib.contextmanager

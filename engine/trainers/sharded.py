@@ -7,6 +7,7 @@ reads it, one process without a group too. Nothing in it is a pickle but what `t
 
 from __future__ import annotations
 
+import os
 import warnings
 from pathlib import Path
 from typing import Any
@@ -25,9 +26,34 @@ from transformers import PreTrainedModel
 from engine import model_files
 from engine.errors import WorkbenchError, visible
 from engine.features.built import base_model
+from engine.models.restore_weights import as_held
+from engine.run.process import host
 
 OPTIMIZER_FOLDER = "optimizer"
 GROUPS = "param_groups.pt"
+
+
+class RankFailure(RuntimeError):
+    """A rank could not write its shares."""
+
+    def __init__(self, rank: int, problem: BaseException) -> None:
+        super().__init__(f"{place_of(rank)} could not write its shares: {type(problem).__name__}: {problem}")
+        self.rank = rank
+
+
+class RankDiskFailure(OSError):
+    """What a rank's disk said when its shares were to be written."""
+
+    def __init__(self, rank: int, problem: OSError) -> None:
+        super().__init__(problem.errno, problem.strerror, problem.filename)
+        self.rank = rank
+
+
+def place_of(rank: int) -> str:
+    """A rank, and the machine that it is on."""
+    alone = int(os.environ.get("GROUP_WORLD_SIZE", "1")) == 1
+    local = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
+    return f"rank {rank} on {host() if alone else f'node {rank // local}'}"
 
 
 def is_sharded(model: torch.nn.Module) -> bool:
@@ -44,6 +70,11 @@ def whole(weight: torch.Tensor) -> torch.Tensor:
 def local(weight: torch.Tensor) -> torch.Tensor:
     """What this rank holds of the weight."""
     return weight.to_local() if isinstance(weight, DTensor) else weight
+
+
+def _own_class(model: torch.nn.Module) -> type:
+    """The model's class, without that which fully_shard puts before it."""
+    return next(kind for kind in type(model).__mro__ if not issubclass(kind, FSDPModule))
 
 
 def shares(model: torch.nn.Module) -> tuple[int, int, int, int]:
@@ -107,8 +138,12 @@ def restore_weights(model: torch.nn.Module, folder: Path) -> None:
 
 
 def take_weights(model: torch.nn.Module, folder: Path) -> None:
-    """Gives a sharded model the weights that one process has saved, a file at a time."""
+    """Gives a sharded model the weights that one process has saved: a file at a time where it holds them as the model does,
+    else through the model's own loading, on the first process alone."""
     state, seen = _named(model), set()
+    if not set(model_files.stored_weights(folder)) <= state.keys():
+        _take_converted(model, state, folder)
+        return
     with torch.no_grad():
         for file in model_files.weight_files(folder):
             for name, value in load_file(file).items():
@@ -117,6 +152,29 @@ def take_weights(model: torch.nn.Module, folder: Path) -> None:
                     seen.add(name)
     if lacking := sorted(state.keys() - seen):
         raise _misfit(folder, lacking)
+
+
+def _take_converted(model: torch.nn.Module, state: dict[str, torch.Tensor], folder: Path) -> None:
+    """The weights of files that hold them in other pieces, such as each expert by itself; all ranks call it together."""
+    found: dict[str, torch.Tensor] = {}
+    wrong: list[list[str]] = [[]]
+    if dist.get_rank() == 0:
+        inner = base_model(model)
+        found, missing, unknown = as_held(inner, folder, _own_class(inner))
+        wrong = [[*missing, *unknown, *sorted(state.keys() - found.keys())]]
+    dist.broadcast_object_list(wrong)
+    if wrong[0]:
+        raise _misfit(folder, wrong[0])
+    with torch.no_grad():
+        for name, weight in state.items():
+            value = found[name] if found else torch.empty(weight.shape)
+            value = value.to(local(weight).device, weight.dtype)
+            if isinstance(weight, DTensor):
+                given = distribute_tensor(value, weight.device_mesh, weight.placements)
+                weight.copy_(given.to(local(weight).device))
+            else:
+                dist.broadcast(value, 0)
+                weight.copy_(value)
 
 
 def _misfit(folder: Path, names: list[str]) -> WorkbenchError:
@@ -138,13 +196,13 @@ def _save(state: dict[str, torch.Tensor], folder: Path, group: dist.ProcessGroup
         raise _of_a_rank(problem) from problem
 
 
-def _of_a_rank(problem: CheckpointException) -> OSError | RuntimeError:
+def _of_a_rank(problem: CheckpointException) -> RankDiskFailure | RankFailure:
     """What failed on the first rank that names a cause, its disk before anything else."""
     failures = sorted(problem.failures.items(), key=lambda each: (not isinstance(each[1][0], OSError), each[0]))
     rank, (first, _) = failures[0]
     if isinstance(first, OSError) and first.errno is not None:
-        return OSError(first.errno, first.strerror, first.filename)
-    return RuntimeError(f"rank {rank} could not write its shares: {type(first).__name__}: {first}")
+        return RankDiskFailure(rank, first)
+    return RankFailure(rank, first)
 
 
 def _load(state: dict[str, torch.Tensor], folder: Path) -> None:
@@ -253,6 +311,7 @@ def holds_shards(folder: Path) -> bool:
 def save_settings(model: torch.nn.Module, into: Path) -> None:
     """The model's config beside the shards, as `save_pretrained` writes it."""
     inner = base_model(model)
+    inner.config.architectures = [_own_class(inner).__name__]
     inner.config.save_pretrained(into)
     if (generation := getattr(inner, "generation_config", None)) is not None:
         generation.save_pretrained(into)

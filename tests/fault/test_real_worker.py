@@ -165,7 +165,8 @@ def test_two_ranks_write_one_stream_and_a_killed_one_is_named_and_the_run_goes_o
     assert until(lambda: over(run)) < promptly(5)
     assert view_of(run).state == "failed"
     (ending,) = [event for event in Tail(run.events).read() if event["kind"] in FINAL]
-    assert f"Rank 1 (process {family.ranks[1].pid}) was ended by SIGKILL" in ending["message"]
+    lost = family.ranks[1]
+    assert f"Rank 1 (process {lost.pid} on {lost.host}) was ended by SIGKILL" in ending["message"]
     until(lambda: not family.members() and not run.worker().alive, 5)
     assert not is_held(run)
     newest, skipped = launch.resume(run)

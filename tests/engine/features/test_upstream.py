@@ -9,6 +9,7 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -16,7 +17,8 @@ import torch
 import torch.nn.functional as functional
 from accelerate import Accelerator
 from accelerate.data_loader import BatchSamplerShard
-from accelerate.utils import fsdp_utils
+from accelerate.utils import FullyShardedDataParallelPlugin, fsdp_utils
+from accelerate.utils.fsdp_utils import get_parameters_from_modules
 from peft import LoraConfig, get_peft_model
 from peft.tuners.lora import Linear as LoraLinear
 from peft.tuners.lora import LoraLayer
@@ -32,7 +34,7 @@ from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 from trl.trainer import utils as trl_utils
 
 from engine.compat.flight_recorder import SIZE
-from engine.compat.fsdp2 import _reshards, kept_together
+from engine.compat.fsdp2 import _reshards, kept_together, wrap_what_is_there
 from engine.compat.ring_attention import NAME as RING
 from engine.compat.ring_attention import ring_attention, ring_attention_forward
 from engine.compat.staging import staged
@@ -249,6 +251,23 @@ def test_layers_stay_together_while_they_are_asked_to(one_rank: Any) -> None:
     with torch.no_grad():
         layers(torch.ones(1, 4))
     assert isinstance(layers[0].weight, DTensor)
+
+
+def test_accelerate_still_ends_where_a_model_lacks_a_layer_that_its_class_names() -> None:
+    def plugin() -> FullyShardedDataParallelPlugin:
+        return FullyShardedDataParallelPlugin(fsdp_version=2, auto_wrap_policy="TRANSFORMER_BASED_WRAP")
+
+    model = torch.nn.ModuleDict({"tower": torch.nn.Sequential(torch.nn.GELU()), "layer": torch.nn.Linear(2, 2)})
+    model._no_split_modules = ["Linear", "GELU", "Nowhere"]  # type: ignore[assignment]
+    with pytest.raises(ValueError, match="Nowhere"):
+        plugin().set_auto_wrap_policy(model)
+    for apart, there in (((), ["GELU", "Linear"]), (("tower",), ["Linear"])):
+        ours: Any = plugin()
+        wrap_what_is_there(SimpleNamespace(state=SimpleNamespace(fsdp_plugin=ours)), model, apart)  # type: ignore[arg-type]
+        assert ours.transformer_cls_names_to_wrap == there
+        ours.set_auto_wrap_policy(model)
+    left = get_parameters_from_modules(ours.ignored_modules, torch.nn.ModuleDict({"tower": model["layer"]}), "cpu")
+    assert left == set(model["layer"].parameters()), "what stays whole is named by an expression"
 
 
 _RECORDED = """

@@ -94,3 +94,24 @@ def test_a_mixture_fits_the_card_of_its_recipe(name: str, tmp_path: Path) -> Non
     assert room is not None
     assert sum(need.values()) <= FIT * room
     assert int(said[2]) == pytest.approx(sum(need.values()) / 2**30, abs=0.75)
+
+
+def test_a_mixture_of_30b_in_16_bits_is_shared_out_over_two_cards(tmp_path: Path) -> None:
+    shape, _ = SHAPES["qwen3-30b-a3b"]
+    (tmp_path / "config.json").write_text(json.dumps({"tie_word_embeddings": False, **shape}))
+    known = model_facts(str(tmp_path))
+    assert known is not None
+    facts = Facts(model=replace(known, flaw=""), machine=parse_machine("2xH100-80GB"))
+    mapping = recipe_mapping("qwen3-30b-a3b")
+    mapping["model"] |= {"name": str(tmp_path), "quantization": "none"}
+    mapping["run"] = {**mapping.get("run", {}), "devices": 2}
+    mapping["data"]["max_length"], mapping["optim"]["per_device_train_batch_size"] = 16_384, 2
+    found = read(mapping, facts)
+    assert [each.message for each in found.findings if each.severity == "error"] == []
+    config = resolved(found.config, facts)
+    assert config.distributed.strategy == "fsdp2"
+    need = memory(config, facts, "full")
+    assert need is not None
+    half, layer = 30.53e9, 2 * 0.61e9  # bytes of 16 bits: a share, and a layer whose experts are put together
+    head = 2 * 2 * 2048 * 151_936
+    assert need["weights"] == pytest.approx(half + 2 * layer + head, rel=0.02)

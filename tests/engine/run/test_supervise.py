@@ -8,7 +8,7 @@ from types import SimpleNamespace
 import pytest
 
 from engine.run.events import EventWriter
-from engine.run.process import identity
+from engine.run.process import host, identity
 from engine.run.supervise import Supervisor
 from engine.run.tail import Tail
 
@@ -34,7 +34,7 @@ def test_the_first_rank_may_leave_first_once_it_has_said_how_the_run_ended(run, 
     watch._conclude(1)
     assert run.state == state
     if state == "failed":
-        assert f"Rank {rank} (process {os.getpid()})" in run.read_json()["message"]
+        assert f"Rank {rank} (process {os.getpid()} on {host()})" in run.read_json()["message"]
 
 
 @pytest.mark.parametrize("rank", [0, 1])

@@ -21,6 +21,7 @@ from safetensors.torch import load_file
 from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.fsdp import CPUOffloadPolicy
 from transformers import AutoModelForCausalLM, TrainingArguments
+from trl import SFTTrainer
 
 from engine import worker
 from engine.builtin import tiny
@@ -48,6 +49,9 @@ HALF = {"run.devices": 2, "distributed.strategy": "fsdp2"}
 ALONE = {"optim.per_device_train_batch_size": 4}
 LORA = {"adapter.kind": "lora", "adapter.r": 4}
 READ = [{"text": f"After {number} comes {number + 1}, and then {number + 2}."} for number in range(48)]
+
+
+PRETRAIN = {"method.kind": "pretrain"}
 
 
 class Pair(NamedTuple):
@@ -355,6 +359,34 @@ def test_a_full_disk_is_told_though_another_rank_is_gone(monkeypatch: pytest.Mon
     monkeypatch.setattr(sharded, "save_states", lambda *_: None)
     with pytest.raises(RuntimeError, match="Connection closed"):
         writer()._write_async(tmp_path, {}, None, 0.0, 0.0, None)
+
+
+def nan_on_the_second() -> None:
+    """Has the loss of the second rank, and of no other, be no number from the third step on."""
+    plain = SFTTrainer.compute_loss
+
+    def compute_loss(self: SFTTrainer, *args: Any, **kwargs: Any) -> Any:
+        loss = plain(self, *args, **kwargs)
+        assert isinstance(loss, torch.Tensor)
+        return loss * float("nan") if self.state.global_step >= 2 else loss
+
+    if os.environ.get("RANK") == "1":
+        SFTTrainer.compute_loss = compute_loss
+
+
+@pytest.mark.slow
+def test_a_loss_of_one_rank_that_is_no_number_ends_both_with_that_as_the_cause(tmp_path: Path) -> None:
+    with TwoRanks(own_cache(tmp_path / "cache"), f"{__name__}:nan_on_the_second") as two:
+        run = run_folder(tmp_path / "runs", SHORT | HALF | {"data.train": Place(tmp_path, two).rows(READ)} | PRETRAIN)
+        ranks = two._lines[:2]
+        for line in ranks:
+            line.send(str(run.path))
+        assert [line.recv() if line.poll(170) else None for line in ranks] == [1, 1]
+    (ending,) = lines(run, "failed")
+    assert (ending["cause"], ending["step"]) == ("diverged", 3)
+    newest, skipped = checkpoint.newest_valid(run)
+    assert newest is not None
+    assert (newest.name, skipped) == ("checkpoint-2", [])
 
 
 DDP = {"run.devices": 2, "distributed.strategy": "ddp"}

@@ -14,7 +14,7 @@ from engine.run.store import RunFolder
 from tests.caches import own_cache
 from tests.engine.trainers.conftest import CONVERSATIONS, PAIRS
 from tests.engine.trainers.test_fsdp2 import ALONE, LORA, Place, alike, curve, strategy, weights
-from tests.engine.trainers.two_ranks import FourRanks, run_folder
+from tests.engine.trainers.two_ranks import FourRanks, TwoRanks, run_folder
 
 pytestmark = pytest.mark.slow  # five processes begin
 FOUR = {"run.devices": 4, "distributed.strategy": "fsdp2", "optim.per_device_train_batch_size": 1}
@@ -75,6 +75,24 @@ def test_checkpoints_go_on_in_other_shapes(place: Place, hybrid: RunFolder, alon
     assert "holds 49,328 of 197,312 numbers" in strategy(moved[0])["detail"]
     assert "2 replicas, each on 2 processes" in strategy(moved[2])["detail"]
     for run in moved:
+        assert sorted(curve(run, segment=1)) == [3, 4]
+        alike(run, alone)
+
+
+def test_two_processes_go_on_as_four_and_four_as_two(place: Place, alone: RunFolder) -> None:
+    """Full weights and their optimizer, without replicas; two to one and one to two: `test_fsdp2.py`."""
+    given = SHORT | {"data.train": place.rows(CONVERSATIONS)}
+    pairs = {"run.devices": 2, "optim.per_device_train_batch_size": 2}
+    four = place.two.train(run_folder(place.root / "runs", given | FOUR))
+    assert "holds 49,328 of 197,312 numbers" in strategy(four)["detail"]
+    alike(four, alone)
+    with TwoRanks(own_cache(place.root / "cache")) as two:
+        fewer = two.train(place.again(four, **pairs))
+        half = two.train(run_folder(place.root / "runs", given | FOUR | pairs))
+    assert "holds 98,656 of 197,312 numbers" in strategy(fewer)["detail"]
+    more = place.two.train(place.again(half, **{"run.devices": 4, "optim.per_device_train_batch_size": 1}))
+    assert "holds 49,328 of 197,312 numbers" in strategy(more)["detail"]
+    for run in (fewer, more):
         assert sorted(curve(run, segment=1)) == [3, 4]
         alike(run, alone)
 

@@ -23,7 +23,6 @@ _BESIDE: dict[str, dict[str, Any]] = {
     "bfloat16-evaluation": {"optim.bf16_full_eval": True, "data.eval": [{"path": "e.jsonl"}]},
     "modules-to-save": {**LORA, "adapter.modules_to_save": ["embed_tokens"]},
     "dora": {**LORA, "adapter.use_dora": True},
-    "adapters-on-experts": {**LORA, "adapter.target_parameters": ["experts.down_proj"]},
 }
 OFFLOADED = {**SHARED, "distributed.cpu_offload": True}
 CASES: dict[str, list[Case]] = {
@@ -31,8 +30,12 @@ CASES: dict[str, list[Case]] = {
         f"fsdp2-without-{name}": [({**SHARED, **beside}, Facts(), "distributed.strategy", "error")]
         for name, beside in _BESIDE.items()
     },
-    "fsdp2-without-experts": [(SHARED, model(experts=8), "distributed.strategy", "error")],
-    "fsdp2-without-images": [(SHARED, model(processor=True), "distributed.strategy", "error")],
+    "fsdp2-without-packed-experts": [
+        ({**SHARED, **LORA, "model.quantization": "nf4"}, model(experts=8), "distributed.strategy", "error"),
+        ({**SHARED, **LORA}, model(experts=8, stored="mxfp4"), "distributed.strategy", "error"),
+    ],
+    "fsdp2-without-stored-fp8": [({**SHARED, **LORA}, model(stored="fp8"), "distributed.strategy", "error")],
+    "fsdp2-without-parts-that-learn-to-see": [(SHARED, model(processor=True), "distributed.strategy", "error")],
     "fsdp2-needs-several-devices": [({"distributed.strategy": "fsdp2"}, Facts(), "distributed.strategy", "error")],
     "replicas-need-fsdp2": [
         (
