@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -61,7 +62,8 @@ def test_failed(snap_compare: Compare, make_run: Any) -> None:
     assert snap_compare(monitor(make_run("failed")), terminal_size=(80, 24), run_before=settle())
 
 
-def test_starting(snap_compare: Compare, make_run: Any) -> None:
+def test_starting(snap_compare: Compare, make_run: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("engine.run.phases.time", SimpleNamespace(time=lambda: 1_795_000_006.0))
     assert snap_compare(monitor(make_run("starting")), terminal_size=(80, 24), run_before=settle())
 
 
