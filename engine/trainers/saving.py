@@ -129,7 +129,7 @@ class RunTrainer(Trainer):
         asked, sizes = self.args.fsdp_plugin_args, self.args.parallelism_config
         if asked is not None and fsdp2.take_on_cpu(self.accelerator, asked, sizes):
             self.is_fsdp_enabled = True
-        if self._given is not None:
+        if self._given is not None and self.is_fsdp_enabled:
             fsdp2.wrap_what_is_there(self.accelerator, self._given, frozen_paths(base_model(self._given)))
 
     def _build_accelerator_args(self, **kwargs: Any) -> dict[str, Any]:
