@@ -88,7 +88,7 @@ class RunTrainer(Trainer):
             self.is_fsdp_enabled = True
         if self.is_fsdp_enabled:
             fsdp2.shard_heads_with_norms(self.accelerator)
-        if self._given is not None:
+        if self._given is not None and self.is_fsdp_enabled:
             fsdp2.wrap_what_is_there(self.accelerator, self._given, frozen_paths(base_model(self._given)))
 
     def _build_accelerator_args(self, **kwargs: Any) -> dict[str, Any]:

@@ -100,7 +100,7 @@ class Watched:
 @pytest.mark.parametrize(
     ("ranks", "kills"),
     [
-        (2, 3),
+        pytest.param(2, 3, marks=pytest.mark.timeout(900)),
         pytest.param(2, 50, marks=[pytest.mark.slow, pytest.mark.timeout(3600)]),
         pytest.param(4, 50, marks=[pytest.mark.slow, pytest.mark.timeout(7200)]),
     ],
@@ -152,6 +152,7 @@ def ended(watched: Watched, ranks: dict[int, Identity], limit: float) -> dict[st
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(600)
 def test_a_disk_that_takes_no_more_of_one_rank_is_told_as_that(runs: Path, promptly: Any) -> None:
     watched = Watched(runs, 2)
     run = watched.run
@@ -175,6 +176,7 @@ def test_a_disk_that_takes_no_more_of_one_rank_is_told_as_that(runs: Path, promp
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(600)
 def test_a_rank_that_the_kernel_ends_for_memory_is_named(runs: Path, promptly: Any, group: Path) -> None:
     watched = Watched(runs, 2)
     run = watched.run
