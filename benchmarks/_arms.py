@@ -194,6 +194,9 @@ ARMS: dict[str, dict[str, Any]] = {
         "kernels.fused_experts": True,
         "model.attention": "flex_attention",
     },
+    "cut, compiled, experts, sinks": {**ON, "kernels.fused_experts": True, "model.attention": "sinks"},
+    "cut, experts, sinks": {"kernels.use_cut_ce": True, "kernels.fused_experts": True, "model.attention": "sinks"},
+    "sinks": {"model.attention": "sinks"},
     "cut, experts, streamed": {
         "kernels.use_cut_ce": True,
         "kernels.fused_experts": True,

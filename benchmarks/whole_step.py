@@ -108,7 +108,7 @@ CASES = {
         4,
         False,
         (Goal(10_000, 24),),
-        arms=("cut, compiled, experts", "cut, experts", "cut, compiled, experts, flex", "cut, experts, flex"),
+        arms=("cut, experts, sinks", "cut, compiled, experts, sinks", "cut, experts, flex", "cut, experts"),
         alone=True,
     ),
 }

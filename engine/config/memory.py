@@ -36,7 +36,8 @@ class Memory(Section):
 
     tiled_mlp: Annotated[bool, Title("Tiled MLP"), Expert, Source("arXiv:2506.13996")] = False
     """Compute the feed-forward blocks in tiles of the batch's tokens and again in the backward pass, so that only one
-    tile's intermediate results are held: for very long rows. Same gradients. Beside full checkpointing it costs no time."""
+    tile's intermediate results are held: for very long rows. Same gradients. Beside full checkpointing it costs no time.
+    Packed experts are unpacked once for all tiles."""
 
     tiled_mlp_tokens: Annotated[
         Annotated[int, Ge(16), Le(2**24)] | None, Title("Tokens a tile"), Unit("tokens"), Expert

@@ -48,6 +48,11 @@ FLASH = {
 cuDNN's was tried on Hopper alone: 1.07 ms on an H200 where torch's over documents takes 1.57 (8 documents in 8,192)."""
 VARLEN, VARLEN_LEAST, VARLEN_WIDEST = "varlen", (8, 0), 256
 """Torch's flash attention over documents: 16 bits, Ampere cards and newer, heads of up to 256 numbers."""
+SINKS = "sinks"
+"""Torch's flash attention with sinks, `engine.features.attention_backend.sinks`: 16 bits and Ampere cards as for `VARLEN`,
+or a CPU."""
+WITH_SINKS = frozenset({"gpt_oss"})
+"""Types of models whose heads share their sum with a sink in the way that `sinks` computes."""
 EAGER_ALONE = frozenset({"deepseek_v4", "gemma2", "gpt_oss", "granite_swa", "hy_v4", "mimo_v2_flash", "vaultgemma"})
 """Types of models whose scores are capped or share their sum with a sink, which torch's fused attention has no form for."""
 STATES_SERVED = frozenset({
@@ -111,6 +116,22 @@ def unfit_varlen(config: RunConfig, facts: Facts) -> str | None:
     return None
 
 
+def has_sinks(config: RunConfig, facts: Facts) -> bool:
+    """Whether the model's heads have sinks that are computed here."""
+    model = facts.model
+    return model is not None and model.name == config.model.name and model.model_type in WITH_SINKS
+
+
+def unfit_sinks(config: RunConfig, facts: Facts) -> str:
+    """Why attention with sinks does not serve here; empty where it does, as on a CPU in any format."""
+    for gpu in facts.machine.gpus if facts.machine else ():
+        if gpu.capability < VARLEN_LEAST:
+            return f"{gpu.name} is older than the cards of {SINKS}"
+        if config.model.dtype == "float32":
+            return f"{SINKS} computes in 16 bits on a card"
+    return ""
+
+
 def in_force(config: RunConfig, facts: Facts) -> str:
     """The attention that the run computes with."""
     asked = config.model.attention
@@ -119,6 +140,9 @@ def in_force(config: RunConfig, facts: Facts) -> str:
 
 def chosen(config: RunConfig, facts: Facts) -> tuple[str, str]:
     """What `auto` takes, and why."""
+    if has_sinks(config, facts) and facts.machine is not None and facts.machine.gpus:
+        reason = unfit_sinks(config, facts)
+        return ("eager", reason) if reason else (SINKS, "torch's flash attention with the model's sinks in its sums")
     if facts.machine is None or not facts.machine.gpus or not kept_apart(config):
         model = facts.model
         if model is not None and model.name == config.model.name and model.model_type in EAGER_ALONE:
@@ -236,6 +260,19 @@ def varlen_needs_a_card_16_bits_and_heads_of_its_width(config: RunConfig, facts:
     elif (reason := unfit_varlen(config, facts)) is not None:
         todo = f"{reason[0].upper()}{reason[1:]}: take flex_attention or sdpa."
         yield must(SETTING.path, "flex_attention or sdpa here", VARLEN, todo, fix=_TAKE_SDPA)
+
+
+@rule(reads=(SETTING, fields.model.dtype, fields.model.name))
+def sinks_need_a_model_that_has_them(config: RunConfig, facts: Facts) -> Iterator[Finding]:
+    if config.model.attention != SINKS:
+        return
+    model, fix = facts.model, Fix("take auto", {SETTING.path: "auto"})
+    if model is not None and model.name == config.model.name and model.model_type not in ("", *WITH_SINKS):
+        todo = f"It computes the sinks of {', '.join(sorted(WITH_SINKS))}: take auto."
+        yield must(SETTING.path, f"another for models of type {model.model_type}", SINKS, todo, fix=fix)
+    elif reason := unfit_sinks(config, facts):
+        todo = f"{reason[0].upper()}{reason[1:]}: take auto."
+        yield must(SETTING.path, "eager here", SINKS, todo, fix=fix)
 
 
 @rule(reads=(SETTING, fields.data.packing, fields.data.packing_cross_doc_attn_mask))

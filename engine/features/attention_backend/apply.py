@@ -16,7 +16,7 @@ import torch
 from engine.config.tree import RunConfig
 from engine.errors import ModelError
 from engine.features.applied import Applied
-from engine.features.attention_backend import apart, cudnn_documents, kept_apart, varlen, xformers_documents
+from engine.features.attention_backend import apart, cudnn_documents, kept_apart, sinks, varlen, xformers_documents
 from engine.features.built import Built, base_model
 
 FEATURE = "packed attention"
@@ -79,6 +79,7 @@ def _with_lengths_and_no_mask(module: Any, args: tuple[Any, ...], kwargs: dict[s
 
 _TELLS = {
     varlen.NAME: _with_beginnings_and_no_mask,
+    sinks.NAME: _with_beginnings_and_no_mask,
     cudnn_documents.NAME: _in_places_and_no_mask,
     xformers_documents.NAME: _with_lengths_and_no_mask,
 }

@@ -15,11 +15,11 @@ import torch.nn.functional as F
 from transformers import PreTrainedModel
 
 from engine.errors import visible
-from engine.features.attention_backend import FLASH, cudnn_documents, varlen, xformers_documents
+from engine.features.attention_backend import FLASH, cudnn_documents, sinks, varlen, xformers_documents
 from engine.hardware import installed
 
-TRIED = (*FLASH, "flex_attention", varlen.NAME)
-OURS: dict[str, Any] = {each.NAME: each for each in (varlen, cudnn_documents, xformers_documents)}
+TRIED = (*FLASH, "flex_attention", varlen.NAME, sinks.NAME)
+OURS: dict[str, Any] = {each.NAME: each for each in (varlen, cudnn_documents, xformers_documents, sinks)}
 """Those that this package makes known to transformers."""
 LENGTHS = (64, 100)
 """Tokens of the two documents of a trial; kernels have failed in half-filled tiles, of 64 in 128."""
@@ -62,7 +62,10 @@ def settle(model: PreTrainedModel, wanted: str, device: torch.device | None = No
 
 
 def trial(name: str, model: PreTrainedModel, device: torch.device) -> str | None:
-    """Attention over two documents of one row against torch's own over each: why they differ, or None."""
+    """Attention over two documents of one row against torch's own over each, or with sinks against the model's own: why they
+    differ, or None."""
+    if name == sinks.NAME:
+        return sinks.trial(model, device, ALLOWED)
     from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
     text = model.config.get_text_config()

@@ -24,7 +24,13 @@ _ATTENTION = (
     "_scaled_dot_product_cudnn_attention", "_scaled_dot_product_flash_attention_for_cpu",
 )  # fmt: skip
 # Of the packages flash-attn and xformers, torch's over documents and cuDNN's, which are registered when they are first used.
-_OTHER_ATTENTION = ("flash_attn", "torch_attn._varlen_attn.", "workbench.attention_over_documents.", "xformers")
+_OTHER_ATTENTION = (
+    "flash_attn",
+    "torch_attn._varlen_attn.",
+    "workbench.attention_over_documents.",
+    "workbench.attention_with_sinks.",
+    "xformers",
+)
 # Left and right factor among a product's arguments.
 _PRODUCTS = {"mm": (0, 1), "addmm": (1, 2), "bmm": (0, 1), "baddbmm": (1, 2), "_scaled_mm": (0, 1)}
 THIN = 8

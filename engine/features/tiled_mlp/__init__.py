@@ -13,13 +13,16 @@ from engine.config.rule import Refused, refused, rule, take
 from engine.config.tree import RunConfig, fields
 from engine.facts import counts
 from engine.features.feature import Layers
+from engine.features.packed_experts import packs
 
 SETTING = fields.memory.tiled_mlp
-AFTER = ("fp32_norms",)
+AFTER = ("packed_experts", "fp32_norms")
 
 TILE_TOKENS = 32_768
 WHOLE_BATCH_MLPS = ("gpt_oss", "llama4", "llama4_text")
 """Model types whose feed-forward block returns the router's scores beside the hidden states."""
+OF_EXPERTS_ALONE = ("gpt_oss",)
+"""Those of them that tiles serve where their experts are packed: experts take tiles, the router takes all tokens."""
 _TOKENS, _SUMS = fields.memory.tiled_mlp_tokens, fields.memory.tiled_mlp_fp32_sums
 
 
@@ -63,9 +66,15 @@ def a_tile_is_smaller_than_a_batch(config: RunConfig, facts: Facts) -> Iterator[
         yield must(_TOKENS.path, f"less than the {tokens:,} tokens of the largest batch", size, todo, fix=fix)
 
 
-@rule(reads=(SETTING, fields.model.name))
+@rule(
+    reads=(
+        SETTING, fields.model.name, fields.model.quantization, fields.model.quantize_moe_experts, fields.adapter.kind,
+    )
+)  # fmt: skip
 def tiles_need_a_block_of_tokens_by_themselves(config: RunConfig, facts: Facts) -> Iterator[Finding]:
     model = counts.known_model(config, facts)
+    if model is not None and model.model_type in OF_EXPERTS_ALONE and model.experts and packs(config, model):
+        return
     if config.memory.tiled_mlp and model is not None and model.model_type in WHOLE_BATCH_MLPS:
         todo = "Its feed-forward block returns the router's scores of all tokens, which tiles would forget."
         fix = Fix("leave it out", unset=(SETTING.path,))

@@ -4,13 +4,15 @@ A block gets a `forward` of its own on its instance (`engine.features.tiled_mlp.
 experts look at each token by itself. Before the first step one block of each class is asked with and without tiles, and the
 run ends if the answers differ. A gated block (SwiGLU, GeGLU) of plain, 4-bit or FP8 linear layers, with LoRA or without,
 has its gradients in closed form (`engine.kernels.lora`), on a card with one kernel for the activation. A loss that looks
-at the routers hears all tokens (`engine.features.tiled_mlp.routers`). Refuses blocks that return more than hidden states, and models
+at the routers hears all tokens (`engine.features.tiled_mlp.routers`). Packed experts have tiles of their own, which share one
+unpacking (`engine.kernels.experts.in_tiles`): their router, whose product is thin, takes all tokens at once, and experts
+beside them that every token takes are blocks by themselves. Refuses blocks that return more than hidden states, and models
 with such a loss whose routers are not known.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
@@ -26,6 +28,7 @@ from engine.features.built import Built, base_model, decoder_layers
 from engine.features.fused_lora.projections import all_described, block_names, described, gated_form, in_closed_form
 from engine.features.tiled_mlp import routers
 from engine.features.tiled_mlp.tiling import tiled
+from engine.kernels.experts.packed import PackedExperts
 from engine.kernels.lora import GatedBlock
 
 FEATURE = "tiled MLP"
@@ -41,8 +44,9 @@ def prepare(config: RunConfig, built: Built) -> Applied | None:
     if not config.memory.tiled_mlp:
         return None
     model = base_model(built.policy)
-    blocks = list(feed_forward_blocks(model))
-    if not blocks:
+    found = list(feed_forward_blocks(model))
+    blocks = [part for block in found for part in (_beside_experts(block) if _packed_experts(block) else [block])]
+    if not found:
         raise ModelError(
             "memory.tiled_mlp: no feed-forward block was found in the model's decoder layers.",
             f"They are known as {', '.join(NAMES)}. {_LEAVE_OUT}",
@@ -51,17 +55,22 @@ def prepare(config: RunConfig, built: Built) -> Applied | None:
     asked_for = getattr(text, "output_router_logits", False)
     # TRL's trainers ask for it by themselves, later, where the model has a weight for that loss.
     looked_at = asked_for or (asked_for is False and getattr(text, "router_aux_loss_coef", 0.0))
-    if asked_for and not all(routers.recorded(model, block) for block in blocks):
+    whole = [block for block in blocks if block in found]
+    if asked_for and not all(routers.recorded(model, block) for block in whole):
         raise ModelError(
             "memory.tiled_mlp: the model's loss looks at the router of all tokens (output_router_logits), which tiles forget.",
             _LEAVE_OUT,
         )
     tokens, in_float32 = config.memory.tiled_mlp_tokens, config.memory.tiled_mlp_fp32_sums
+    assert tokens is not None  # a run's config has no default left
+    undos, closed, heard, shared = [], 0, 0, 0
+    for block in found:
+        if experts := _packed_experts(block):
+            undos.append(_experts_in_tiles(block, experts, tokens, _width(block, text.hidden_size), model.dtype))
+            shared += 1
     spared = {
         build: _try(block, _width(block, text.hidden_size), model.dtype) for build, block in _by_build(blocks).items()
     }
-    assert tokens is not None  # a run's config has no default left
-    undos, closed, heard = [], 0, 0
     for block in blocks:
         last = _last_linear(block) if spared[_build(block)] else None
         activation = gated_form(block)
@@ -81,11 +90,12 @@ def prepare(config: RunConfig, built: Built) -> Applied | None:
     detail = (
         f"feed-forward blocks; a batch of at most {longest:,} tokens makes {count} tiles"
         f"{f'; {closed:,} with gradients in closed form' if closed else ''}"
-        f"{'; the last product is not computed again' if all(spared.values()) or closed == len(blocks) else ''}"
+        f"{'; the last product is not computed again' if blocks and (all(spared.values()) or closed == len(blocks)) else ''}"
+        f"{f'; in {shared:,} packed experts, unpacked once for all tiles' if shared else ''}"
         f"{'; gradients of tiles are added in float32' if in_float32 else ''}"
         f"{'; routers are asked once more for all tokens' if heard else ''}"
     )
-    return Applied(FEATURE, True, f"{tokens:,} tokens a tile", len(blocks), detail, all_of(undos))
+    return Applied(FEATURE, True, f"{tokens:,} tokens a tile", len(found), detail, all_of(undos))
 
 
 def feed_forward_blocks(model: torch.nn.Module) -> Iterator[Any]:
@@ -93,6 +103,47 @@ def feed_forward_blocks(model: torch.nn.Module) -> Iterator[Any]:
     for layer in decoder_layers(model):
         children = dict(layer.named_children())
         yield from (children[name] for name in NAMES if name in children)
+
+
+def _packed_experts(block: Any) -> list[Any]:
+    """The modules of a block whose experts are packed and computed by the pass of this project."""
+    return [
+        module
+        for module in block.modules()
+        if any(isinstance(weight, PackedExperts) for weight in module.parameters(recurse=False))
+        and str(getattr(module.config, "_experts_implementation_internal", "")).startswith("workbench_")
+    ]
+
+
+def _beside_experts(block: Any) -> list[Any]:
+    """Gated blocks beside the experts, which every token takes."""
+    return [child for child in block.children() if gated_form(child) is not None]
+
+
+def _experts_in_tiles(
+    block: Any, experts: list[Any], tokens: int, width: int, dtype: torch.dtype
+) -> Callable[[], None]:
+    """Gives the experts of a block their tiles; returns the undo. Raises ModelError where the block answers otherwise."""
+    hidden = _drawn(block, width, dtype)
+    training = [(module, module.training) for module in block.modules()]
+    block.eval()
+    try:
+        with torch.no_grad():
+            whole = block(hidden)
+            three = [put(module, "tile_tokens", 3) for module in experts]
+            in_tiles = block(hidden)
+            all_of(three)()
+    finally:
+        for module, was in training:
+            module.training = was
+    first, other = (each[0] if isinstance(each, tuple) else each for each in (in_tiles, whole))
+    if not (error := _apart(first, other)) <= _TOLERANCE.get(other.dtype, 3e-2):
+        raise ModelError(
+            f"memory.tiled_mlp: {type(block).__name__} answers otherwise when its experts are asked tile by tile (relative "
+            f"error {error:.1e}).",
+            _LEAVE_OUT,
+        )
+    return all_of([put(module, "tile_tokens", tokens) for module in experts])
 
 
 def _build(block: Any) -> tuple[tuple[str, type], ...]:

@@ -14,6 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from engine.kernels.experts.in_tiles import expert_mlp_in_tiles
 from engine.kernels.experts.launch import (
     Kept,
     Plan,
@@ -54,6 +55,7 @@ def expert_mlp(
     gate_up_lora: ExpertLoRA | None = None,
     down_lora: ExpertLoRA | None = None,
     gate: Gate = SWIGLU,
+    tile_tokens: int | None = None,
 ) -> Tensor:
     """`sum_j w[t, j] * down_e(gate(gate_up_e(x[t])))` over the experts e = ids[t, j] of each token, [T, H]; differentiable.
 
@@ -65,6 +67,7 @@ def expert_mlp(
         gate_up_bias: [E, 2 I]; down_bias: [E, H].
         gate_up_lora, down_lora: adapters of the two projections, in any float format.
         gate: how gate and up become what goes down.
+        tile_tokens: packed experts take more tokens than these in tiles, and are unpacked once for all of them.
 
     Computes in `gate_up`'s format with sums in float32, returns x's. Raises ValueError for what does not belong together,
     RuntimeError for a second derivative.
@@ -79,6 +82,13 @@ def expert_mlp(
     settings = Settings(gate, *(1.0 if lora is None else float(lora.scale) for lora in (gate_up_lora, down_lora)))
     compiling = torch.compiler.is_compiling()
     packed = isinstance(gate_up, PackedExperts)
+    if isinstance(gate_up, PackedExperts) and isinstance(down, PackedExperts) and 0 < (tile_tokens or 0) < len(x):
+        assert tile_tokens is not None
+        small = tuple(weights[2:])
+        out = expert_mlp_in_tiles(
+            rows, expert_ids, routing_weights, gate_up, down, small, settings, tile_tokens, expert_mlp
+        )
+        return out.to(x.dtype)
     if packed and not (_in_graph(rows, expert_ids) if compiling else serves(rows, expert_ids)):
         return _one_by_one(rows, expert_ids, routing_weights, weights, settings).to(x.dtype)
     if (compiling and not _in_graph(rows, expert_ids)) or (not compiling and not serves(rows, expert_ids)):
@@ -91,7 +101,7 @@ def expert_mlp(
         from engine.kernels.experts.registered import expert_mlp_in_graph
 
         return expert_mlp_in_graph(rows, expert_ids, routing_weights, weights, settings).to(x.dtype)
-    out: Tensor = _Experts.apply(settings, rows, expert_ids, routing_weights, *weights)
+    out = _Experts.apply(settings, rows, expert_ids, routing_weights, *weights)
     return out.to(x.dtype)
 
 

@@ -62,7 +62,8 @@ def experts_forward(
 ) -> Tensor:
     """The module's result [T, H] for tokens [T, H] and its router's choice [T, k]; `gate` is `gate_of(module)`.
 
-    Ids of `num_experts` and above, and -1, take part in nothing, as under expert parallelism.
+    Ids of `num_experts` and above, and -1, take part in nothing, as under expert parallelism. Packed experts of a module with
+    `tile_tokens` take more tokens than these in tiles.
     """
     gate_up, down = module.gate_up_proj, module.down_proj
     if module.is_transposed:
@@ -70,5 +71,5 @@ def experts_forward(
     biases = (module.gate_up_proj_bias, module.down_proj_bias) if module.has_bias else (None, None)
     return expert_mlp(
         hidden_states, top_k_index, top_k_weights, gate_up, down, gate_up_bias=biases[0], down_bias=biases[1],
-        gate_up_lora=gate_up_lora, down_lora=down_lora, gate=gate,
+        gate_up_lora=gate_up_lora, down_lora=down_lora, gate=gate, tile_tokens=getattr(module, "tile_tokens", None),
     )  # fmt: skip

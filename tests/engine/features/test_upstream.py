@@ -295,3 +295,43 @@ def test_torch_records_which_collective_came_last(tmp_path: Path) -> None:
         [sys.executable, "-c", script], env={**os.environ, SIZE: "8"}, capture_output=True, text=True, check=True
     )
     assert said.stdout.strip() == "Collective(operation='all_reduce', number=3, active=False, group='0:default_pg')"
+
+
+def test_torch_computes_attention_from_a_logarithm_that_it_is_handed() -> None:
+    """Attention with sinks hands flash attention's backward pass another result and another logarithm of the sums."""
+    forward, backward = (
+        {argument.name for argument in getattr(torch.ops.aten, name).default._schema.arguments}
+        for name in ("_flash_attention_forward", "_flash_attention_backward")
+    )
+    shared = {"cum_seq_q", "cum_seq_k", "max_q", "max_k", "is_causal", "scale", "window_size_left", "window_size_right"}
+    assert shared <= forward
+    assert shared | {"out", "logsumexp", "rng_state", "unused"} <= backward
+    torch.manual_seed(0)
+    q, k, v = (torch.randn(1, 2, 9, 8, dtype=torch.float64) for _ in range(3))
+    aten = torch.ops.aten
+    out, sums = aten._scaled_dot_product_flash_attention_for_cpu(q, k, v, 0.0, True)
+    given = torch.randn_like(out), q, k, v
+    plain = aten._scaled_dot_product_flash_attention_for_cpu_backward(*given, out, sums, 0.0, True)
+    handed = aten._scaled_dot_product_flash_attention_for_cpu_backward(*given, out / 2, sums + 0.7, 0.0, True)
+    assert not torch.allclose(plain[0], handed[0])
+
+
+def test_transformers_makes_eager_masks_and_calls_attention_with_the_sinks() -> None:
+    from transformers.masking_utils import eager_mask
+    from transformers.models.gpt_oss import modeling_gpt_oss as module
+
+    wanted = {
+        "batch_size",
+        "q_length",
+        "kv_length",
+        "q_offset",
+        "kv_offset",
+        "mask_function",
+        "attention_mask",
+        "dtype",
+    }
+    assert wanted <= inspect.signature(eager_mask).parameters.keys()
+    assert "s_aux=self.sinks" in inspect.getsource(module.GptOssAttention.forward)
+    assert {"module", "query", "key", "value", "attention_mask", "scaling"} <= inspect.signature(
+        module.eager_attention_forward
+    ).parameters.keys()

@@ -27,7 +27,7 @@ def weights(kind):
     return made
 
 
-def step(gate_up, down):
+def step(gate_up, down, tile=None):
     """The result, the gradients of tokens and adapters, and the most that was taken meanwhile."""
     torch.manual_seed(1)
     ids = torch.rand(TOKENS, EXPERTS, device="cuda").topk(8, -1).indices
@@ -40,8 +40,9 @@ def step(gate_up, down):
     torch.cuda.reset_peak_memory_stats()
     before = torch.cuda.memory_allocated()
     out = expert_mlp(
-        x, ids, torch.full_like(ids, 0.125, dtype=x.dtype), gate_up, down, gate_up_lora=loras[0], down_lora=loras[1]
-    )
+        x, ids, torch.full_like(ids, 0.125, dtype=x.dtype), gate_up, down, gate_up_lora=loras[0], down_lora=loras[1],
+        tile_tokens=tile,
+    )  # fmt: skip
     out.sum().backward()
     return [out, x.grad, *(each.grad for each in factors)], torch.cuda.max_memory_allocated() - before
 
@@ -54,3 +55,12 @@ def test_the_numbers_are_those_of_unpacked_experts_in_a_bounded_room(kind):
     for mine, other in zip(ours, theirs, strict=True):
         assert (mine.double() - other.double()).norm() <= 2e-2 * other.double().norm()
     assert taken <= plain + 1.25 * EXPERT_BUFFER
+
+
+@pytest.mark.parametrize("kind", ["nf4", "mxfp4"])
+def test_tiles_share_one_unpacking_and_give_the_same_numbers(kind):
+    held = weights(kind)
+    ours, _ = step(*held, tile=100)
+    theirs, _ = step(*held)
+    for mine, other in zip(ours, theirs, strict=True):
+        assert (mine.double() - other.double()).norm() <= 2e-2 * other.double().norm()

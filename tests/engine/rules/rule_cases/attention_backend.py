@@ -57,6 +57,10 @@ CASES: dict[str, list[Case]] = {
             "error",
         )
     ],
+    "sinks-need-a-model-that-has-them": [
+        ({"model.attention": "sinks"}, model(model_type="qwen3_moe", parameters=1000), "model.attention", "error"),
+        ({"model.attention": "sinks", "model.dtype": "float32"}, Facts(machine=H100), "model.attention", "error"),
+    ],
     "attention-over-documents-is-for-packs-kept-apart": [
         ({"model.attention": name}, Facts(machine=H100), "model.attention", "hint") for name in ("varlen", "cudnn")
     ],
