@@ -20,12 +20,13 @@ import torch
 from accelerate.data_loader import BatchSamplerShard
 from peft import PeftModel
 from safetensors import SafetensorError
+from torch.utils.data import get_worker_info
 from transformers import PreTrainedModel, Trainer
 
 from engine import model_files
 from engine.compat import fsdp2
 from engine.config.optim import Optim
-from engine.errors import Diverged, visible
+from engine.errors import Diverged, WorkbenchError, visible
 from engine.features.built import Built, Notes, ReferenceBy, base_model
 from engine.model_files import ADAPTER_WEIGHTS, WEIGHTS
 from engine.models.restore_weights import take_up
@@ -74,7 +75,13 @@ class WithRows:
         """What of a batch is this rank's, where several divide its rows."""
 
     def __call__(self, rows: list[dict[str, Any]]) -> dict[str, Any]:
-        return self.collate(rows)
+        if get_worker_info() is None:
+            return self.collate(rows)
+        try:
+            return self._collate(rows)
+        except WorkbenchError as problem:
+            # torch would word it anew, with the loader process's traceback: the step that needs the batch raises it.
+            return {ROWS: problem, "labels": torch.zeros(1, 1, dtype=torch.long)}
 
     def _collate(self, rows: list[dict[str, Any]]) -> dict[str, Any]:
         batch = self.collator(rows)
@@ -83,6 +90,13 @@ class WithRows:
         ids = [each for row in rows for each in row["rows"]] if packed else [row.get("row", -1) for row in rows]
         batch[ROWS] = Origin(ids, *(int(count) for count in counted(batch)))
         return batch
+
+
+def _made(origin: Any) -> Any:
+    """Where a batch comes from. Raises the error of a loader process that could not make it."""
+    if isinstance(origin, WorkbenchError):
+        raise origin
+    return origin
 
 
 def counted(batch: dict[str, Any]) -> tuple[Any, Any]:
@@ -165,12 +179,14 @@ class RunTrainer(Trainer):
         args = self.args
         dealt = self._dealt()
         # Other processes may be a step behind.
-        stream.keep = 2 * args.gradient_accumulation_steps + 2
+        workers, prefetch = args.dataloader_num_workers, args.dataloader_prefetch_factor or 0
+        stream.keep = 2 * args.gradient_accumulation_steps + 2 + workers * prefetch
         collate = self.data_collator
-        if isinstance(collate, WithRows):
-            collate.collate = self.clock.reads(collate._collate)
-        stream.next_row = self.clock.reads(stream.next_row)
-        self.stream_loader = StreamLoader(stream, dealt, collate, args.device)
+        if not workers:
+            if isinstance(collate, WithRows):
+                collate.collate = self.clock.reads(collate._collate)
+            stream.next_row = self.clock.reads(stream.next_row)
+        self.stream_loader = StreamLoader(stream, dealt, collate, args.device, workers, prefetch)
         self._epochs_over, self._dealt_out = 0, 0
         self.register_state("stream", self.stream_loader)
 
@@ -181,19 +197,23 @@ class RunTrainer(Trainer):
     @property
     def rows_over(self) -> bool:
         """Whether the rows of a stream are over, all its epochs read."""
-        return self.stream_loader is not None and self.stream_loader.dataset.over
+        return self.stream_loader is not None and self.stream_loader.over
 
     def epoch_over(self) -> bool:
         """Whether an epoch of a stream has ended since this was asked; transformers tells of the others."""
         if self.stream_loader is None:
             return False
-        before, self._epochs_over = self._epochs_over, self.stream_loader.dataset.epochs_over
+        before, self._epochs_over = self._epochs_over, self.stream_loader.epochs_over
         return self._epochs_over > before
 
     def get_batch_samples(self, epoch_iterator: Any, num_batches: int, device: Any) -> Any:
         """The batches of a step. transformers takes a step once so many batches are made as the arguments say, and the rows
         of a stream may be over before: its last step is made of those that are left."""
-        batches, items = super().get_batch_samples(epoch_iterator, num_batches, device)
+        take = super().get_batch_samples
+        if self.args.dataloader_num_workers:
+            # Rows are read in other processes, and what is waited for are their batches.
+            take = self.clock.reads(take)
+        batches, items = take(epoch_iterator, num_batches, device)
         if self.stream_loader is not None:
             if 0 < len(batches) < num_batches:
                 self.args.gradient_accumulation_steps = self._dealt_out + len(batches)
@@ -257,7 +277,10 @@ class RunTrainer(Trainer):
         return loader
 
     def _time_reading(self, loader: Any) -> None:
-        """Has the clock count the reading of rows from the data set, and their collating where the collator is ours."""
+        """Has the clock count the reading of rows from the data set, and their collating where the collator is ours; not in
+        processes of the loader, whose batches are waited for in `get_batch_samples`."""
+        if loader.num_workers:
+            return
         rows = loader.dataset
         if getattr(rows, "__getitems__", None) is not None:
             rows.__getitems__ = self.clock.reads(type(rows).__getitems__.__get__(rows))
@@ -266,7 +289,7 @@ class RunTrainer(Trainer):
 
     # -- steps ---------------------------------------------------------------------------------------------------------
     def training_step(self, model: torch.nn.Module, inputs: dict[str, Any], *args: Any, **kwargs: Any) -> Any:
-        origin = inputs.pop(ROWS)
+        origin = _made(inputs.pop(ROWS))
         self.on_progress()
         self._raise_failed_save()
         self._trains_on(origin.rows)
@@ -297,7 +320,7 @@ class RunTrainer(Trainer):
             return super().evaluate(*args, **kwargs)
 
     def prediction_step(self, model: torch.nn.Module, inputs: dict[str, Any], *args: Any, **kwargs: Any) -> Any:
-        inputs.pop(ROWS, None)
+        _made(inputs.pop(ROWS, None))
         self.on_progress()
         return super().prediction_step(model, inputs, *args, **kwargs)
 

@@ -139,7 +139,7 @@ class Watching(TrainerCallback):
         self._hear(control, state)
         if (loader := self.trainer.stream_loader) is not None:
             # To transformers a stream is one epoch without an end.
-            state.epoch = loader.dataset.epoch
+            state.epoch = loader.epoch
             if self.trainer.epoch_over():
                 self.on_epoch_end(args, state, control)
         last = self._last(state)
