@@ -1,13 +1,15 @@
 """A stream beside the same rows prepared before: how soon a run takes its first step, how fast rows come, how soon a far place.
 
-    python benchmarks/streams.py [--rows 200000] [--far 10000000] [--rounds 5] [--seconds 20] [--results FILE --commit HASH]
+    python benchmarks/streams.py [--rows 200000] [--far 10000000] [--rounds 5] [--seconds 20] [--loop-alone]
+                                 [--results FILE --commit HASH]
 
 Rows are chats of a question and an answer, which the built-in tokenizer reads. `first step` is of real runs of the built-in
 model, from the data's preparing to the first step's end, in turn map-style with rows prepared before and streamed with none:
 a stream prepares its first rows while the model is loaded. `first row` is from nothing open to the first
 row: of rows prepared before (their cache is warm), of a stream whose shards nobody has prepared, and of a stream at row
 `--far` of a JSONL file of short texts. `loop` takes rows in batches of 8 with a step of 20 ms of other work between
-them, in turn with both kinds, and prints the median ratio of their times; the stream prepares its rows meanwhile.
+them, in turn with both kinds, each alone, and prints the median ratio of their times; the stream prepares its rows in its
+own steps.
 """
 
 from __future__ import annotations
@@ -88,6 +90,7 @@ def main() -> None:
     parser.add_argument("--far", type=int, default=10_000_000)
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--seconds", type=float, default=4.0)
+    parser.add_argument("--loop-alone", action="store_true", help="measure the loop and nothing else")
     result_options(parser)
     given = parser.parse_args()
     from transformers import AutoTokenizer
@@ -118,10 +121,18 @@ def main() -> None:
             opened = open_stream(config(file, folder / f"shards-{round_}", streaming=True), tokenizer)
             opened.stream.next_row()
             times["stream, nothing prepared"].append(time.perf_counter() - began)
-            one = steps((prepared.dataset[place] for place in range(given.rows)), given.seconds)
-            pace.append((steps(opened.stream, given.seconds), one))
-            opened.stream.close()
+            # Each alone, first the one and then the other: the stream's producer works in the stream's own steps.
+            kinds = [True, False] if round_ % 2 else [False, True]
+            taken: dict[bool, float] = {}
+            for streams in kinds:
+                rows = opened.stream if streams else (prepared.dataset[place] for place in range(given.rows))
+                taken[streams] = steps(rows, given.seconds)
+                if streams:
+                    opened.stream.close()
+            pace.append((taken[True], taken[False]))
         real: dict[str, list[float]] = {"map-style, prepared": [], "stream, nothing prepared": []}
+        if given.loop_alone:
+            return kept(given, {}, {}, pace)
         first_step(file, folder / "runs-ready", folder / "runs", streaming=False)
         for round_ in range(given.rounds):
             real["map-style, prepared"].append(
@@ -137,6 +148,11 @@ def main() -> None:
         times["stream, far in"] = [
             far_in(far, folder / f"far-{at}", tokenizer, given.far) for at in range(given.rounds)
         ]
+    return kept(given, real, times, pace)
+
+
+def kept(given: argparse.Namespace, real: Any, times: Any, pace: list[tuple[float, float]]) -> None:
+    """Prints and keeps what was measured."""
     results = Results(given, processor())
     for each, found in real.items():
         print(f"{each:<28}{statistics.median(found):8.3f} s to the first step")
