@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 from bisect import bisect_left, bisect_right
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from operator import itemgetter
 from typing import Any
@@ -227,8 +227,7 @@ class Tokens:
         """What the messages say and the rendered text does not hold."""
         found = []
         for place, message in enumerate(messages):
-            content = message.get("content")
-            if isinstance(content, str) and self._marks.search(content):
+            if any(map(self._marks.search, _written(message, text))):
                 found.append("marks")
             if message["role"] != "tool" and not says(message):
                 found.append("empty_turn")
@@ -454,6 +453,18 @@ def _learned(ids: list[int], offsets: list[Span], spans: Sequence[Span]) -> list
         # A token may begin in one span and end in the next.
         done = max(done - 1, begin)
     return labels
+
+
+def _written(message: Message, text: str) -> Iterator[str]:
+    """All that a message brings to the rendered text: what it says, in typed parts too, what it thinks and what it calls."""
+    content = message.get("content")
+    if isinstance(content, str):
+        yield content
+    elif isinstance(content, list):
+        yield from (str(part["text"]) for part in content if isinstance(part, Mapping) and "text" in part)
+    thought = str(message.get("reasoning_content") or "")
+    yield thought if thought.strip() in text else ""
+    yield str(message.get("tool_calls") or "")
 
 
 def _common(ids: Sequence[int], other: Sequence[int]) -> int:
