@@ -1,13 +1,15 @@
 """A stream beside the same rows prepared before: how soon a run takes its first step, how fast rows come, how soon a far place.
 
-    python benchmarks/streams.py [--rows 200000] [--far 10000000] [--rounds 5] [--seconds 20] [--results FILE --commit HASH]
+    python benchmarks/streams.py [--rows 200000] [--far 10000000] [--rounds 5] [--seconds 20] [--loop-alone]
+                                 [--results FILE --commit HASH]
 
 Rows are chats of a question and an answer, which the built-in tokenizer reads. `first step` is of real runs of the built-in
 model, from the data's preparing to the first step's end, in turn map-style with rows prepared before and streamed with none:
 a stream prepares its first rows while the model is loaded. `first row` is from nothing open to the first
 row: of rows prepared before (their cache is warm), of a stream whose shards nobody has prepared, and of a stream at row
 `--far` of a JSONL file of short texts. `loop` takes rows in batches of 8 with a step of 20 ms of other work between
-them, in turn with both kinds, and prints the median ratio of their times; the stream prepares its rows meanwhile.
+them, in turn with both kinds, each alone, and prints the median ratio of their times and of this process's CPU seconds; the stream prepares its rows in its
+own steps.
 """
 
 from __future__ import annotations
@@ -70,15 +72,16 @@ def first_step(file: Path, cache: Path, runs: Path, *, streaming: bool) -> float
     return float(next(each["t"] for each in events if each["kind"] == "metrics" and "step_seconds" in each) - begun)
 
 
-def steps(rows: Any, seconds: float) -> float:
-    """Seconds of so many steps of `STEP` as fit into `seconds`, rows read between them: a step's on average."""
+def steps(rows: Any, seconds: float) -> tuple[float, float]:
+    """Seconds of so many steps of `STEP` as fit into `seconds`, rows read between them: a step's on average, and those of CPU
+    that this process spends in it, where a busy machine is waited for in the others."""
     taken, count = iter(rows), int(seconds / STEP)
-    began = time.perf_counter()
+    began, busy = time.perf_counter(), time.process_time()
     for _ in range(count):
         for _ in range(BATCH):
             next(taken)
         time.sleep(STEP)
-    return (time.perf_counter() - began) / count
+    return (time.perf_counter() - began) / count, (time.process_time() - busy) / count
 
 
 def main() -> None:
@@ -88,6 +91,7 @@ def main() -> None:
     parser.add_argument("--far", type=int, default=10_000_000)
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--seconds", type=float, default=4.0)
+    parser.add_argument("--loop-alone", action="store_true", help="measure the loop and nothing else")
     result_options(parser)
     given = parser.parse_args()
     from transformers import AutoTokenizer
@@ -109,6 +113,7 @@ def main() -> None:
         prepare(ready, tokenizer)
         times: dict[str, list[float]] = {"map-style, prepared": [], "stream, nothing prepared": []}
         pace: list[tuple[float, float]] = []
+        busy: list[tuple[float, float]] = []
         for round_ in range(given.rounds):
             began = time.perf_counter()
             prepared = prepare(ready, tokenizer)
@@ -118,10 +123,19 @@ def main() -> None:
             opened = open_stream(config(file, folder / f"shards-{round_}", streaming=True), tokenizer)
             opened.stream.next_row()
             times["stream, nothing prepared"].append(time.perf_counter() - began)
-            one = steps((prepared.dataset[place] for place in range(given.rows)), given.seconds)
-            pace.append((steps(opened.stream, given.seconds), one))
-            opened.stream.close()
+            # Each alone, first the one and then the other: the stream's producer works in the stream's own steps.
+            kinds = [True, False] if round_ % 2 else [False, True]
+            taken: dict[bool, tuple[float, float]] = {}
+            for streams in kinds:
+                rows = opened.stream if streams else (prepared.dataset[place] for place in range(given.rows))
+                taken[streams] = steps(rows, given.seconds)
+                if streams:
+                    opened.stream.close()
+            pace.append((taken[True][0], taken[False][0]))
+            busy.append((taken[True][1], taken[False][1]))
         real: dict[str, list[float]] = {"map-style, prepared": [], "stream, nothing prepared": []}
+        if given.loop_alone:
+            return kept(given, {}, {}, pace, busy)
         first_step(file, folder / "runs-ready", folder / "runs", streaming=False)
         for round_ in range(given.rounds):
             real["map-style, prepared"].append(
@@ -137,6 +151,15 @@ def main() -> None:
         times["stream, far in"] = [
             far_in(far, folder / f"far-{at}", tokenizer, given.far) for at in range(given.rounds)
         ]
+    return kept(given, real, times, pace, busy)
+
+
+Pairs = list[tuple[float, float]]
+"""Seconds of the stream's steps and of the others'."""
+
+
+def kept(given: argparse.Namespace, real: Any, times: Any, pace: Pairs, busy: Pairs) -> None:
+    """Prints and keeps what was measured."""
     results = Results(given, processor())
     for each, found in real.items():
         print(f"{each:<28}{statistics.median(found):8.3f} s to the first step")
@@ -145,12 +168,11 @@ def main() -> None:
         shape = f"first row, {given.far if 'far' in each else given.rows} rows"
         print(f"{each:<28}{statistics.median(found):8.3f} s to the first row")
         results.add("streams", shape, each, ms=[1000 * one for one in found])
-    middle, low, high = ratio(pace)
-    print(f"a step of {1000 * STEP:.0f} ms, stream / map-style: {middle:.4f} [{low:.4f}, {high:.4f}]")
-    for each, found in (("stream", [one for one, _ in pace]), ("map-style", [one for _, one in pace])):
-        results.add(
-            "streams", f"step of {1000 * STEP:.0f} ms; / map-style {middle:.4f}", each, ms=[1000 * s for s in found]
-        )
+    for what, pairs in ((f"step of {1000 * STEP:.0f} ms", pace), ("CPU of the training process in it", busy)):
+        middle, low, high = ratio(pairs)
+        print(f"{what}, stream / map-style: {middle:.4f} [{low:.4f}, {high:.4f}]")
+        for each, found in (("stream", [one for one, _ in pairs]), ("map-style", [one for _, one in pairs])):
+            results.add("streams", f"{what}; / map-style {middle:.4f}", each, ms=[1000 * one for one in found])
 
 
 def far_in(file: Path, cache: Path, tokenizer: Any, row: int) -> float:

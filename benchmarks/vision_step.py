@@ -180,9 +180,8 @@ def _of_length(processor: Any, question: str, answer: str, image: str, tokens: i
 
     expanded = ImageTokens(processor).resized(image).tokens
     wanted = tokens - len(processor.tokenizer(expanded, add_special_tokens=False)["input_ids"]) + 1
-    text = answer
-    while length(f"{text} {answer}") <= wanted:
-        text = f"{text} {answer}"
+    once, twice = length(answer), length(f"{answer} {answer}")
+    text = " ".join([answer] * (1 + (wanted - once) // (twice - once)))
     while length(text) < wanted:
         text += " 7"
     while length(text) > wanted:

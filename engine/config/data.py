@@ -28,6 +28,7 @@ PARTS: dict[str, tuple[str, ...]] = {
     "synthetic": (),
 }
 """What a row of each format is made of: the keys of `columns`."""
+RankingPairs = Literal["best_worst", "best_rest", "adjacent", "all"]
 IN_MESSAGES = ("role", "content", "tool_calls", "thinking")
 """What a message is made of: the keys of `properties`."""
 WITHOUT_MESSAGES = (
@@ -64,6 +65,20 @@ class DataSource(Section):
 
     chat_template: Annotated[str | None, Control("path"), Expert] = None
     """The chat template that this source's rows are written in, as `model.chat_template` names one. Empty means that one."""
+
+    ranking_pairs: Annotated[
+        RankingPairs,
+        Title("Pairs of a ranking"),
+        Words(
+            best_worst="the best against the worst",
+            best_rest="the best against each other one",
+            adjacent="each against the next one",
+            all="each against all that are worse",
+        ),
+        Expert,
+    ] = "best_worst"
+    """Which pairs a list of answers, the best first, gives to methods that learn from pairs: one (`best_worst`), or several of
+    each row, which then are rows of their own."""
 
     rows: Annotated[int | None, Ge(1), Le(1_000_000_000_000), Advanced, Unit("rows")] = None
     """Use only the first so many rows. Empty means all. Of synthetic rows, how many there are: 1,000 where it is empty."""
@@ -153,6 +168,14 @@ class Data(Section):
     image_backend: Annotated[Literal["pil", "torchvision"] | Auto, Title("Images read by"), Expert] = "auto"
     """The library that resizes images. Both give the same sizes and slightly other pixels, so preview and training take
     one, and a resumed run goes on with its own. `auto` takes torchvision where it is installed, else Pillow (`pil`)."""
+
+    dataloader_num_workers: Annotated[int, Ge(0), Le(64), Title("Loader processes"), Unit("processes"), Advanced] = 0
+    """Processes that read images and make the next batches while a step is computed. 0 leaves it to the training process,
+    between steps; rows of text are there at once and need none. Losses are the same with any number."""
+
+    dataloader_prefetch_factor: Annotated[int, Ge(1), Le(64), Title("Batches ahead"), Unit("batches"), Expert] = 2
+    """Batches that each loader process keeps ready. It bounds the memory that waiting batches take: so many times the
+    processes, in shared memory (`/dev/shm`)."""
 
     on_bad_row: Annotated[
         Literal["error", "skip"],

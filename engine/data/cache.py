@@ -95,7 +95,7 @@ class Store:
 def key_of(plan: Plan, processing_class: Any, progress: Callable[[str, int, int], None]) -> str:
     """The key of a plan's prepared rows."""
     parts = {**tokens_parts(plan, processing_class), "sources": source_parts(plan, progress)}
-    if any(templates := [template_part(source, processing_class) for source in plan.sources]):
+    if any(templates := [own_parts(source, processing_class) for source in plan.sources]):
         parts["templates"] = templates
     if plan.val_set_size is not None:
         parts["held out"] = [plan.val_set_size, plan.seed]
@@ -109,11 +109,14 @@ def source_parts(plan: Plan, progress: Callable[[str, int, int], None]) -> list[
     return [_source(source, plan.seed, progress) for source in plan.sources]
 
 
-def template_part(source: Source, processing_class: Any) -> dict[str, Any]:
-    """The text of the template that a source names for its rows; nothing where it names none."""
-    if source.template is None:
-        return {}
-    return {"template": named_template(source.template, processing_class, "chat_template of a source")[0]}
+def own_parts(source: Source, processing_class: Any) -> dict[str, Any]:
+    """What a source says of the making of its rows, the text of its template among it; nothing where it says nothing."""
+    parts: dict[str, Any] = {}
+    if source.template is not None:
+        parts["template"] = named_template(source.template, processing_class, "chat_template of a source")[0]
+    if source.ranking_pairs != "best_worst":
+        parts["ranking_pairs"] = source.ranking_pairs
+    return parts
 
 
 def digest_of(parts: Mapping[str, Any]) -> str:

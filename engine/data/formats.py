@@ -255,22 +255,19 @@ def _read_preference(row: Row, columns: Mapping[str, str]) -> Example:
 
 
 def _read_ranking(row: Row, columns: Mapping[str, str]) -> Example:
-    """The best answer against the worst: the pair that the ranking says most about."""
+    """The best answer against the worst, the pair that the ranking says most about, and all answers for other pairs."""
     name = columns.get("output", "output")
     ranked = row.get(name)
     if not isinstance(ranked, list) or len(ranked) < 2:
         raise FormatError(f"column {visible(name)} must hold a list of answers, the best first; got {kind_of(ranked)}")
-    pair = [
-        answer if isinstance(answer, str) else messages_of(answer, columns, "output")
-        for answer in (ranked[0], ranked[-1])
-    ]
+    answers = [answer if isinstance(answer, str) else messages_of(answer, columns, "output") for answer in ranked]
     given = row.get(columns.get("prompt", "prompt"))
     prompt = prompt_text(row, columns) if isinstance(given, str) else messages_of(given, columns, "prompt")
-    texts = [answer for answer in (prompt, *pair) if isinstance(answer, str)]
-    if len(texts) < 3:
+    if not all(isinstance(text, str) for text in (prompt, *answers)):
         prompt = _turn("user", prompt) if isinstance(prompt, str) else prompt
-        pair = [_turn("assistant", answer) if isinstance(answer, str) else answer for answer in pair]
-    return Example("preference", prompt=prompt, chosen=pair[0], rejected=pair[1], tools=tools_of(row, columns))
+        answers = [_turn("assistant", answer) if isinstance(answer, str) else answer for answer in answers]
+    tools = tools_of(row, columns)
+    return Example("preference", prompt=prompt, chosen=answers[0], rejected=answers[-1], tools=tools, ranked=answers)
 
 
 def _is_ranking(row: Row, columns: Mapping[str, str]) -> bool:

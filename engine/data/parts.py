@@ -85,6 +85,10 @@ class Example:
     """Of a synthetic row, whose tokens are drawn where the vocabulary is known."""
     template: str | None = None
     """The chat template that the source names for its rows."""
+    ranked: list[str | list[Message]] = field(default_factory=list)
+    """All answers of a ranking, the best first; `chosen` and `rejected` are the first and the last of them."""
+    ranking_pairs: str = "best_worst"
+    """Which pairs the source makes of a ranking."""
     sees: bool = False
     """Whether tokens of images may stand among `input_ids`, or in the text by the processor's own words."""
 

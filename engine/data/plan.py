@@ -44,6 +44,8 @@ class Source:
     split: str | None = None
     template: str | None = None
     """The chat template of its rows by the name in the config, where that is not the run's."""
+    ranking_pairs: str = "best_worst"
+    """Which pairs its rankings give."""
     stamp: tuple[int, int, int] | None = None
     """Size, date and number of its file when it was opened."""
 
@@ -107,7 +109,7 @@ class Plan:
         source = self.sources[number]
         row = source.rows[index]
         example = read_example(row, source.detection.format or "", source.detection.columns)
-        example.template = source.template
+        example.template, example.ranking_pairs = source.template, source.ranking_pairs
         if example.images:
             if not learns_from_images(self.method):
                 raise FormatError(
@@ -250,8 +252,9 @@ def open_source(
     detection = detect(rows, columns, "synthetic" if entry.path == SYNTHETIC else entry.format)
     refuse_problems(entry.path, detection, on_bad_row)
     return Source(
-        entry.path, rows, detection, entry.weight, entry.rows, entry.split, template=entry.chat_template, stamp=stamp
-    )
+        entry.path, rows, detection, entry.weight, entry.rows, entry.split, template=entry.chat_template,
+        ranking_pairs=entry.ranking_pairs, stamp=stamp,
+    )  # fmt: skip
 
 
 def refuse_problems(path: str, detection: Detection, on_bad_row: str) -> None:

@@ -7,6 +7,7 @@ method. `flaw` is the name of the count under which a row is left out. Language 
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Mapping
 from dataclasses import replace
@@ -121,6 +122,20 @@ class Pairs(Answers):
 
     columns = ("prompt_ids", "chosen_ids", "rejected_ids")
     answers = ("chosen_ids", "rejected_ids")
+
+    def examples(self, example: Example) -> list[Example]:
+        """A ranking gives the pairs that its source asks for, each better answer before the worse ones."""
+        count = len(example.ranked)
+        places = {
+            "best_worst": [(0, count - 1)],
+            "best_rest": [(0, worse) for worse in range(1, count)],
+            "adjacent": list(itertools.pairwise(range(count))),
+            "all": list(itertools.combinations(range(count), 2)),
+        }[example.ranking_pairs]
+        if not count or len(places) == 1:
+            return [example]
+        ranked = example.ranked
+        return [replace(example, chosen=ranked[good], rejected=ranked[bad], ranked=[]) for good, bad in places]
 
     def make(self, tokens: Tokens, example: Example, source: Mapping[str, Any]) -> Row:
         prompt, answers, images = tokens.answers(example, [example.chosen, example.rejected])

@@ -252,8 +252,11 @@ def shown_row(plan: Plan, tokens: Tokens, collate: Any, which: int, index: int) 
         shown["template"] = Path(source.template).name
     if not shape_of(plan.method).length(row):
         return shown
-    for each in (row, *row["beside"]):
-        shown["parts"] |= parts_of(tokens.tokenizer, collate([each]), each)
+    for number, each in enumerate((row, *row["beside"]), 1):
+        for name, part in parts_of(tokens.tokenizer, collate([each]), each).items():
+            # Of several pairs each shows what the first has not; the number is the pair's.
+            same = shown["parts"].get(name, part) == part
+            shown["parts"][name if same else f"{name} {number}"] = part
     shown["turns"] = _turns(row, shown["parts"])
     if "prompt_ids" in row and "columns" in row:
         shown["rewards"] = {name: brief(value) for name, value in reward_columns(row).items() if name != "images"}

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from engine.data.chat import Chat, says
@@ -14,8 +14,7 @@ def left_out(chat: Chat, marks: re.Pattern[str], messages: Sequence[Message], to
     """What the messages say and the rendered text does not hold, and `marks` of the tokenizer in what they say."""
     found = []
     for place, message in enumerate(messages):
-        content = message.get("content")
-        if isinstance(content, str) and marks.search(content):
+        if any(map(marks.search, _written(message, text))):
             found.append("marks")
         if message["role"] != "tool" and not says(message):
             found.append("empty_turn")
@@ -31,6 +30,18 @@ def left_out(chat: Chat, marks: re.Pattern[str], messages: Sequence[Message], to
     if any(name and name not in text for name in names):
         found.append("tools")
     return found
+
+
+def _written(message: Message, text: str) -> Iterator[str]:
+    """All that a message brings to the rendered text: what it says, in typed parts too, what it thinks and what it calls."""
+    content = message.get("content")
+    if isinstance(content, str):
+        yield content
+    elif isinstance(content, list):
+        yield from (str(part["text"]) for part in content if isinstance(part, Mapping) and "text" in part)
+    thought = str(message.get("reasoning_content") or "")
+    yield thought if thought.strip() in text else ""
+    yield str(message.get("tool_calls") or "")
 
 
 def _is_lost(chat: Chat, messages: Sequence[Message], place: int, key: str, tools: Any) -> bool:

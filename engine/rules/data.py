@@ -17,6 +17,7 @@ from engine.facts.counts import held_out_of
 from engine.facts.template_flaws import TEMPLATE_FLAWS
 
 _CUT, _LONG = fields.data.truncation_side, fields.data.excess_length
+_AHEAD = fields.data.dataloader_prefetch_factor
 _HELD_OUT = fields.data.val_set_size
 _PACKING, _APART = fields.data.packing, fields.data.packing_cross_doc_attn_mask
 
@@ -39,6 +40,15 @@ refused(
         "Only plain text can be split into several rows.",
         take(_LONG, "drop", "leave long rows out"),
         beside={fields.method.kind: other_than("pretrain")},
+    ),
+    Refused(
+        "batches-ahead-need-loader-processes",
+        _AHEAD,
+        other_than(_AHEAD.default),
+        "left out while data.dataloader_num_workers is 0",
+        "Without loader processes nothing is made ahead.",
+        leave_out(_AHEAD, "leave it out"),
+        beside={fields.data.dataloader_num_workers: not_},
     ),
     Refused(
         "packing-cross-doc-attn-mask-needs-packing",

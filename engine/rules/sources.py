@@ -9,7 +9,7 @@ from engine.config.facts import Facts
 from engine.config.files import DATA_SUFFIXES
 from engine.config.findings import Finding, Fix, must, say
 from engine.config.kinds import SYNTHETIC, TOKENS
-from engine.config.method import learns_from_images, seeing_methods
+from engine.config.method import METHODS, learns_from_images, seeing_methods
 from engine.config.reward_specs import SEES_NOT, BadReward, reward_spec
 from engine.config.rule import rule
 from engine.config.tree import RunConfig, fields
@@ -227,6 +227,21 @@ def synthetic_rows_are_drawn_in_the_size_that_is_said(config: RunConfig, facts: 
                 size = most if entry.tokens else f"{most:,}, which an empty one means"
                 limit = f"at most {config.data.max_length:,}, which is data.max_length"
                 yield must(f"{path}.tokens", limit, size, todo, fix=fix)
+
+
+@rule(reads=(*_PLACES, fields.method.kind, fields.data.streaming))
+def pairs_are_chosen_of_rankings(config: RunConfig, facts: Facts) -> Iterator[Finding]:
+    pairs = METHODS[config.method.kind].rows == "pairs"
+    for path, entry, form in _entries(config, facts):
+        place, usual = f"{path}.ranking_pairs", "best_worst"
+        if entry.ranking_pairs == usual or (pairs and form in ("ranking", None) and not config.data.streaming):
+            continue
+        why = f"The rows of {form} are no rankings."
+        if config.data.streaming:
+            why = "A stream makes one row of each."
+        elif not pairs:
+            why = f"{config.method.kind} makes no pairs of a ranking but of its best and its worst answer."
+        yield must(place, usual, entry.ranking_pairs, why, fix=Fix("remove it", unset=(place,)))
 
 
 @rule(reads=_PLACES)

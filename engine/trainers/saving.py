@@ -41,7 +41,7 @@ from engine.trainers.optimizers.building import keep_state_formats, optimizer_fo
 from engine.trainers.ranks import Ranks
 from engine.trainers.stateful import Parts, Stateful, refusing_pickles
 from engine.trainers.stream_loader import Dealt, StreamLoader
-from engine.trainers.token_counts import ROWS, TokenCounts, WithRows
+from engine.trainers.token_counts import TokenCounts, WithRows, origin_of
 
 TOKENS_STATE = "tokens_state.json"
 SCHEDULER = "scheduler.pt"
@@ -124,12 +124,14 @@ class RunTrainer(Trainer):
         args = self.args
         dealt = self._dealt()
         # Other processes may be a step behind.
-        stream.keep = 2 * args.gradient_accumulation_steps + 2
+        workers, prefetch = args.dataloader_num_workers, args.dataloader_prefetch_factor or 0
+        stream.keep = 2 * args.gradient_accumulation_steps + 2 + workers * prefetch
         collate = self.data_collator
-        if isinstance(collate, WithRows):
-            collate.collate = self.clock.reads(collate._collate)
-        stream.next_row = self.clock.reads(stream.next_row)
-        self.stream_loader = StreamLoader(stream, dealt, collate, args.device)
+        if not workers:
+            if isinstance(collate, WithRows):
+                collate.collate = self.clock.reads(collate._collate)
+            stream.next_row = self.clock.reads(stream.next_row)
+        self.stream_loader = StreamLoader(stream, dealt, collate, args.device, workers, prefetch)
         self._dealt_out = 0
         self.register_state("stream", self.stream_loader)
 
@@ -140,7 +142,11 @@ class RunTrainer(Trainer):
     def get_batch_samples(self, epoch_iterator: Any, num_batches: int, device: Any) -> Any:
         """The batches of a step. transformers takes a step once so many batches are made as the arguments say, and the rows
         of a stream may be over before: its last step is made of those that are left."""
-        batches, items = super().get_batch_samples(epoch_iterator, num_batches, device)
+        take = super().get_batch_samples
+        if self.args.dataloader_num_workers:
+            # Rows are read in other processes, and what is waited for are their batches.
+            take = self.clock.reads(take)
+        batches, items = take(epoch_iterator, num_batches, device)
         if self.stream_loader is not None:
             if 0 < len(batches) < num_batches:
                 self.args.gradient_accumulation_steps = self._dealt_out + len(batches)
@@ -204,7 +210,10 @@ class RunTrainer(Trainer):
         return loader
 
     def _time_reading(self, loader: Any) -> None:
-        """Has the clock count the reading of rows from the data set, and their collating where the collator is ours."""
+        """Has the clock count the reading of rows from the data set, and their collating where the collator is ours; not in
+        processes of the loader, whose batches are waited for in `get_batch_samples`."""
+        if loader.num_workers:
+            return
         rows = loader.dataset
         if getattr(rows, "__getitems__", None) is not None:
             rows.__getitems__ = self.clock.reads(type(rows).__getitems__.__get__(rows))
@@ -213,7 +222,8 @@ class RunTrainer(Trainer):
 
     # -- steps ---------------------------------------------------------------------------------------------------------
     def training_step(self, model: torch.nn.Module, inputs: dict[str, Any], *args: Any, **kwargs: Any) -> Any:
-        origin = inputs.pop(ROWS)
+        origin = origin_of(inputs)
+        assert origin is not None
         self.on_progress()
         self.checkpoints.raise_failed()
         self._trains_on(origin.rows)
@@ -244,7 +254,7 @@ class RunTrainer(Trainer):
             return super().evaluate(*args, **kwargs)
 
     def prediction_step(self, model: torch.nn.Module, inputs: dict[str, Any], *args: Any, **kwargs: Any) -> Any:
-        inputs.pop(ROWS, None)
+        origin_of(inputs)
         self.on_progress()
         return super().prediction_step(model, inputs, *args, **kwargs)
 

@@ -1,18 +1,21 @@
 """Batches of a stream, the same on one process and on several: what a trainer reads in the place of its loader.
 
 The stream is one order of rows for all processes; each takes its part of the rows of a step, as it would of a data set. A
-batch ends at the place that a checkpoint keeps, so nothing is read ahead that a resume would miss. Epochs follow one another
-without a border: the last batch of one may hold the first rows of the next.
+batch ends at the place that a checkpoint keeps, so nothing is read ahead that a resume would miss: where processes make
+batches ahead, each carries the place behind it. Epochs follow one another without a border: the last batch of one may hold
+the first rows of the next.
 """
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from accelerate.utils import send_to_device
+from torch.utils.data import DataLoader, Dataset
 
 Rows = list[dict[str, Any]]
 
@@ -42,32 +45,75 @@ class Dealt:
         return rows[self.rank * len(rows) // self.ranks : (self.rank + 1) * len(rows) // self.ranks]
 
 
-class StreamLoader:
-    """An iterable of batches on the device. Its state is the place behind the batch that was given last."""
+@dataclass(frozen=True)
+class Place:
+    """Where a stream stands once a batch is given: its state before and behind it, and what is over by then."""
 
-    def __init__(self, stream: Any, dealt: Dealt, collate: Any, device: Any) -> None:
+    before: dict[str, Any]
+    behind: dict[str, Any]
+    epoch: float
+    epochs_over: int
+    over: bool
+
+
+class _Rows(Dataset[Any]):
+    """The data set of a loader whose sampler already gives rows."""
+
+    def __getitem__(self, row: Any) -> Any:
+        return row
+
+
+class StreamLoader:
+    """An iterable of batches on the device. Its state is the place behind the batch that was given last.
+
+    With `workers` so many processes collate, each of them up to `prefetch` batches ahead of the one that is given.
+    """
+
+    def __init__(
+        self, stream: Any, dealt: Dealt, collate: Any, device: Any, workers: int = 0, prefetch: int = 2
+    ) -> None:
         self.dataset, self.dealt, self.collate_fn, self.device = stream, dealt, collate, device
         self._epochs_over = 0
+        self.workers, self.prefetch = workers, prefetch
         self._given = 0
         """How often the batch behind the stream's place was given."""
         self._batch: Any = None
-        self._before: dict[str, Any] = {}
+        self._place: Place | None = None
+        """That of the batch that was given last; None before the first."""
+        self._places = deque[Place]()
+        """Those of the batches that are made ahead."""
+        self._ahead: Iterator[Any] | None = None
         self._pinned = getattr(device, "type", "") == "cuda"
+
+    @property
+    def epoch(self) -> float:
+        """Epochs that were given, in parts."""
+        return float(self.dataset.epoch if self._place is None else self._place.epoch)
+
+    def epoch_over(self) -> bool:
+        """Whether an epoch has ended since this was asked; transformers tells of those of a data set."""
+        before = self._epochs_over
+        self._epochs_over = int(self.dataset.epochs_over if self._place is None else self._place.epochs_over)
+        return self._epochs_over > before
+
+    @property
+    def over(self) -> bool:
+        """Whether every row of all epochs was given."""
+        return bool(self.dataset.over if self._place is None else self._place.over)
 
     def state_dict(self) -> dict[str, Any]:
         """Epoch, shard and row, and how often the prompts behind them were given."""
         half = 0 < self._given < self.dealt.times
-        return {**(self._before if half else self.dataset.state()), "given": self._given if half else 0}
+        place = self._place
+        state = self.dataset.state() if place is None else place.before if half else place.behind
+        return {**state, "given": self._given if half else 0}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Take up what was saved."""
+        self._ahead, self._place = None, None
+        self._places.clear()
         self.dataset.go_to(state)
         self._given, self._batch = int(state["given"]), None
-
-    def epoch_over(self) -> bool:
-        """Whether an epoch has ended since this was asked; transformers tells of those of a data set."""
-        before, self._epochs_over = self._epochs_over, self.dataset.epochs_over
-        return bool(self._epochs_over > before)
 
     def __iter__(self) -> Iterator[Any]:
         while (batch := self.next_batch()) is not None:
@@ -77,24 +123,45 @@ class StreamLoader:
         """The next batch on the host; None at the end of the stream."""
         if self._batch is None or self._given >= self.dealt.times:
             given = self._given if self._batch is None and self._given < self.dealt.times else 0
-            rows = self._rows()
-            if not rows or (self.dealt.copies > 1 and len(rows) < self.dealt.rows):
+            if (batch := next(self._made(), None)) is None:
                 return None
-            self._batch, self._given = self._collated(self.dealt.mine(rows)), given
+            self._place = self._places.popleft()
+            self._batch, self._given = self._on_host(batch), given
         self._given += 1
         return self._batch if self.dealt.times == 1 else list(self._batch)
 
-    def _rows(self) -> Rows:
-        stream = self.dataset
-        rows: Rows = []
-        self._before = stream.state()
-        stream.batch += 1
-        while len(rows) < self.dealt.rows and (row := stream.next_row()) is not None:
-            rows.append(row)
-        return rows
+    def _made(self) -> Iterator[Any]:
+        """The batches behind the stream's place, made here or ahead."""
+        if self._ahead is None:
+            if self.workers:
+                self._ahead = iter(
+                    DataLoader(
+                        _Rows(),
+                        batch_sampler=self._rows_of_batches(),
+                        collate_fn=self.collate_fn,
+                        num_workers=self.workers,
+                        prefetch_factor=self.prefetch,
+                    )
+                )
+            else:
+                self._ahead = map(self.collate_fn, self._rows_of_batches())
+        return self._ahead
 
-    def _collated(self, rows: Rows) -> Any:
-        batch = self.collate_fn(rows)
+    def _rows_of_batches(self) -> Iterator[Rows]:
+        """The rows of this process's batches; notes the place of each."""
+        stream = self.dataset
+        while True:
+            before = stream.state()
+            stream.batch += 1
+            rows: Rows = []
+            while len(rows) < self.dealt.rows and (row := stream.next_row()) is not None:
+                rows.append(row)
+            if not rows or (self.dealt.copies > 1 and len(rows) < self.dealt.rows):
+                return
+            self._places.append(Place(before, stream.state(), stream.epoch, stream.epochs_over, stream.over))
+            yield self.dealt.mine(rows)
+
+    def _on_host(self, batch: Any) -> Any:
         if self._pinned and isinstance(batch, dict):
             batch = {
                 name: each.pin_memory() if isinstance(each, torch.Tensor) else each for name, each in batch.items()

@@ -6,7 +6,9 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
+from torch.utils.data import get_worker_info
 
+from engine.errors import WorkbenchError
 from engine.trainers.ranks import Ranks
 
 ROWS = "rows"
@@ -35,7 +37,13 @@ class WithRows:
         """What of a batch is this rank's, where several divide its rows."""
 
     def __call__(self, rows: list[dict[str, Any]]) -> dict[str, Any]:
-        return self.collate(rows)
+        if get_worker_info() is None:
+            return self.collate(rows)
+        try:
+            return self._collate(rows)
+        except WorkbenchError as problem:
+            # torch would word it anew, with the loader process's traceback: the step that needs the batch raises it.
+            return {ROWS: problem, "labels": torch.zeros(1, 1, dtype=torch.long)}
 
     def _collate(self, rows: list[dict[str, Any]]) -> dict[str, Any]:
         batch = self.collator(rows)
@@ -44,6 +52,14 @@ class WithRows:
         ids = [each for row in rows for each in row["rows"]] if packed else [row.get("row", -1) for row in rows]
         batch[ROWS] = Origin(ids, *(int(count) for count in counted(batch)))
         return batch
+
+
+def origin_of(batch: dict[str, Any]) -> Origin | None:
+    """Takes out of a batch where it comes from. Raises the error of a loader process that could not make it."""
+    origin: Origin | WorkbenchError | None = batch.pop(ROWS, None)
+    if isinstance(origin, WorkbenchError):
+        raise origin
+    return origin
 
 
 def counted(batch: dict[str, Any]) -> tuple[Any, Any]:

@@ -139,7 +139,7 @@ class Watching(TrainerCallback):
         self._hear(control, state)
         if (loader := self.trainer.stream_loader) is not None:
             # To transformers a stream is one epoch without an end.
-            state.epoch = loader.dataset.epoch
+            state.epoch = loader.epoch
             if loader.epoch_over():
                 self.on_epoch_end(args, state, control)
         last = self._last(state)
@@ -164,7 +164,7 @@ class Watching(TrainerCallback):
 
     def _last(self, state: Any) -> bool:
         loader = self.trainer.stream_loader
-        return bool(state.global_step == state.max_steps or (loader is not None and loader.dataset.over))
+        return bool(state.global_step == state.max_steps or (loader is not None and loader.over))
 
     def on_epoch_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         if self._at_epoch_end:

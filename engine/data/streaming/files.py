@@ -17,7 +17,7 @@ from typing import Any
 from engine.config.files import COMPRESSIONS, scheme_of
 from engine.config.kinds import BUILTIN_ROWS
 from engine.config.tree import RunConfig
-from engine.data.cache import template_part, tokens_parts
+from engine.data.cache import own_parts, tokens_parts
 from engine.data.detect import detect
 from engine.data.mapped import Rows
 from engine.data.parsing import Row
@@ -240,7 +240,7 @@ def stream_parts(plan: Plan, files: Files, processing_class: Any) -> dict[str, A
             "columns": dict(source.detection.columns),
             "limit": file.entry.rows,
             "split": file.entry.split,
-            **template_part(source, processing_class),
+            **own_parts(source, processing_class),
         }
         for source, file in zip(plan.sources, files.files, strict=True)
     ]

@@ -14,6 +14,7 @@ from engine.config.method import METHODS
 from engine.data.detect import detect
 from engine.data.formats import read_example, transcript
 from engine.data.parts import FormatError, columns_of
+from engine.data.prepared_rows import SHAPES
 from engine.data.rows import open_rows
 
 Write = Callable[..., Path]
@@ -216,6 +217,30 @@ def test_a_ranking_is_its_best_answer_against_its_worst(tmp_path: Path) -> None:
     assert (found.format, found.problems) == ("ranking", ())
     pair = read_example(row, "ranking", found.columns)
     assert (pair.prompt, pair.chosen, pair.rejected) == ("Add\n2+2", "4", "5")
+
+
+@pytest.mark.parametrize(
+    ("choice", "pairs"),
+    [
+        ("best_worst", "ad"),
+        ("best_rest", "ab ac ad"),
+        ("adjacent", "ab bc cd"),
+        ("all", "ab ac ad bc bd cd"),
+    ],
+)
+@pytest.mark.parametrize("told", [False, True], ids=["texts", "messages"])
+def test_a_ranking_gives_the_pairs_that_its_source_asks_for(choice: str, pairs: str, told: bool) -> None:
+    answers = [[{"role": "assistant", "content": each}] for each in "abcd"] if told else [*"abcd"]
+    example = read_example({"prompt": "Which?", "output": answers}, "ranking", {})
+    example.ranking_pairs = choice
+    made = SHAPES["pairs"].examples(example)
+    said = [
+        "".join(each if isinstance(each, str) else each[0]["content"] for each in (one.chosen, one.rejected))
+        for one in made
+    ]
+    assert " ".join(said) == pairs
+    # A verdict for each answer is made of the two that differ most, whatever pairs are asked for.
+    assert [each.label for each in SHAPES["rated"].examples(example)] == [True, False]
 
 
 @pytest.mark.parametrize(

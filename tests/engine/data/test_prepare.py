@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from engine.config.data import DataSource
 from engine.data.plan import plan_of
 from engine.data.prepare import prepare
 from engine.data.pretokenized import IGNORED
@@ -106,6 +107,40 @@ def test_kto_of_pairs_is_kto_of_the_rows_that_the_library_makes_of_them(
     }
     shown = preview(config, minimind, {"kind": "index", "index": 20}, 1)["rows"][0]
     assert shown["left_out"] == "its chosen and its rejected answer are the same"
+
+
+def test_pairs_of_a_ranking_are_rows_of_their_own(write: Write, make_config: Config, minimind: Any) -> None:
+    rows = [
+        {"prompt": "Which is best?", "output": ["first", "second", "second", "last"]},
+        {"prompt": "And?", "output": ["a", "b"]},
+    ]
+    path = write(rows)
+
+    def asked(choice: str) -> Any:
+        return make_config(method="dpo", source=[DataSource(path=str(path), ranking_pairs=choice)])
+
+    found = prepare(asked("best_worst"), minimind)
+    assert [row["row"] for row in found.dataset] == [0, 1]
+    said = {row["row"]: minimind.decode(row["rejected_ids"]) for row in found.dataset}
+    assert "last" in said[0]
+    config = asked("all")
+    found = prepare(config, minimind)
+    assert not found.cached
+    # Of the two equal answers nothing is learned.
+    assert [row["row"] for row in found.dataset] == [0, 0, 0, 0, 0, 1]
+    assert found.warnings == ("1 of 7 rows have the same chosen and rejected answer and are left out",)
+    answers = [
+        tuple(minimind.decode(row[part]).split("<")[0] for part in ("chosen_ids", "rejected_ids"))
+        for row in found.dataset
+    ]
+    assert answers[0] == ("first", "second")
+    assert answers[-2] == ("second", "last")
+    shown = preview(config, minimind, {"kind": "index", "index": 0}, 1)["rows"][0]
+    assert not shown.get("left_out")
+    said = {name: "".join(token["text"] for token in part).split("<")[0] for name, part in shown["parts"].items()}
+    second = ["rejected 3", "chosen 4", "rejected 4", "chosen 5", "rejected 5"]
+    assert list(said) == ["prompt", "chosen", "rejected", *second]
+    assert (said["rejected"], said["rejected 3"], said["chosen 4"]) == ("second", "last", "second")
 
 
 @pytest.mark.parametrize("with_template", [True, False])

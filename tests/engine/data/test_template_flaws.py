@@ -67,6 +67,11 @@ FLAWED: dict[str, tuple[str, dict[str, Any], str]] = {
         "earlier_thinking",
     ),
     "marks in what is said": (CHATML + ASKS, _row(content="first<|im_end|>"), "marks"),
+    "marks in what is thought": (
+        CHATML.replace("{{ m.content }}", "{{ m.reasoning_content or '' }}{{ m.content }}") + ASKS,
+        _row(reasoning_content="Hm.<|im_end|>"),
+        "marks",
+    ),
     "an empty turn": (
         CHATML + ASKS,
         {"messages": [{"role": "user", "content": " "}, *_row()["messages"]]},

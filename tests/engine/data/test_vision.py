@@ -9,9 +9,11 @@ import os
 import shutil
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import torch
 from PIL import Image
 
 from engine.config.data import DataSource
@@ -20,7 +22,7 @@ from engine.data.prepare import prepare
 from engine.data.pretokenized import IGNORED
 from engine.data.preview import preview
 from engine.data.prompts import reward_columns, written
-from engine.data.vision import open_image
+from engine.data.vision import ImageBatch, open_image
 from engine.errors import DataError, ModelError
 from tests.engine.seeing import FAMILIES, real_processor
 
@@ -661,3 +663,16 @@ def test_the_preview_shows_the_batch_with_its_images(
     assert not any(item["trained"] for item in tokens)
     assert open_image(image["thumbnail"]).getpixel((0, 0)) == (200, 30, 30)
     assert [turn["role"] for turn in shown["turns"]] == ["user", "assistant"]
+
+
+@pytest.mark.parametrize(("told", "asked_for"), [({"return_mm_token_type_ids": True}, True), ({}, False)])
+def test_which_tokens_are_an_images_is_told_as_releases_before_5_18_ask_for_it(told: Any, asked_for: bool) -> None:
+    kwargs = SimpleNamespace(_defaults={"text_kwargs": told})
+    processor = SimpleNamespace(
+        image_token="<image>", image_token_ids=[7], valid_processor_kwargs=kwargs, model_input_names=["mm_token_type_ids"],
+        create_mm_token_type_ids=lambda ids: [[int(each == 7) for each in row] for row in ids],
+    )  # fmt: skip
+    kinds = ImageBatch(processor).kinds(torch.tensor([[1, 7, 7, 2]]))
+    assert {name: each.tolist() for name, each in kinds.items()} == (
+        {"mm_token_type_ids": [[0, 1, 1, 0]]} if asked_for else {}
+    )

@@ -335,3 +335,24 @@ def test_transformers_makes_eager_masks_and_calls_attention_with_the_sinks() -> 
     assert {"module", "query", "key", "value", "attention_mask", "scaling"} <= inspect.signature(
         module.eager_attention_forward
     ).parameters.keys()
+
+
+def test_vision_towers_call_attention_for_each_region_with_what_they_were_given_beside() -> None:
+    from engine.features.vision_attention import SERVED
+
+    modules = ("glm4v", "glm4v_moe", "qwen2_vl", "qwen2_5_vl", "qwen3_vl", "qwen3_vl_moe")
+    found = {
+        name: getattr(each, name)
+        for folder in modules
+        for each in [importlib.import_module(f"transformers.models.{folder}.modeling_{folder}")]
+        for name in SERVED
+        if hasattr(each, name)
+    }
+    assert set(found) == SERVED
+    for kind in found.values():
+        source = " ".join(inspect.getsource(kind.forward).split())
+        # The bounds are cut at on the host, one call is made for each, and words of the caller reach the attention.
+        assert "lengths = cu_seqlens[1:] - cu_seqlens[:-1]" in source
+        assert "torch.split(tensor, lengths.tolist(), dim=2)" in source
+        assert "is_causal=False, **kwargs, )[0] for q, k, v in zip(*splits)" in source
+        assert "get_interface( self.config._attn_implementation" in source

@@ -6,6 +6,9 @@ from engine.config.facts import DataFacts, Facts
 from tests.engine.rules.rule_cases.shared import TINY_FACTS, Case, rows, source
 
 CASES: dict[str, list[Case]] = {
+    "batches-ahead-need-loader-processes": [
+        ({"data.dataloader_prefetch_factor": 4}, Facts(), "data.dataloader_prefetch_factor", "error")
+    ],
     "held-out-rows-are-named-once": [
         ({"data.val_set_size": 0.1, "data.eval": [{"path": "b.jsonl"}]}, Facts(), "data.val_set_size", "error")
     ],

@@ -29,6 +29,17 @@ CASES: dict[str, list[Case]] = {
         (entry(chat_template="lost.jinja"), Facts(files={"lost.jinja": False}), "data.train.0.chat_template", "error"),
         (entry(chat_template="chatml", format="text"), Facts(), "data.train.0.chat_template", "error"),
     ],
+    "pairs-are-chosen-of-rankings": [
+        (entry(ranking_pairs="all", format="ranking"), Facts(), "data.train.0.ranking_pairs", "error"),
+        ({**DPO, **entry(ranking_pairs="all", format="preference")}, Facts(), "data.train.0.ranking_pairs", "error"),
+        (
+            {**DPO, "data.streaming": True, **entry(ranking_pairs="all", format="ranking")},
+            Facts(),
+            "data.train.0.ranking_pairs",
+            "error",
+        ),
+        ({**DPO, **entry(ranking_pairs="adjacent")}, source(format="preference"), "data.train.0.ranking_pairs", "error"),
+    ],
     "synthetic-rows-are-drawn-in-the-size-that-is-said": [
         (entry(format="synthetic"), Facts(), "data.train.0.path", "error"),
         (entry(path="builtin/synthetic", format="text"), Facts(), "data.train.0.format", "error"),

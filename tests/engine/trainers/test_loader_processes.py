@@ -1,0 +1,156 @@
+"""Processes that make the next batches: the same rows in the same order, a bounded number ahead, errors in their own words."""
+
+from __future__ import annotations
+
+import os
+import time
+
+import pytest
+import torch
+
+from engine.data.vision import ImageBatch
+from engine.errors import DataError
+from engine.trainers.stream_loader import Dealt, StreamLoader
+from tests.engine.seeing import BUILDERS
+from tests.engine.trainers.conftest import lines
+from tests.engine.trainers.test_against_trl import images_with_answers
+
+
+@pytest.fixture
+def seeing(source, tmp_path, shared_data):
+    """Settings of a short run on images."""
+    folder = BUILDERS["gemma3"](shared_data / "tokenizers/minimind", tmp_path / "gemma3")
+    rows = source(images_with_answers(tmp_path, 8))
+    given = {"model.name": str(folder), "data.train": [{"path": rows}], "data.max_length": 512, "optim.max_steps": 3}
+    return {**given, "optim.gradient_accumulation_steps": 1, "optim.per_device_train_batch_size": 2}
+
+
+@pytest.fixture
+def made_by(tmp_path, monkeypatch):
+    """Which processes read the images of batches."""
+    note, read = tmp_path / "pids", ImageBatch.__call__
+
+    def reading(self, rows, ids):
+        with note.open("a") as out:
+            out.write(f"{os.getpid()}\n")
+        return read(self, rows, ids)
+
+    monkeypatch.setattr(ImageBatch, "__call__", reading)
+
+    def pids():
+        found = {int(line) for line in note.read_text().split()}
+        note.unlink()
+        return found
+
+    return pids
+
+
+@pytest.mark.parametrize("streaming", [False, True])
+def test_other_processes_make_the_batches_and_nothing_else_changes(train, seeing, made_by, streaming):
+    def losses(**more):
+        run = train({**seeing, "data.streaming": streaming, **more})
+        found = [event for event in lines(run, "metrics") if "loss" in event]
+        # Waiting for a batch is waiting for data, whoever makes it.
+        assert all(event["data_seconds"] > 0 for event in found if "data_seconds" in event)
+        return [event["loss"] for event in found]
+
+    alone = losses()
+    assert made_by() == {os.getpid()}
+    together = losses(**{"data.dataloader_num_workers": 2})
+    pids = made_by()
+    assert os.getpid() not in pids
+    assert len(pids) == 2
+    assert together == alone
+    assert len(alone) == 3
+
+
+def test_an_image_that_cannot_be_read_there_ends_the_run_in_its_own_words(train, seeing, monkeypatch):
+    def broken(self, rows, ids):
+        raise DataError("cat.png: the image cannot be read (it is cut or broken)", "Take it out.")
+
+    monkeypatch.setattr(ImageBatch, "__call__", broken)
+    run = train({**seeing, "data.dataloader_num_workers": 1}, code=1)
+    told = run.events.read_text()
+    assert "cat.png: the image cannot be read" in told
+    assert "worker process" not in told
+
+
+class Rows:
+    """A stream of numbers in three epochs."""
+
+    def __init__(self, count=10, epochs=3):
+        self.count, self.epochs, self.place, self.batch, self.keep = count, epochs, 0, 0, 0
+
+    def next_row(self):
+        if self.over:
+            return None
+        self.place += 1
+        return self.place % self.count
+
+    def state(self):
+        return {"row": self.place}
+
+    def go_to(self, state):
+        self.place = state["row"]
+
+    @property
+    def epoch(self):
+        return self.place / self.count
+
+    @property
+    def epochs_over(self):
+        return self.place // self.count
+
+    @property
+    def over(self):
+        return self.epochs_over >= self.epochs
+
+
+def collate(rows):
+    return {"ids": torch.tensor(rows)}
+
+
+@pytest.mark.parametrize("dealt", [Dealt(4), Dealt(2, ranks=2, rank=1), Dealt(4, copies=2, times=2)])
+def test_a_stream_goes_on_behind_the_batch_that_was_given_last_however_many_are_ahead(dealt):
+    def read(workers, given=None, most=100):
+        loader = StreamLoader(Rows(), dealt, collate, torch.device("cpu"), workers, 3)
+        if given is not None:
+            loader.load_state_dict(given)
+        found = []
+        while len(found) < most and (batch := loader.next_batch()) is not None:
+            ids = batch["ids"].tolist() if isinstance(batch, dict) else batch
+            found.append((ids, loader.state_dict(), loader.epoch, loader.epochs_over, loader.over))
+        return found
+
+    alone = read(0)
+    assert len(alone) > 5
+    assert alone[-1][-1] or dealt.copies > 1
+    assert read(2) == alone
+    for place in (1, 2, 4):
+        assert read(2, alone[place - 1][1]) == alone[place:]
+
+
+@pytest.mark.parametrize("factor", [1, 3])
+def test_so_many_batches_are_made_ahead_and_no_more(train, seeing, tmp_path, monkeypatch, factor):
+    from engine.trainers.saving import RunTrainer
+
+    note, step, read = tmp_path / "made", RunTrainer.training_step, ImageBatch.__call__
+    ahead = []
+
+    def reading(self, rows, ids):
+        with note.open("a") as out:
+            out.write("x")
+        return read(self, rows, ids)
+
+    def stepping(self, model, inputs, *args, **kwargs):
+        if self.state.global_step == 0:
+            time.sleep(2.0)  # as long as it takes to make all that may be made
+            ahead.append(len(note.read_text()))
+        return step(self, model, inputs, *args, **kwargs)
+
+    monkeypatch.setattr(ImageBatch, "__call__", reading)
+    monkeypatch.setattr(RunTrainer, "training_step", stepping)
+    workers = {"data.dataloader_num_workers": 2, "data.dataloader_prefetch_factor": factor}
+    train({**seeing, "optim.per_device_train_batch_size": 1, "optim.max_steps": 2, **workers})
+    # accelerate takes one batch more than the one it gives.
+    assert ahead == [min(8, 2 + 2 * factor)]
