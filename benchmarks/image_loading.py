@@ -6,8 +6,8 @@
 Batches of 8 JPEGs of 1,152 x 896 pixels, one a row, are read, resized and cut into patches by Qwen2.5-VL's own image processor
 and our collator (`engine.data.collate`), as torch's loader runs it for a trainer with these settings. A step is a sleep of
 400 ms, as a host waits for a card. For each number of processes: the mean time of a step, and the share of it that waited
-for data. With two processes and a factor of batches ahead each: the memory of all that the loader holds when it has made
-all that it may, shared pages counted once (`Pss` of the processes above those of a loader that has made nothing).
+for data. With two processes and a factor of batches ahead each: the shared memory (`/dev/shm`) that the batches take which wait,
+once all are made that may be, beside the processes' own memory (`Pss`). Whatever else uses shared memory meanwhile is counted.
 """
 
 from __future__ import annotations
@@ -100,20 +100,27 @@ def steps(batches: Any, count: int, step: float) -> tuple[list[float], float]:
     return times, waited / sum(times)
 
 
-def held(rows: Rows, collate: Any, workers: int, factor: int) -> tuple[float, float]:
-    """MiB that the loader's processes take once they made all that they may, and those of one batch."""
+def held(rows: Rows, collate: Any, workers: int, factor: int) -> tuple[float, float, float]:
+    """MiB of the batches that wait once all are made that may be, of the loader's processes, and of one batch."""
+    empty = _shared()
     batches = loader(rows, collate, workers, factor)
     taken = iter(batches)
     first = next(taken)
     made = sum(each.nbytes for each in first.values()) / 2**20
     del first
     before, still = -1.0, 0
-    while still < 4:  # nothing is made any more
+    while still < 5:  # nothing is made any more
         time.sleep(1.0)
-        now = sum(_pss(each.pid) for each in taken._workers)
+        now = _shared() - empty
         still = still + 1 if abs(now - before) < 1 else 0
         before = now
-    return before, made
+    return before, sum(_pss(each.pid) for each in taken._workers), made
+
+
+def _shared() -> float:
+    """MiB of shared memory in use on this machine."""
+    found = os.statvfs("/dev/shm")
+    return (found.f_blocks - found.f_bfree) * found.f_frsize / 2**20
 
 
 def _pss(process: int) -> float:
@@ -157,10 +164,13 @@ def main() -> None:
             )
             results.add("image loading", shape, f"{workers} loader processes", ms=[1000 * each for each in times])
         for factor in given.factors:
-            most, made = held(rows, collate, 2, factor)
-            print(f"2 processes, {factor} ahead each: {most:.0f} MiB; a batch is {made:.0f} MiB", flush=True)
-            shape = f"memory of 2 loader processes; a batch is {made:.0f} MiB"
-            results.add("image loading", shape, f"{factor} batches ahead each", peak_mib=most)
+            waits, own, made = held(rows, collate, 2, factor)
+            print(
+                f"2 processes, {factor} ahead each: {waits:.0f} MiB wait beside {own:.0f} of the processes; a batch is {made:.0f}",
+                flush=True,
+            )
+            shape = f"shared memory of 2 loader processes; a batch is {made:.0f} MiB"
+            results.add("image loading", shape, f"{factor} batches ahead each", peak_mib=waits)
 
 
 if __name__ == "__main__":
