@@ -12,12 +12,11 @@ import datetime
 import os
 import threading
 from collections.abc import Callable
-from typing import Any
 
 import torch
 import torch.distributed as dist
 
-from engine.compat.staging import staged
+from engine.compat.staging import copy_into, room_for
 from engine.hardware import free_memory_bytes
 from engine.trainers import sharded
 
@@ -32,14 +31,16 @@ class AsyncSave:
         """`seconds` is how long ranks wait for each other at most."""
         self._seconds = seconds
         self._group: dist.ProcessGroup | None = None
-        self._copies: dict[str, Any] | None = None
+        self._copies: dict[str, torch.Tensor] | None = None
+        self._room: threading.Thread | None = None
+        """Makes room for the copies."""
         self._thread: threading.Thread | None = None
         self._problem: BaseException | None = None
 
     def has_room(self, state: dict[str, torch.Tensor], device: torch.device) -> bool:
         """Whether the copies of all ranks of this machine fit beside what is in its memory; the same on all ranks, which ask
-        together. Once made, the copies stay."""
-        if self._copies is not None:
+        together. Once there is room, it stays."""
+        if self._room is not None:
             return True
         own = sum(sharded.local(each).nbytes for each in state.values())
         together = own * int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
@@ -47,9 +48,31 @@ class AsyncSave:
         dist.all_reduce(fits, dist.ReduceOp.MIN)
         return bool(fits.item())
 
-    def copy(self, state: dict[str, torch.Tensor]) -> dict[str, Any]:
-        """The shares as they are now, in main memory; in the same place each time, so that later ones are quick."""
-        self._copies = staged(state, self._copies)
+    def make_room(self, state: dict[str, torch.Tensor]) -> None:
+        """Asks the machine for the memory of the copies, on a thread: tens of GiB are touched and locked, which takes as many
+        seconds, and a first copy that had to would keep the training waiting for them."""
+        if self._room is None:
+            device = torch.cuda.current_device() if torch.cuda.is_initialized() else None
+            self._room = threading.Thread(target=self._make_room, args=(state, device), name="save-room", daemon=True)
+            self._room.start()
+
+    def _make_room(self, state: dict[str, torch.Tensor], device: int | None) -> None:
+        try:
+            if device is not None:
+                torch.cuda.set_device(device)
+            self._copies = room_for(state)
+        except BaseException as problem:  # noqa: BLE001 - the thread's boundary: it is raised where somebody waits
+            self._problem = problem
+
+    def copy(self, state: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+        """The shares as they are now, in main memory; in the same place each time."""
+        self.make_room(state)
+        assert self._room is not None
+        self._room.join()
+        if self._copies is None or self._copies.keys() != state.keys():
+            self._raise()
+            self._copies = room_for(state)
+        copy_into(self._copies, state)
         return self._copies
 
     def begin(self, write: Callable[[dist.ProcessGroup], None]) -> None:
@@ -76,6 +99,9 @@ class AsyncSave:
         if self._thread is not None:
             self._thread.join()
             self._thread = None
+        self._raise()
+
+    def _raise(self) -> None:
         if (problem := self._problem) is not None:
             self._problem = None
             raise problem

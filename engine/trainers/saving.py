@@ -225,7 +225,7 @@ class RunTrainer(Trainer):
         origin = origin_of(inputs)
         assert origin is not None
         self.on_progress()
-        self.checkpoints.raise_failed()
+        self.checkpoints.before_step()
         self._trains_on(origin.rows)
         self.counts.add(origin.tokens, origin.trained)
         return self.finite.loss(super().training_step(model, inputs, *args, **kwargs))
@@ -367,6 +367,7 @@ class CheckpointWriter:
     def __init__(self, trainer: RunTrainer) -> None:
         self._trainer = trainer
         self._async_save: AsyncSave | None = None
+        self._room_asked = False
 
     def save(self) -> None:
         """Commits a checkpoint of this step. Raises Diverged where the weights are not finite, under `go_on` only says that
@@ -416,14 +417,28 @@ class CheckpointWriter:
         if self._async_save is not None and self._async_save.failed and self._trainer.args.should_save:
             self._async_save.settle()
 
-    def _copied(self) -> dict[str, Any] | None:
-        """Copies of what this rank holds of full weights and optimizer, where they are shares and the machine has room."""
+    def before_step(self) -> None:
+        """On all ranks, as each step begins: raises what failed, and has room made for the copies of the next checkpoint once
+        the optimizer has states to copy."""
+        self.raise_failed()
+        if not self._room_asked and _inner(self._trainer.optimizer).state:
+            self._room_asked = True
+            if (states := self._shares_with_room()) is not None and self._async_save is not None:
+                self._async_save.make_room(states)
+
+    def _shares_with_room(self) -> dict[str, torch.Tensor] | None:
+        """What this rank holds of full weights and optimizer, where they are shares and the machine has room for copies."""
         trainer = self._trainer
         if isinstance(trainer.model, PeftModel) or not sharded.is_sharded(trainer.model):
             return None
         self._async_save = self._async_save or AsyncSave(trainer.args.ddp_timeout)
         states = sharded.states(trainer.model, _inner(trainer.optimizer))
-        return self._async_save.copy(states) if self._async_save.has_room(states, trainer.accelerator.device) else None
+        return states if self._async_save.has_room(states, trainer.accelerator.device) else None
+
+    def _copied(self) -> dict[str, torch.Tensor] | None:
+        """Copies of these shares, where there is room."""
+        states = self._shares_with_room()
+        return None if states is None or self._async_save is None else self._async_save.copy(states)
 
     def _write_async(
         self, tmp: Path, copies: dict[str, Any], group: Any, begun: float, waited: float, best: int | None

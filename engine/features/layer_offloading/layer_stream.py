@@ -11,14 +11,13 @@ Refuses nothing itself; what may be streamed is decided in `engine.features.laye
 
 from __future__ import annotations
 
-import mmap
-import sys
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 
 from engine import figures
+from engine.compat import host_memory
 from engine.errors import ModelError
 from engine.features.layer_offloading.layer_schedule import Moves, Schedule
 from engine.kernels.experts.packed import Held, PackedExperts
@@ -27,31 +26,15 @@ ALIGN = 256
 """Bytes at whose multiples each weight begins, for kernels that read many at once."""
 
 
-class _Pages(mmap.mmap):
-    """Pages that no other block shares, unlocked when the last tensor on them is gone. Shared with forked processes rather
-    than copied for them, so that they stay where the card reads them."""
-
-    address = 0
-
-    def __del__(self) -> None:
-        if self.address and not sys.is_finalizing():
-            runtime: Any = torch.cuda.cudart()
-            torch.cuda.synchronize()
-            runtime.cudaHostUnregister(self.address)
-
-
 def locked(size: int) -> torch.Tensor:
-    """`size` bytes of locked host memory. Locked in place, since torch's own pinned blocks are rounded up to a power of two."""
-    pages = _Pages(-1, size)
-    block = torch.frombuffer(pages, dtype=torch.uint8, count=size)
-    runtime: Any = torch.cuda.cudart()
-    if int(runtime.cudaHostRegister(block.data_ptr(), size, 0)) != 0:
+    """`size` bytes of locked host memory. Raises ModelError where the system gives none."""
+    try:
+        return host_memory.locked(size)
+    except MemoryError:
         raise ModelError(
             f"memory.layer_offloading: the system gave no {figures.size(size)} of locked host memory for a layer.",
             "Free host memory or raise the limit of locked memory (ulimit -l), or leave it out.",
-        )
-    pages.address = block.data_ptr()
-    return block
+        ) from None
 
 
 class Weights:

@@ -37,7 +37,7 @@ from engine.compat.flight_recorder import SIZE
 from engine.compat.fsdp2 import _reshards, kept_together, wrap_what_is_there
 from engine.compat.ring_attention import NAME as RING
 from engine.compat.ring_attention import ring_attention, ring_attention_forward
-from engine.compat.staging import staged
+from engine.compat.staging import copy_into, room_for
 from engine.compat.trl_head import FusedForward, head_settings
 from engine.features.cut_cross_entropy.apply import CutCrossEntropy
 from engine.features.fused_norm_rope.apply import CLASSES
@@ -228,12 +228,15 @@ def one_rank() -> Iterator[Any]:
 def test_shares_are_copied_as_torchs_own_checkpoints_copy_them(one_rank: Any) -> None:
     share = distribute_tensor(torch.arange(4.0), one_rank, [Shard(0)])
     state = {"weight": share, "step": torch.tensor(3.0)}
-    copies = staged(state, None)
+    room = room_for(state)
+    assert isinstance(room["weight"], DTensor)
+    assert (room["weight"].placements, room["weight"].shape) == (share.placements, share.shape)
+    assert room["weight"].to_local().tolist() == [0] * 4
+    copy_into(room, state)
     share.to_local().fill_(9)
-    assert isinstance(copies["weight"], DTensor)
-    assert copies["weight"].to_local().tolist() == [0, 1, 2, 3]
-    assert staged(state, copies) is copies
-    assert (copies["weight"].to_local().tolist(), copies["step"].item()) == ([9] * 4, 3)
+    assert (room["weight"].to_local().tolist(), room["step"].item()) == ([0, 1, 2, 3], 3)
+    copy_into(room, state)
+    assert room["weight"].to_local().tolist() == [9] * 4
 
 
 def test_layers_stay_together_while_they_are_asked_to(one_rank: Any) -> None:

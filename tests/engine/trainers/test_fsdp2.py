@@ -286,6 +286,39 @@ def test_what_goes_wrong_beside_the_training_is_raised_where_it_waits() -> None:
     late.settle()
 
 
+def test_a_copy_finds_the_room_that_was_made_for_it_before() -> None:
+    late, state = AsyncSave(60), {"weight": torch.arange(6.0)}
+    late.make_room(state)
+    assert late._room is not None
+    late._room.join(30)
+    assert late._copies is not None
+    room = late._copies["weight"].data_ptr()
+    for _ in range(2):
+        state["weight"] += 1
+        copies = late.copy(state)
+        assert copies["weight"].data_ptr() == room != state["weight"].data_ptr()
+        assert torch.equal(copies["weight"], state["weight"])
+
+
+@pytest.mark.parametrize("sharded_out", [False, True])
+def test_room_is_made_once_the_optimizer_has_states(monkeypatch: pytest.MonkeyPatch, sharded_out: bool) -> None:
+    model = torch.nn.Linear(2, 2)
+    optimizer = torch.optim.AdamW(model.parameters())
+    given = SimpleNamespace(args=SimpleNamespace(should_save=True, ddp_timeout=60), model=model, optimizer=optimizer)
+    given.accelerator = SimpleNamespace(device=torch.device("cpu"))
+    made = CheckpointWriter(given)  # type: ignore[arg-type]
+    monkeypatch.setattr(sharded, "is_sharded", lambda _: sharded_out)
+    monkeypatch.setattr(sharded, "states", lambda model, optimizer: dict(model.named_parameters()))
+    monkeypatch.setattr(AsyncSave, "has_room", lambda *_: True)
+    made.before_step()
+    assert made._async_save is None
+    model(torch.ones(2)).sum().backward()
+    optimizer.step()
+    made.before_step()
+    asked = made._async_save is not None and made._async_save._room is not None
+    assert asked == sharded_out
+
+
 class Broken(SimpleNamespace):
     """What of a trainer a save beside the training needs; its training fails."""
 

@@ -855,7 +855,7 @@ async def test_the_review_tells_what_a_rehearsal_of_this_very_config_measured(
 async def test_a_wide_window_shows_form_first_row_and_what_follows_side_by_side() -> None:
     app = WorkbenchApp()
     async with app.run_test(size=(200, 50)) as pilot:
-        app.build(Draft.new("demo"), "data")
+        app.navigation.build(Draft.new("demo"), "data")
         await pilot.pause(0.5)
         screen = app.screen
         form, row, side = (screen.query_one(name) for name in ("#form", "FirstRow", "#side"))
