@@ -140,9 +140,13 @@ class Child:
 
 def _finish(mine: socket.socket, pid: int, owner: int) -> int:
     """Close the child's end of the world and take its status; the process that did not start it leaves it alone."""
-    mine.close()
     if owner != os.getpid():
+        mine.close()
         return 0
+    # Closing alone would not reach the child while others that were forked from here hold the same end open.
+    with contextlib.suppress(OSError):
+        mine.shutdown(socket.SHUT_RDWR)
+    mine.close()
     # It was ended, or ends by itself where nobody is left to ask it.
     return os.waitpid(pid, 0)[1]
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import resource
+import signal
 import time
 from pathlib import Path
 
@@ -107,3 +108,24 @@ def test_a_process_that_was_forked_asks_a_child_of_its_own(tmp_path: Path) -> No
         os._exit(0 if child.take(sent) is None and child.ask("plain", "y")[1] == "y" else 1)
     assert os.waitpid(pid, 0)[1] == 0
     assert child.take(sent)[1] == "x"
+
+
+@pytest.mark.timeout(60)
+def test_the_child_ends_though_another_process_holds_its_pipe_open(tmp_path: Path) -> None:
+    """As processes of a loader do, which are forked while it is there."""
+    child = Child(lambda: Served(tmp_path / "notes"))
+    pid, _ = child.ask("plain", "x")
+    holder = os.fork()
+    if not holder:
+        time.sleep(120)
+        os._exit(0)
+    try:
+        assert child._end is not None
+        begun = time.monotonic()
+        child._end()
+        assert time.monotonic() - begun < 20
+        with pytest.raises(ProcessLookupError):
+            os.kill(pid, 0)
+    finally:
+        os.kill(holder, signal.SIGKILL)
+        os.waitpid(holder, 0)

@@ -83,7 +83,12 @@ def test_a_run_that_gets_no_better_ends_early_and_says_so(train, source):
     best = best_text(view)
     assert best.startswith("checkpoint-1 is the best: held-out loss ")
     view.id = "my-0001"
-    for said in (ending(view, "my-0001"), summary_of(view), head(view)["by"], StatusLine._choose(view, "", "", end_of(view, run, "my-0001"))[0]):
+    for said in (
+        ending(view, "my-0001"),
+        summary_of(view),
+        head(view)["by"],
+        StatusLine._choose(view, "", "", end_of(view, run, "my-0001"))[0],
+    ):
         assert "stopped early at step 4: held-out loss has not risen for 3 evaluations" in said
         assert best in said
 
