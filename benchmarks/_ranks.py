@@ -278,7 +278,7 @@ def as_worker(order: dict[str, Any], turn: Turn) -> None:
             turn.waited = time.perf_counter() - begun
 
         built._save_checkpoint = saved
-        turn.settle = built.wait_for_save
+        turn.settle = built.checkpoints.wait
         built.add_callback(holding(turn))
         return built
 

@@ -78,10 +78,10 @@ class Kernels(Section):
     torch_compile: Annotated[bool | Auto, Title("Compile"), Expert, Source("torch.compile")] = "auto"
     """Let torch compile each decoder layer. The first batch waits for it, seconds on a GPU and a minute or more on a CPU; all
     others are computed faster. Checkpoints are made inside, and LoRA's products of one input are taken together. `auto`
-    compiles where there are options for it, and on a GPU where the run has 60 steps or more of packed rows, or 500 batches
+    compiles where there are options for it, and on a GPU where the run has 60 steps or more of packed rows, or 150 batches
     of padded ones, which are compiled for any length at once, or so many as the wait that was measured on this machine
     needs; unless another setting breaks the layers' graphs. Should compiling fail, the run goes on without. The receipt says
-    why. On a CPU `auto` leaves it off."""
+    why. On a CPU and with fsdp2 `auto` leaves it off."""
 
     torch_compile_options: Annotated[dict[str, Any], Title("Compile options"), Control("mapping"), Expert] = {}
     """Settings of torch's compiler, each true or false, by their names in `torch._inductor.config`. They are in force while

@@ -21,6 +21,7 @@ from engine.export import parity
 from engine.export.card import card
 from engine.export.merge import DTYPES, merge
 from engine.export.places import Source
+from engine.export.shards import take_weights
 from engine.export.stored import wide_weights
 from engine.hub import COMMITS, commit_of, reaching_hub
 from engine.models.load import UNREADABLE, load_processing_class, model_folder, wanted_revision
@@ -140,6 +141,7 @@ class Model:
         """Outputs of the trained model on `inputs`, of its base, and of a mixture rounded to the format of the files."""
         adapter = self.source.checkpoint if self.source.adapted else None
         rounds = any(each.dtype != "F32" for each in self.stored.values())
+        shares = self.source.shares
         return parity.reference(
             self.config,
             self.whole,
@@ -147,6 +149,7 @@ class Model:
             self.inputs,
             self.format_of if rounds else None,
             self.computing("The trained model's answers"),
+            None if shares is None else lambda model: take_weights(model, shares),
         )
 
     @cached_property

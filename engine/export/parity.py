@@ -201,13 +201,17 @@ def reference(
     ids: Sequence[list[int]],
     format_of: Callable[[str], torch.dtype] | None = None,
     report: Layers | None = None,
+    restore: Callable[[PreTrainedModel], None] | None = None,
 ) -> Reference:
     """Outputs of the trained model, the adapter beside its base, and of the base. With `format_of` a weight's name, a mixture
-    of experts is merged and rounded too."""
+    of experts is merged and rounded too. `restore` gives a model that is opened whole the weights that training wrote, where
+    the files of `base` were made of them."""
     if (made := in_layers(config, base, adapted=adapter is not None, report=report)) is not None:
         return _reference_in_layers(config, made, adapter, ids)
     model = trained_base(config, base, adapted=adapter is not None)
     if adapter is None:
+        if restore is not None:
+            restore(model)
         return Reference(outputs(model, ids))
     plain = None if METHODS[config.method.kind].head in ("score", "steps") else outputs(model, ids)
     from peft import PeftModel

@@ -41,6 +41,8 @@ class Source:
     checkpoint: Path
     adapted: bool
     """Whether it holds an adapter; else all weights."""
+    shares: Path | None = None
+    """The shares of its weights as training wrote them, where `checkpoint` is a folder that was put together of them."""
 
 
 def source(run: RunFolder, step: int | None = None, *, hashes: bool = True) -> Source:

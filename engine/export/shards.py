@@ -48,7 +48,7 @@ def put_together(source: Source, beside: Path) -> Iterator[Source]:
         try:
             folder = room / source.checkpoint.name
             _together(source.checkpoint, shares, folder, beside, needed)
-            yield replace(source, checkpoint=folder)
+            yield replace(source, checkpoint=folder, shares=shares)
         finally:
             shutil.rmtree(room, ignore_errors=True)
 
@@ -66,19 +66,52 @@ def _together(checkpoint: Path, shares: Path, folder: Path, beside: Path, needed
 
 
 def _weights(shares: Path, into: Path, skeleton: PreTrainedModel | None) -> None:
-    from torch.distributed.checkpoint import HuggingFaceStorageReader
     from torch.distributed.checkpoint._consolidate_hf_safetensors import consolidate_safetensors_files
+
+    held = _held(shares)
+    if skeleton is not None and (pieces := _pieces(skeleton, held)):
+        _in_pieces(shares, into, skeleton, pieces)
+        return
+    files = _files({name: stored.size.numel() * stored.properties.dtype.itemsize for name, stored in held.items()})
+    consolidate_safetensors_files(str(shares), str(into), files)
+
+
+def _held(shares: Path) -> dict[str, TensorStorageMetadata]:
+    """Size and format of each weight, by its name in the model."""
+    from torch.distributed.checkpoint import HuggingFaceStorageReader
     from torch.distributed.checkpoint.metadata import TensorStorageMetadata
 
     held: dict[str, TensorStorageMetadata] = {}
     for name, stored in HuggingFaceStorageReader(str(shares)).read_metadata().state_dict_metadata.items():
         assert isinstance(stored, TensorStorageMetadata), f"{name}: shares hold tensors alone"
         held[name] = stored
-    if skeleton is not None and (pieces := _pieces(skeleton, held)):
-        _in_pieces(shares, into, skeleton, pieces)
-        return
-    files = _files({name: stored.size.numel() * stored.properties.dtype.itemsize for name, stored in held.items()})
-    consolidate_safetensors_files(str(shares), str(into), files)
+    return held
+
+
+def take_weights(model: PreTrainedModel, shares: Path) -> None:
+    """Gives a model the weights as training wrote them, whatever files were made of them, a layer in memory at a time. Raises
+    ModelError where they do not fit."""
+    held, own = _held(shares), model.state_dict()
+    places: dict[int, set[str]] = {}
+    for name, value in own.items():
+        places.setdefault(value.data_ptr(), set()).add(name)
+    lacking = [name for name, value in own.items() if not places[value.data_ptr()] & held.keys()]
+    if wrong := [*sorted(held.keys() - own.keys()), *lacking]:
+        raise ModelError(f"the model that opens does not fit its shares: {visible(wrong[0])} ({len(wrong)} in all).")
+    for _, names in groupby(sorted(held, key=_layer), key=_layer):
+        layer = _read(shares, {name: (held[name].size, held[name].properties.dtype) for name in names})
+        for name, value in layer.items():
+            own[name].copy_(value)
+
+
+def _read(shares: Path, wanted: Mapping[str, tuple[torch.Size, torch.dtype]]) -> dict[str, torch.Tensor]:
+    import torch
+    import torch.distributed.checkpoint as dcp
+    from torch.distributed.checkpoint import HuggingFaceStorageReader
+
+    state = {name: torch.empty(size, dtype=dtype) for name, (size, dtype) in wanted.items()}
+    dcp.load(state, storage_reader=HuggingFaceStorageReader(str(shares)), no_dist=True)
+    return state
 
 
 def _files(sizes: Mapping[str, int]) -> dict[str, int]:
@@ -98,7 +131,8 @@ def _skeleton(checkpoint: Path) -> PreTrainedModel | None:
     import torch
     import transformers
 
-    shape = transformers.AutoConfig.from_pretrained(checkpoint)
+    model_files.refuse_what_it_names(checkpoint)
+    shape = transformers.AutoConfig.from_pretrained(checkpoint, trust_remote_code=False)
     kind: Any = getattr(transformers, (shape.architectures or [""])[0], None)
     if kind is None:
         return None
@@ -167,13 +201,8 @@ def _in_pieces(shares: Path, into: Path, skeleton: PreTrainedModel, pieces: Piec
 
 def _converted(shares: Path, skeleton: PreTrainedModel, pieces: Pieces) -> Iterator[torch.Tensor]:
     """The weights of the files one after the other, a layer read at a time."""
-    import torch
-    import torch.distributed.checkpoint as dcp
-    from torch.distributed.checkpoint import HuggingFaceStorageReader
-
     for layer, saved in pieces:
-        state = {name: torch.empty(value.shape, dtype=value.dtype) for name, value in layer.items()}
-        dcp.load(state, storage_reader=HuggingFaceStorageReader(str(shares)), no_dist=True)
+        state = _read(shares, {name: (value.shape, value.dtype) for name, value in layer.items()})
         made = _saved(skeleton, state)
         del state
         for name in saved:

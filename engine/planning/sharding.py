@@ -180,7 +180,7 @@ def fsdp2_without_packed_experts(config: RunConfig, facts: Facts) -> Iterator[Fi
         yield must(SPEC.path, "ddp or auto with experts in few bits", "fsdp2", todo, fix=fix)
 
 
-@rule(reads=(SPEC, fields.model.name))
+@rule(reads=(SPEC, fields.model.name, fields.adapter.kind))
 def fsdp2_without_stored_fp8(config: RunConfig, facts: Facts) -> Iterator[Finding]:
     model = known_model(config, facts)
     held = model is not None and model.stored == "fp8" and config.adapter.kind == "lora"

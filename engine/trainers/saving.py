@@ -281,7 +281,9 @@ class RunTrainer(Trainer):
             return
         into = Path(output_dir or str(self.args.output_dir))
         if isinstance(self.model, PeftModel):
-            self._save(str(into), state_dict=sharded.adapter_weights(self.model))
+            weights = sharded.adapter_weights(self.model)
+            if self.args.should_save:  # older transformers leave that to who calls
+                self._save(str(into), state_dict=weights)
             return
         sharded.save_weights(self.model, into)
         self._save_beside_shares(into)

@@ -16,6 +16,7 @@ from typing import Any, NamedTuple
 import pytest
 import torch
 from accelerate.utils import FullyShardedDataParallelPlugin
+from peft import PeftModel
 from safetensors import safe_open
 from safetensors.torch import load_file
 from torch.distributed.checkpoint.api import CheckpointException
@@ -38,7 +39,7 @@ from engine.run.view import RANK_FIGURES
 from engine.trainers import sharded
 from engine.trainers.arguments import sharding
 from engine.trainers.async_save import AsyncSave
-from engine.trainers.saving import CheckpointWriter
+from engine.trainers.saving import CheckpointWriter, RunTrainer
 from tests.caches import own_cache
 from tests.engine.trainers.conftest import CONVERSATIONS, PAIRS, RATED, STEPS, TAUGHT, TEXTS, lines, resumed_from
 from tests.engine.trainers.test_grpo import GRPO
@@ -214,6 +215,28 @@ def test_an_adapter_is_one_plain_folder(lora: Pair) -> None:
     assert names[0] == names[1] == {"adapter_config.json", "adapter_model.safetensors"}
     assert not (at[0] / SHARES).exists()
     alike(*lora, tolerance=2e-2)  # bfloat16
+
+
+@pytest.mark.parametrize("first", [True, False])
+def test_one_rank_alone_writes_the_files_of_an_adapter(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, first: bool
+) -> None:
+    """Several would write, and read, each other's halves. All of them put the weights together."""
+    asked: list[Any] = []
+
+    def save(into: str, state_dict: dict[str, Any]) -> None:
+        Path(into, "adapter_model.safetensors").touch()
+
+    def whole(model: Any) -> dict[str, Any]:
+        asked.append(model)
+        return {}
+
+    monkeypatch.setattr(sharded, "is_sharded", lambda model: True)
+    monkeypatch.setattr(sharded, "adapter_weights", whole)
+    rank: Any = SimpleNamespace(model=PeftModel.__new__(PeftModel), args=SimpleNamespace(should_save=first), _save=save)
+    RunTrainer.save_model(rank, str(tmp_path))
+    assert len(asked) == 1
+    assert [path.name for path in tmp_path.iterdir()] == ["adapter_model.safetensors"] * first
 
 
 @pytest.mark.parametrize("cut", [True, False])

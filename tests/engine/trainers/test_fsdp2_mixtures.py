@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,7 @@ from safetensors.torch import load_file
 from transformers import AutoTokenizer
 
 from engine.builtin import tiny
+from engine.errors import ModelError
 from engine.export import shards
 from engine.export.__main__ import answer
 from engine.export.places import Source
@@ -87,6 +89,26 @@ def test_merge_makes_the_files_that_the_model_is_published_in(place: Place, full
         torch.testing.assert_close(ours[name], value, rtol=1e-4, atol=1e-4, msg=name)
 
 
+def test_files_that_were_put_together_wrongly_are_not_kept(
+    place: Place, full: Pair, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    saved = shards._saved
+
+    def swapped(*given: Any) -> dict[str, torch.Tensor]:
+        made = saved(*given)
+        for name in [name for name in made if name.endswith("gate_proj.weight")]:
+            other = name.replace("gate_proj", "up_proj")
+            made[name], made[other] = made[other], made[name]
+        return made
+
+    monkeypatch.setattr(shards, "_saved", swapped)
+    into = place.root / "swapped"
+    asked = {"do": "merge", "run": str(full.shared.path), "checkpoint": 4, "places": {"safetensors": str(into)}}
+    (part,) = answer(asked, lambda **_: None, lambda *_: None)["parts"]
+    assert not part["ok"]
+    assert not into.exists()
+
+
 def test_checkpoints_go_on_on_other_numbers_of_processes(place: Place, full: Pair) -> None:
     same = place.two.train(place.again(full.shared))
     assert curve(same, segment=1) == {step: loss for step, loss in curve(full.shared).items() if step > 2}
@@ -109,6 +131,17 @@ def test_others_learn_what_one_process_would(place: Place, name: str) -> None:
     assert entry["effective"] == "fsdp2"
     assert entry["detail"].startswith(f"of {entry['count']} weights are shares (DTensor)")
     alike(*pair, tolerance=1e-3)
+
+
+def test_a_checkpoint_in_shares_that_names_code_is_refused(tmp_path: Path) -> None:
+    model = made("qwen3_moe")
+    sharded.save_weights(model, tmp_path)
+    sharded.save_settings(model, tmp_path)
+    config = json.loads((tmp_path / "config.json").read_text())
+    (tmp_path / "config.json").write_text(json.dumps({**config, "auto_map": {"AutoConfig": "theirs.Config"}}))
+    source = Source(RunFolder(tmp_path), tmp_path, False)
+    with pytest.raises(ModelError, match="auto_map"), shards.put_together(source, tmp_path / "whole"):
+        pass
 
 
 @pytest.mark.parametrize("size", [1 << 30, 20_000])

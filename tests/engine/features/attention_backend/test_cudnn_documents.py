@@ -161,7 +161,7 @@ def test_each_family_has_the_losses_of_the_mask_and_windows_are_torchs(plans, fa
         plan = PlainPlan((q.shape[1], k.shape[1], q.shape[2]), (bounds.numel() - 1, longest, q.shape[0]), scaling)
         return plan.forward(q, k, v, cudnn_documents._table(q, k, bounds))[0]
 
-    monkeypatch.setattr(varlen, "_over_documents", torchs)
+    monkeypatch.setattr(varlen, "over_documents", torchs)
     model, batch = made(family).double(), packs(61)
     masked = model(**batch, use_cache=False).loss.item()
     settle(model, "cudnn")

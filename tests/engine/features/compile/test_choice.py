@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from engine.config.facts import CompilerWait, Facts, ModelFacts
+from engine.config.tree import fields
 from engine.facts.model_shape import model_facts
 from engine.features.compile import EARNS, EARNS_PADDED
 from engine.hardware import GiB, Machine, parse_machine
@@ -162,3 +163,8 @@ def test_the_estimate_of_compiled_layers_is_near_what_a_card_measured(tier: bool
     assert classes is not None
     estimated = sum(size for name, size in classes.items() if name != "overhead") / 2**20
     assert estimated == pytest.approx(measured, rel=0.1)
+
+
+def test_the_help_tells_from_when_on_auto_compiles() -> None:
+    told = fields.kernels.torch_compile.help
+    assert f"{EARNS} steps or more of packed rows, or {EARNS_PADDED} batches of padded ones" in " ".join(told.split())
