@@ -8,6 +8,7 @@ absent, as one that is written at once.
 
 from __future__ import annotations
 
+import contextlib
 import datetime
 import os
 import threading
@@ -57,12 +58,11 @@ class AsyncSave:
             self._room.start()
 
     def _make_room(self, state: dict[str, torch.Tensor], device: int | None) -> None:
-        try:
+        # What the machine does not give here, the copy asks for again and says.
+        with contextlib.suppress(MemoryError, RuntimeError):
             if device is not None:
                 torch.cuda.set_device(device)
             self._copies = room_for(state)
-        except BaseException as problem:  # noqa: BLE001 - the thread's boundary: it is raised where somebody waits
-            self._problem = problem
 
     def copy(self, state: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
         """The shares as they are now, in main memory; in the same place each time."""
@@ -70,7 +70,6 @@ class AsyncSave:
         assert self._room is not None
         self._room.join()
         if self._copies is None or self._copies.keys() != state.keys():
-            self._raise()
             self._copies = room_for(state)
         copy_into(self._copies, state)
         return self._copies
@@ -99,9 +98,6 @@ class AsyncSave:
         if self._thread is not None:
             self._thread.join()
             self._thread = None
-        self._raise()
-
-    def _raise(self) -> None:
         if (problem := self._problem) is not None:
             self._problem = None
             raise problem

@@ -36,7 +36,7 @@ from engine.rules import read
 from engine.run import checkpoint
 from engine.run.store import RunFolder
 from engine.run.view import RANK_FIGURES
-from engine.trainers import sharded
+from engine.trainers import async_save, sharded
 from engine.trainers.arguments import sharding
 from engine.trainers.async_save import AsyncSave
 from engine.trainers.saving import CheckpointWriter, RunTrainer
@@ -321,6 +321,22 @@ def test_a_copy_finds_the_room_that_was_made_for_it_before() -> None:
         copies = late.copy(state)
         assert copies["weight"].data_ptr() == room != state["weight"].data_ptr()
         assert torch.equal(copies["weight"], state["weight"])
+
+
+def test_room_that_is_not_given_ahead_is_asked_for_again_by_the_copy(monkeypatch: pytest.MonkeyPatch) -> None:
+    late, state = AsyncSave(60), {"weight": torch.arange(6.0)}
+    whole, asked = async_save.room_for, []
+
+    def room_for(given: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+        asked.append(given)
+        if len(asked) == 1:
+            raise MemoryError
+        return whole(given)
+
+    monkeypatch.setattr(async_save, "room_for", room_for)
+    late.make_room(state)
+    assert torch.equal(late.copy(state)["weight"], state["weight"])
+    assert (len(asked), late.failed) == (2, False)
 
 
 @pytest.mark.parametrize("sharded_out", [False, True])
