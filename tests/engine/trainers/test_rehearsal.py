@@ -113,7 +113,8 @@ def test_a_rehearsal_of_ppo_makes_as_many_steps_as_a_sampling_serves_and_tells_t
     steps = [event["step_seconds"] for event in lines(run, "metrics")]
     (told,) = lines(run, "rehearsed")
     assert len(steps) == 4
-    assert told["seconds"] == pytest.approx(sum(steps[1:]) / 3, rel=0.2)
+    # Two clocks of one run, which a busy machine may stop between them.
+    assert told["seconds"] == pytest.approx(sum(steps[1:]) / 3, rel=0.5)
     assert told["seconds"] > 1.2 * min(steps)
 
 
