@@ -62,6 +62,21 @@ def test_the_operations_keep_what_torch_asks_of_registered_ones():
     torch.library.opcheck(sinks.attention_with_sinks, (q, k, v, sink, bounds, 7, 0.3, 4))
 
 
+def test_torchs_kernels_return_what_the_compiler_is_told_also_of_heads_that_lie_one_after_the_other():
+    tokens, bounds = 12, torch.empty(3, dtype=torch.int32, device="meta")
+    by_heads = [torch.empty(1, count, tokens, 64, dtype=torch.bfloat16, device="meta") for count in (HEADS, SHARED, SHARED)]
+    q, k, v = (each.transpose(1, 2).reshape(tokens, -1, 64) for each in by_heads)
+    assert not q.is_contiguous()  # as gpt-oss's rotation leaves queries and keys of one row
+    sink = torch.empty(HEADS, dtype=torch.bfloat16, device="meta")
+    asked = q, k, v, sink, bounds, 7, 0.3, 4
+    # Where tensors have no numbers the operation is what the compiler is told, and its own body has torch's kernels tell.
+    told, made = sinks.attention_with_sinks(*asked), sinks.attention_with_sinks._init_fn(*asked)
+    assert [each.stride() for each in made] == [each.stride() for each in told]
+    asked = made[0], q, k, v, sink, *made, bounds, 7, 0.3, 4, False
+    told, made = sinks.attention_with_sinks_backward(*asked), sinks.attention_with_sinks_backward._init_fn(*asked)
+    assert [each.stride() for each in made] == [each.stride() for each in told]
+
+
 def test_frozen_sinks_cost_no_gradient_and_change_none():
     torch.manual_seed(0)
     layer = Layer(torch.float64)
