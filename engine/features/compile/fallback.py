@@ -17,7 +17,7 @@ import contextlib
 import sys
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from types import CodeType
 from typing import Any
 
@@ -41,10 +41,11 @@ MOST_GRAPHS = 64
 
 @dataclass
 class Switch:
-    """Whether the layers run compiled from now on, and whether one of them has."""
+    """Whether the layers run compiled from now on, and what of them has."""
 
     on: bool = True
-    used: bool = False
+    ran: set[CodeType] = field(default_factory=set)
+    """The functions that were called compiled: the compiler keeps its graphs there, for the next run in this process too."""
     give_up: Callable[[Exception], None] | None = None
     """Turns it off for good after this failure of a call, or raises it; None where a failure is not survived."""
     asked: bool = True
@@ -60,8 +61,6 @@ class Compiling:
     layers: int
     words: str
     auto: str | None
-    code: CodeType
-    """Of the function that was compiled: the compiler keeps its graphs there, for the next run in this process too."""
     shape: str | None = None
     """What the wait for such layers is kept under; None where it is not kept."""
     expected: float | None = None
@@ -131,8 +130,8 @@ def _first(
     made, broken = (now - then for now, then in zip(_graphs(), before, strict=True))
     seconds = f"first batch {time.monotonic() - begun:.1f} s"
     if made:
-        _MADE.add(compiling.code)
-    if not switch.used or not (made or _known(compiling.code)):
+        _MADE.update(switch.ran)
+    if not switch.ran or not (made or any(map(_known, switch.ran))):
         _without(built, switch, compiling, NONE_COMPILED)
     elif broken and compiling.auto:
         pieces = f"{made} graphs, {broken} breaks in them, {seconds}: layers in pieces gain little"

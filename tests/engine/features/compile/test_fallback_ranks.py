@@ -56,7 +56,7 @@ def _rank(rank: int, folder: str) -> None:
 
     trainer = SimpleNamespace(model=model, training_step=training_step)
     built: Any = SimpleNamespace(training=trainer, events=None, report=reported.append, warn=lambda *_: None)
-    compiling = fallback.Compiling(2, "", "the card computes them faster", compiled._call.__code__)
+    compiling = fallback.Compiling(2, "", "the card computes them faster")
     fallback.watch_first_step(built, switch, compiling)
     batch = torch.full((2, 4), 1.0 + rank)
     losses = [trainer.training_step(batch) for _ in range(2)]
