@@ -13,6 +13,7 @@ from dataclasses import dataclass
 
 from engine.config.facts import Facts
 from engine.config.findings import Finding, Fix, must
+from engine.config.method import METHODS
 from engine.config.rule import Refused, one_of, refused, rule, take
 from engine.config.tree import RunConfig, fields
 
@@ -136,6 +137,13 @@ def in_force(config: RunConfig, facts: Facts) -> str:
     """The attention that the run computes with."""
     asked = config.model.attention
     return chosen(config, facts)[0] if asked == "auto" else asked
+
+
+def keeps_scores(config: RunConfig, facts: Facts) -> bool:
+    """Whether scores of all pairs of tokens are held for the backward pass: by `eager`, and with sinks where prompts are
+    padded on the left, before answers of the run's own."""
+    taken = in_force(config, facts)
+    return taken == "eager" or (taken == SINKS and METHODS[config.method.kind].rows == "prompts")
 
 
 def chosen(config: RunConfig, facts: Facts) -> tuple[str, str]:

@@ -184,12 +184,12 @@ def attention_with_sinks_backward(
             grad, q, k, v, out, sums, bounds, bounds, longest, longest, 0.0, not window, *state,
             scale=scale, window_size_left=left, window_size_right=0,
         )  # fmt: skip
-    found = tuple(each.contiguous() for each in found)
+    dq, dk, dv = (each.contiguous() for each in found)
     if not trained:
-        return *found, torch.zeros_like(sinks)
+        return dq, dk, dv, torch.zeros_like(sinks)
     share = (sinks.to(sums.dtype)[:, None] - sums).exp()
     towards = (grad.to(sums.dtype) * out.to(sums.dtype)).sum(-1).T
-    return *found, -(share * towards).sum(1).to(sinks.dtype)
+    return dq, dk, dv, -(share * towards).sum(1).to(sinks.dtype)
 
 
 @attention_with_sinks_backward.register_fake

@@ -64,7 +64,9 @@ def test_the_operations_keep_what_torch_asks_of_registered_ones():
 
 def test_torchs_kernels_return_what_the_compiler_is_told_also_of_heads_that_lie_one_after_the_other():
     tokens, bounds = 12, torch.empty(3, dtype=torch.int32, device="meta")
-    by_heads = [torch.empty(1, count, tokens, 64, dtype=torch.bfloat16, device="meta") for count in (HEADS, SHARED, SHARED)]
+    by_heads = [
+        torch.empty(1, count, tokens, 64, dtype=torch.bfloat16, device="meta") for count in (HEADS, SHARED, SHARED)
+    ]
     q, k, v = (each.transpose(1, 2).reshape(tokens, -1, 64) for each in by_heads)
     assert not q.is_contiguous()  # as gpt-oss's rotation leaves queries and keys of one row
     sink = torch.empty(HEADS, dtype=torch.bfloat16, device="meta")
