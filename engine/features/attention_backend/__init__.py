@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from engine.config.facts import Facts
+from engine.config.facts import Facts, ModelFacts
 from engine.config.findings import Finding, Fix, must
 from engine.config.method import METHODS
 from engine.config.rule import Refused, one_of, refused, rule, take
@@ -80,6 +80,12 @@ SDPA = "torch's own fused attention, which needs no package"
 def kept_apart(config: RunConfig) -> bool:
     """Whether rows are packed and must not see each other."""
     return config.data.packing and config.data.packing_cross_doc_attn_mask
+
+
+def carries_state(model: ModelFacts) -> bool:
+    """Whether layers of the model carry a state from token to token, beside attention; a model with other parts has the type
+    of its text model but for the ending."""
+    return not STATES_SERVED.isdisjoint((model.model_type, f"{model.model_type}_text"))
 
 
 def unfit(name: str, config: RunConfig, facts: Facts) -> str | None:
