@@ -215,3 +215,18 @@ def test_dropout_is_refused_by_name():
 def test_on_a_card_it_is_the_models_own_within_rounding(dtype):
     made = model(dtype).cuda()
     assert settle(made, "sinks", torch.device("cuda", 0)) == ""
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
+def test_on_a_card_the_operation_answers_as_the_compiler_is_told_of_heads_that_lie_one_after_the_other():
+    torch.manual_seed(0)
+    by_heads = [torch.randn(1, count, 12, 64, dtype=torch.bfloat16, device="cuda") for count in (HEADS, SHARED, SHARED)]
+    q, k, v = (each.transpose(1, 2).reshape(12, -1, 64) for each in by_heads)
+    sink = torch.randn(HEADS, dtype=torch.bfloat16, device="cuda")
+    bounds = torch.tensor([0, 5, 12], dtype=torch.int32, device="cuda")
+    asked = q, k, v, sink, bounds, 7, 0.3, 4
+    torch.library.opcheck(sinks.attention_with_sinks, asked, test_utils="test_faketensor")
+    out, sums = sinks.attention_with_sinks(*asked)
+    back = torch.ones_like(out), q, k, v, sink, out, sums, bounds, 7, 0.3, 4, False
+    torch.library.opcheck(sinks.attention_with_sinks_backward, back, test_utils="test_faketensor")
