@@ -26,7 +26,7 @@ from engine.facts.counts import (
     tokens_and_length,
     wide_of,
 )
-from engine.features import cut_cross_entropy, packed_experts
+from engine.features import attention_backend, cut_cross_entropy, packed_experts
 from engine.features.feature import Layers
 from engine.features.table import FEATURES
 
@@ -91,7 +91,7 @@ def memory(config: RunConfig, facts: Facts, checkpointing: bool | str) -> dict[s
     weights -= (layers_bytes(config, facts) or 0.0) * layers.on_the_host
     trained_bytes = counts.trained * trained_size(config)
     tokens, length = tokens_and_length(config, facts)
-    kept, layer = _activations(config, layers, length)
+    kept, layer = _activations(config, facts, layers, length)
     scored = cut_cross_entropy.Head(
         tokens, model.hidden_size, model.vocab_size, layers.size, cut_cross_entropy.is_trained(config), on_gpu
     )
@@ -249,7 +249,7 @@ def layers_bytes(config: RunConfig, facts: Facts) -> float | None:
     return max(0.0, held - counts.trained_base * size) or None
 
 
-def _activations(config: RunConfig, layers: Layers, length: int) -> tuple[float, float]:
+def _activations(config: RunConfig, facts: Facts, layers: Layers, length: int) -> tuple[float, float]:
     """What all layers keep for the backward pass, and what one of them needs while it is differentiated: its gradients,
     and all that it forgot where it is computed again."""
     model, tokens, size = layers.model, layers.tokens, layers.size
@@ -260,7 +260,7 @@ def _activations(config: RunConfig, layers: Layers, length: int) -> tuple[float,
     layer = tokens * kept * size * (KEPT_FROZEN if config.adapter.kind == "lora" else 1.0)
     if config.model.dtype == "float32":
         layer *= KEPT_FLOAT32
-    if config.model.attention == "eager":
+    if attention_backend.keeps_scores(config, facts):
         layer += tokens * length * (model.heads or 1) * (size + 4)
     gradients = tokens * (GRADIENTS_HIDDEN * hidden + GRADIENTS_WIDE * wide) * size
     if (ring := config.distributed.context_parallel_size) > 1:

@@ -71,6 +71,21 @@ refused(
         _DDP,
         beside={fields.memory.fp32_norms: one_of(True), fields.adapter.kind: one_of("none")},
     ),
+    *(
+        Refused(
+            f"fsdp2-without-compiled-4-bit-weights-{name}",
+            SPEC,
+            one_of("fsdp2"),
+            "ddp or auto where layers with weights in 4 bits are compiled",
+            "What their shares are put together to gets its scales in the layer's pass, which torch's compiler cannot follow.",
+            _DDP,
+            beside={spec: test, fields.model.quantization: one_of("nf4", "fp4")},
+        )
+        for name, spec, test in (
+            ("asked-for", fields.kernels.torch_compile, one_of(True)),
+            ("by-options", fields.kernels.torch_compile_options, bool),
+        )
+    ),
     Refused(
         "cpu-offload-without-quantized-weights",
         OFFLOADED,

@@ -11,8 +11,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from engine.config.facts import Facts
+from engine.config.facts import Facts, ModelFacts
 from engine.config.findings import Finding, Fix, must
+from engine.config.method import METHODS
 from engine.config.rule import Refused, one_of, refused, rule, take
 from engine.config.tree import RunConfig, fields
 
@@ -81,6 +82,12 @@ def kept_apart(config: RunConfig) -> bool:
     return config.data.packing and config.data.packing_cross_doc_attn_mask
 
 
+def carries_state(model: ModelFacts) -> bool:
+    """Whether layers of the model carry a state from token to token, beside attention; a model with other parts has the type
+    of its text model but for the ending."""
+    return not STATES_SERVED.isdisjoint((model.model_type, f"{model.model_type}_text"))
+
+
 def unfit(name: str, config: RunConfig, facts: Facts) -> str | None:
     """Why this release of flash attention does not serve here, or None."""
     flash, model = FLASH[name], facts.model
@@ -136,6 +143,13 @@ def in_force(config: RunConfig, facts: Facts) -> str:
     """The attention that the run computes with."""
     asked = config.model.attention
     return chosen(config, facts)[0] if asked == "auto" else asked
+
+
+def keeps_scores(config: RunConfig, facts: Facts) -> bool:
+    """Whether scores of all pairs of tokens are held for the backward pass: by `eager`, and with sinks where prompts are
+    padded on the left, before answers of the run's own."""
+    taken = in_force(config, facts)
+    return taken == "eager" or (taken == SINKS and METHODS[config.method.kind].rows == "prompts")
 
 
 def chosen(config: RunConfig, facts: Facts) -> tuple[str, str]:

@@ -111,7 +111,7 @@ def sinks_attention_forward(
             return plain_with_sinks(query, key, value, s_aux, scale, attention_mask), None
         cu_seq_lens_q = torch.arange(rows + 1, dtype=torch.int32, device=query.device) * tokens
         max_length_q = tokens
-    # [B, heads, T, width] is a view of [B, T, heads, width] in every model: nothing is copied.
+    # gpt-oss turns queries and keys into tensors that lie head by head: copied for several rows, views of another layout for one.
     q, k, v = (x.transpose(1, 2).reshape(rows * tokens, x.shape[1], x.shape[3]) for x in (query, key, value))
     out: Tensor = attention_with_sinks(q, k, v, s_aux, cu_seq_lens_q, max_length_q, scale, sliding_window or 0)[0]
     return out.view(rows, tokens, heads, width), None
@@ -146,17 +146,19 @@ def attention_with_sinks(
     Returns:
         The result [N, heads, width], and [heads, N], float32 or wider, the logarithm of each row's sum, sink included.
     """
-    if q.device.type == "cuda":
+    if q.device.type == "cpu":
+        out, sums = _on_a_cpu(q, k, v, bounds, scale, window)
+    else:
         left = window - 1 if window else -1
         out, sums, *_ = torch.ops.aten._flash_attention_forward(
             q, k, v, bounds, bounds, longest, longest, 0.0, not window, False,
             scale=scale, window_size_left=left, window_size_right=0,
         )  # fmt: skip
-    else:
-        out, sums = _on_a_cpu(q, k, v, bounds, scale, window)
     sink = sinks.to(sums.dtype)[:, None]
     shared = torch.logaddexp(sums, sink)
-    return (out * (sums - shared).exp().T[..., None]).to(q.dtype), shared
+    # Torch's kernel lays its result out as the queries are, which in a batch of one row may be head by head.
+    out = (out * (sums - shared).exp().T[..., None]).to(q.dtype)
+    return out.contiguous(), shared
 
 
 @attention_with_sinks.register_fake
@@ -173,20 +175,21 @@ def attention_with_sinks_backward(
     """Gradients of q, k, v and the sinks, those zeros where they are not `trained`; `out` and `sums` are what the forward
     operation returned."""
     grad = grad.contiguous()
-    if q.device.type == "cuda":
+    if q.device.type == "cpu":
+        found = _back_on_a_cpu(grad, q, k, v, out, sums, bounds, scale, window)
+    else:
         left = window - 1 if window else -1
         state = torch.zeros(2, dtype=torch.uint64, device=q.device), torch.empty(0, device=q.device)
         found = torch.ops.aten._flash_attention_backward(
             grad, q, k, v, out, sums, bounds, bounds, longest, longest, 0.0, not window, *state,
             scale=scale, window_size_left=left, window_size_right=0,
         )  # fmt: skip
-    else:
-        found = _back_on_a_cpu(grad, q, k, v, out, sums, bounds, scale, window)
+    dq, dk, dv = (each.contiguous() for each in found)
     if not trained:
-        return *found, torch.zeros_like(sinks)
+        return dq, dk, dv, torch.zeros_like(sinks)
     share = (sinks.to(sums.dtype)[:, None] - sums).exp()
     towards = (grad.to(sums.dtype) * out.to(sums.dtype)).sum(-1).T
-    return *found, -(share * towards).sum(1).to(sinks.dtype)
+    return dq, dk, dv, -(share * towards).sum(1).to(sinks.dtype)
 
 
 @attention_with_sinks_backward.register_fake

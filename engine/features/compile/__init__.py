@@ -155,6 +155,8 @@ def _of_the_model(config: RunConfig, facts: Facts) -> str | None:
     computed = attention_backend.in_force(config, facts)
     if computed not in ("sdpa", attention_backend.VARLEN, attention_backend.CUDNN):
         return f"{computed} is compiled where it is asked for"
+    if model is not None and attention_backend.carries_state(model) and attention_backend.kept_apart(config):
+        return "layers that carry a state take documents one by one, which cuts their graphs: compiled where it is asked for"
     if not config.data.packing and config.model.quantization != "none":
         return f"padded batches over {config.model.quantization} weights are compiled where it is asked for"
     return None

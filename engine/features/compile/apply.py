@@ -78,7 +78,7 @@ def apply(config: RunConfig, built: Built) -> Applied | None:
     words += f"; {one_way}" if one_way else ""
     words += f"; {auto}" if auto else ""
     shape, expected = _known_wait(config, built, layers[0])
-    compiling = Compiling(len(layers), words, auto, part.run.__code__, shape, expected)
+    compiling = Compiling(len(layers), words, auto, shape, expected)
     undo_step = watch_first_step(built, switch, compiling)
 
     undo = all_of([undo_gate, undo_cache, undo_checkpoints, undo_groups, undo_layers, undo_notes, undo_step])
@@ -258,10 +258,10 @@ def _unless_generating(
             return layer._call_impl(*args, **kwargs) if part is WHOLE_CALL else part.run(layer, *args, **kwargs)
         if not switch.on:
             return part.run(layer, *args, **kwargs)
-        switch.used = True
         if (records := recording()) is not None and not hearing:
             undos.append(install_graph_hooks(layer))  # transformers makes its hooks when they are first asked for
             hearing = True
+        switch.ran.add((part.run if records is None else part.heard).__code__)
         try:
             with as_many_graphs(switch):
                 if records is None:

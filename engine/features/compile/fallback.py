@@ -2,7 +2,9 @@
 
 Layers are compiled when they are first called, in the middle of a step. A run that had asked for it ends with the
 compiler's error; one that took it by `auto` goes on with plain layers from where the step began: no gradient, the same
-random numbers, the trainer's own lists and counts as they were. Nor does `auto` keep layers whose graphs break. A later
+random numbers, the trainer's own lists and counts as they were. Where several processes train together a step is not begun
+again, since the others would wait for what it sends and these for more: there the call that fails is made again, as at
+later batches. Nor does `auto` keep layers whose graphs break. A later
 batch may be compiled anew, for another length; there the one call that fails is made again by the plain layer, and so is
 each after it: nothing of the step is lost, since under `auto` the backward pass is compiled with its forward pass and no
 later. A batch that plain layers cannot compute either ends the run as it would have without a compiler, and so does a
@@ -15,11 +17,12 @@ import contextlib
 import sys
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from types import CodeType
 from typing import Any
 
 import torch
+import torch.distributed as dist
 
 from engine.compat.instances import all_of, put
 from engine.errors import ModelError, WorkbenchError
@@ -38,10 +41,11 @@ MOST_GRAPHS = 64
 
 @dataclass
 class Switch:
-    """Whether the layers run compiled from now on, and whether one of them has."""
+    """Whether the layers run compiled from now on, and what of them has."""
 
     on: bool = True
-    used: bool = False
+    ran: set[CodeType] = field(default_factory=set)
+    """The functions that were called compiled: the compiler keeps its graphs there, for the next run in this process too."""
     give_up: Callable[[Exception], None] | None = None
     """Turns it off for good after this failure of a call, or raises it; None where a failure is not survived."""
     asked: bool = True
@@ -57,8 +61,6 @@ class Compiling:
     layers: int
     words: str
     auto: str | None
-    code: CodeType
-    """Of the function that was compiled: the compiler keeps its graphs there, for the next run in this process too."""
     shape: str | None = None
     """What the wait for such layers is kept under; None where it is not kept."""
     expected: float | None = None
@@ -75,7 +77,7 @@ def watch_first_step(built: Built, switch: Switch, compiling: Compiling) -> Call
     """Wraps the instance's `training_step`, whose first call is told and under `auto` survived whole; returns the undo."""
     trainer, graphs = built.training, _graphs()
     step = trainer.training_step
-    told = False
+    told, together = False, _others_train_along()
     progress = CompileProgress(built.events, compiling.auto or EARNED, compiling.expected)
     paces = Paces(None if built.events is None else compiling.shape)
 
@@ -92,9 +94,10 @@ def watch_first_step(built: Built, switch: Switch, compiling: Compiling) -> Call
         with progress.batch(), at_once, as_many_graphs(switch):
             if told or not switch.on:
                 return step(*args, **kwargs)
-            told, switch.give_up = True, None
+            told, switch.give_up = True, give_up if together and compiling.auto is not None else None
             begun = time.monotonic()
-            loss = _first(built, step, args, kwargs, switch, compiling, graphs)
+            back = compiling.auto is not None and not together
+            loss = _first(built, step, args, kwargs, switch, compiling, graphs, back=back)
             paces.waited(time.monotonic() - begun)
         switch.give_up = None if compiling.auto is None else give_up
         return loss
@@ -104,20 +107,31 @@ def watch_first_step(built: Built, switch: Switch, compiling: Compiling) -> Call
 
 
 def _first(
-    built: Built, step: Any, args: Any, kwargs: Any, switch: Switch, compiling: Compiling, before: tuple[int, int]
+    built: Built,
+    step: Any,
+    args: Any,
+    kwargs: Any,
+    switch: Switch,
+    compiling: Compiling,
+    before: tuple[int, int],
+    *,
+    back: bool,
 ) -> Any:
-    """The first step's answer, with compiled layers or without; `before` counts graphs and breaks until then."""
+    """The first step's answer, with compiled layers or without; `before` counts graphs and breaks until then, and with
+    `back` a step that fails is begun again."""
     begun = time.monotonic()
-    loss, problem = _attempt(built.training, step, args, kwargs, back=compiling.auto is not None)
+    loss, problem = _attempt(built.training, step, args, kwargs, back=back)
     if problem is not None:
         switch.on = False
         _say_failed(built, compiling, problem)
         return step(*args, **kwargs)
+    if not switch.on:  # a call failed, was made again and is told already
+        return loss
     made, broken = (now - then for now, then in zip(_graphs(), before, strict=True))
     seconds = f"first batch {time.monotonic() - begun:.1f} s"
     if made:
-        _MADE.add(compiling.code)
-    if not switch.used or not (made or _known(compiling.code)):
+        _MADE.update(switch.ran)
+    if not switch.ran or not (made or any(map(_known, switch.ran))):
         _without(built, switch, compiling, NONE_COMPILED)
     elif broken and compiling.auto:
         pieces = f"{made} graphs, {broken} breaks in them, {seconds}: layers in pieces gain little"
@@ -126,6 +140,10 @@ def _first(
         found = f"{made} graphs, {broken} breaks in them" if made else "graphs of an earlier run in this process"
         built.report(compiling.applied(f"layers; {found}; {seconds}{compiling.words}"))
     return loss
+
+
+def _others_train_along() -> bool:
+    return dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1
 
 
 def _backward_at_once() -> contextlib.AbstractContextManager[Any]:

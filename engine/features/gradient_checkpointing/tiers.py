@@ -18,6 +18,7 @@ from transformers import PreTrainedModel
 
 from engine.compat.instances import put
 from engine.features.tiled_mlp.tiling import computing
+from engine.kernels.experts import in_tiles
 
 _ATTENTION = (
     "_scaled_dot_product_flash_attention", "_scaled_dot_product_efficient_attention",
@@ -50,7 +51,7 @@ _ATTENTION_OPS, _PRODUCT_OPS = _ops(_ATTENTION), _ops(_PRODUCTS)
 def _kept(op: Any, args: tuple[Any, ...], widest: float) -> bool:
     """Whether the result is held: attention, and products at most `widest` times as wide as their inner size; of what is
     computed in tiles nothing, since it is computed again anyway."""
-    if computing():
+    if computing() or in_tiles.computing():
         return False
     if op in _ATTENTION_OPS or any(name in str(op) for name in _OTHER_ATTENTION):
         return True

@@ -12,6 +12,7 @@ nothing, so that a checkpoint around the layer does not compute the experts a th
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from contextvars import ContextVar
 from typing import Any, NamedTuple
 
 import torch
@@ -26,6 +27,12 @@ from engine.kernels.shapes import first_derivatives_alone
 
 Small = tuple[Tensor | None, ...]
 """Biases of gate and up and of down, then A and B of each adapter."""
+_COMPUTING: ContextVar[bool] = ContextVar("computing", default=False)
+
+
+def computing() -> bool:
+    """Whether a tile is being computed whose results must not be kept, by whatever keeps results."""
+    return _COMPUTING.get()
 
 
 @torch.compiler.disable
@@ -104,11 +111,15 @@ class _Call:
 
     def result(self, x: Tensor, ids: Tensor, routing: Tensor, small: Small) -> Tensor:
         out = x.new_zeros(x.shape, dtype=torch.promote_types(x.dtype, torch.float32))
-        with torch.no_grad():
-            for group in self.groups(ids):
-                own = _of(group, small)
-                for tile in self.tiles(len(x)):
-                    out[tile] += self.of_group(group, x[tile], ids[tile], routing[tile], own)
+        computing = _COMPUTING.set(True)
+        try:
+            with torch.no_grad():
+                for group in self.groups(ids):
+                    own = _of(group, small)
+                    for tile in self.tiles(len(x)):
+                        out[tile] += self.of_group(group, x[tile], ids[tile], routing[tile], own)
+        finally:
+            _COMPUTING.reset(computing)
         return out.to(x.dtype)
 
 

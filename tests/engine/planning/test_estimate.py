@@ -15,6 +15,7 @@ from engine.facts.model_shape import model_facts
 from engine.hardware import Machine, parse_machine
 from engine.planning.auto import effective, resolved
 from engine.planning.estimate import Estimate, estimate
+from engine.planning.memory_model import memory
 from engine.rules import read
 from engine.session.paragraph import paragraph
 from tests.caches import own_cache
@@ -135,6 +136,27 @@ def test_memory_moves_the_right_way(cheaper: dict[str, Any], dearer: dict[str, A
     assert small is not None
     assert large is not None
     assert small < large
+
+
+def test_scores_are_counted_wherever_attention_keeps_them() -> None:
+    assert MODEL is not None
+    facts = Facts(machine=H100, model=replace(MODEL, model_type="gpt_oss"))
+
+    def needed(attention: str, method: str = "sft", dtype: str = "bfloat16") -> int:
+        mapping = {
+            "model": {"name": NAME, "attention": attention, "dtype": dtype},
+            "method": {"kind": method},
+            "memory": {"gradient_checkpointing": True},
+        }
+        found = memory(read(mapping).config, facts, True)
+        assert found is not None
+        return sum(found.values())
+
+    assert needed("sinks") < needed("eager")
+    # Prompts of sampled answers are padded on the left, for which scores are masked and kept.
+    assert needed("sinks", "grpo") == needed("eager", "grpo")
+    # Where `auto` comes to eager it is known to.
+    assert needed("auto", dtype="float32") == needed("eager", dtype="float32")
 
 
 def test_sampled_answers_are_as_long_as_rows_of_prompt_and_answer() -> None:

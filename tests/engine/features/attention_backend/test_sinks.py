@@ -62,6 +62,23 @@ def test_the_operations_keep_what_torch_asks_of_registered_ones():
     torch.library.opcheck(sinks.attention_with_sinks, (q, k, v, sink, bounds, 7, 0.3, 4))
 
 
+def test_torchs_kernels_return_what_the_compiler_is_told_also_of_heads_that_lie_one_after_the_other():
+    tokens, bounds = 12, torch.empty(3, dtype=torch.int32, device="meta")
+    by_heads = [
+        torch.empty(1, count, tokens, 64, dtype=torch.bfloat16, device="meta") for count in (HEADS, SHARED, SHARED)
+    ]
+    q, k, v = (each.transpose(1, 2).reshape(tokens, -1, 64) for each in by_heads)
+    assert not q.is_contiguous()  # as gpt-oss's rotation leaves queries and keys of one row
+    sink = torch.empty(HEADS, dtype=torch.bfloat16, device="meta")
+    asked = q, k, v, sink, bounds, 7, 0.3, 4
+    # Where tensors have no numbers the operation is what the compiler is told, and its own body has torch's kernels tell.
+    told, made = sinks.attention_with_sinks(*asked), sinks.attention_with_sinks._init_fn(*asked)
+    assert [each.stride() for each in made] == [each.stride() for each in told]
+    asked = made[0], q, k, v, sink, *made, bounds, 7, 0.3, 4, False
+    told, made = sinks.attention_with_sinks_backward(*asked), sinks.attention_with_sinks_backward._init_fn(*asked)
+    assert [each.stride() for each in made] == [each.stride() for each in told]
+
+
 def test_frozen_sinks_cost_no_gradient_and_change_none():
     torch.manual_seed(0)
     layer = Layer(torch.float64)
@@ -198,3 +215,18 @@ def test_dropout_is_refused_by_name():
 def test_on_a_card_it_is_the_models_own_within_rounding(dtype):
     made = model(dtype).cuda()
     assert settle(made, "sinks", torch.device("cuda", 0)) == ""
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
+def test_on_a_card_the_operation_answers_as_the_compiler_is_told_of_heads_that_lie_one_after_the_other():
+    torch.manual_seed(0)
+    by_heads = [torch.randn(1, count, 12, 64, dtype=torch.bfloat16, device="cuda") for count in (HEADS, SHARED, SHARED)]
+    q, k, v = (each.transpose(1, 2).reshape(12, -1, 64) for each in by_heads)
+    sink = torch.randn(HEADS, dtype=torch.bfloat16, device="cuda")
+    bounds = torch.tensor([0, 5, 12], dtype=torch.int32, device="cuda")
+    asked = q, k, v, sink, bounds, 7, 0.3, 4
+    torch.library.opcheck(sinks.attention_with_sinks, asked, test_utils="test_faketensor")
+    out, sums = sinks.attention_with_sinks(*asked)
+    back = torch.ones_like(out), q, k, v, sink, out, sums, bounds, 7, 0.3, 4, False
+    torch.library.opcheck(sinks.attention_with_sinks_backward, back, test_utils="test_faketensor")

@@ -60,6 +60,15 @@ def test_layers_on_two_cards_that_each_hold_the_model_are_compiled() -> None:
     assert compiled({"run.devices": 2}, parse_machine("2xH100-80GB"))[0] is True
 
 
+@pytest.mark.parametrize("kind", ["qwen3_next", "qwen3_5", "falcon_h1"])
+def test_layers_with_a_state_that_documents_break_into_pieces_wait_for_no_compiler(kind: str) -> None:
+    assert QWEN is not None
+    carries = replace(QWEN, model_type=kind)
+    on, why = compiled({"data.packing_cross_doc_attn_mask": True}, model=carries)
+    assert (on, "carry a state" in why) == (False, True)
+    assert compiled({}, model=carries)[0] is True
+
+
 def test_a_run_whose_length_is_unknown_is_compiled() -> None:
     assert compiled({"optim.max_steps": None})[0] is True
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+
 import pytest
 import torch
 from torch._dynamo.utils import counters
@@ -9,6 +11,7 @@ from transformers import Qwen3MoeConfig, Qwen3MoeForCausalLM
 from transformers.utils import output_capturing
 
 from engine.compat.router_outputs import call_with_router_logits, install_graph_hooks
+from engine.features.compile import fallback
 from engine.features.compile.apply import checkpoint_inside, compile_layers
 from engine.features.fused_experts.apply import blocks
 from engine.features.router_load.apply import _count_choices, _counter
@@ -36,6 +39,22 @@ def model(monkeypatch):
     config._experts_implementation = "batched_mm"
     yield Qwen3MoeForCausalLM(config).train()
     torch._dynamo.reset()
+
+
+def test_layers_whose_routers_are_heard_are_compiled_in_a_second_run_of_one_process_too(model):
+    told = []
+    for _ in range(2):
+        trainer = Trainer(model)
+        trainer.training_step = lambda ids: model(ids, labels=ids).loss.backward()
+        switch = fallback.Switch(asked=False)
+        undo = compile_layers(list(model.model.layers), {}, switch)
+        built = SimpleNamespace(training=trainer, events=None, report=told.append)
+        undo_step = fallback.watch_first_step(built, switch, fallback.Compiling(2, "", "the card is faster"))
+        trainer.training_step(IDS)
+        undo_step()
+        undo()
+    assert [entry.effective for entry in told] == ["inductor", "inductor"]
+    assert "graphs of an earlier run" in told[1].detail
 
 
 def step(model):

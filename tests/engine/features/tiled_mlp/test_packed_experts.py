@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import functools
+
 import pytest
 import torch
+from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selective_checkpoint_contexts
 from transformers import AutoTokenizer
 
 from engine.builtin import tiny
 from engine.config.facts import Facts, ModelFacts
 from engine.features.built import Built
+from engine.features.gradient_checkpointing.tiers import POLICIES
 from engine.features.tiled_mlp import tiles_need_a_block_of_tokens_by_themselves
 from engine.features.tiled_mlp.apply import prepare
 from engine.kernels.experts import ExpertLoRA, expert_mlp
@@ -59,6 +63,34 @@ def test_tiles_of_any_size_give_the_numbers_of_the_whole_batch(kind, turned, fro
     for tile in (1, 7, 20, 40, TOKENS):
         for ours, theirs in zip(computed(weights, tile, frozen), whole, strict=True):
             assert (ours - theirs).norm() <= 1e-6 * theirs.norm()
+
+
+@pytest.mark.parametrize("tier", list(POLICIES))
+def test_a_tier_that_keeps_products_keeps_none_of_a_tile(tier):
+    weights, kept = in_few_bits("nf4", False), []
+
+    def policy(ctx, op, *args, **kwargs):
+        choice = POLICIES[tier](ctx, op, *args, **kwargs)
+        kept.extend([op] if choice == CheckpointPolicy.MUST_SAVE else [])
+        return choice
+
+    def learned(tile):
+        kept.clear()
+        torch.manual_seed(1)
+        x, routing = torch.randn(TOKENS, HIDDEN, requires_grad=True), torch.rand(TOKENS, TOP)
+        ids = torch.rand(TOKENS, EXPERTS).topk(TOP).indices
+        contexts = functools.partial(create_selective_checkpoint_contexts, policy)
+        again = {"use_reentrant": False, "context_fn": contexts}
+        out = checkpoint(lambda x: expert_mlp(x, ids, routing, *weights, tile_tokens=tile), x, **again)
+        held = len(kept)
+        (gradient,) = torch.autograd.grad(out.square().sum(), x)
+        return held, gradient
+
+    whole, plain = learned(None)
+    held, gradient = learned(10)
+    assert whole or tier == "medium"
+    assert held == 0
+    torch.testing.assert_close(gradient, plain)
 
 
 def test_experts_are_unpacked_once_a_pass_however_many_tiles(monkeypatch):

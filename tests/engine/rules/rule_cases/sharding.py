@@ -23,6 +23,12 @@ _BESIDE: dict[str, dict[str, Any]] = {
     "bfloat16-evaluation": {"optim.bf16_full_eval": True, "data.eval": [{"path": "e.jsonl"}]},
     "modules-to-save": {**LORA, "adapter.modules_to_save": ["embed_tokens"]},
     "dora": {**LORA, "adapter.use_dora": True},
+    "compiled-4-bit-weights-asked-for": {**LORA, "model.quantization": "nf4", "kernels.torch_compile": True},
+    "compiled-4-bit-weights-by-options": {
+        **LORA,
+        "model.quantization": "nf4",
+        "kernels.torch_compile_options": {"max_autotune": True},
+    },
 }
 OFFLOADED = {**SHARED, "distributed.cpu_offload": True}
 CASES: dict[str, list[Case]] = {
