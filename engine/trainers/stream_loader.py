@@ -106,7 +106,7 @@ class StreamLoader:
         half = 0 < self._given < self.dealt.times
         place = self._place
         state = self.dataset.state() if place is None else place.before if half else place.behind
-        return {**state, "given": self._given if half else 0}
+        return {**state, "given": self._given if half else 0, "epochs_over": self._epochs_over}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Take up what was saved."""
@@ -114,6 +114,8 @@ class StreamLoader:
         self._places.clear()
         self.dataset.go_to(state)
         self._given, self._batch = int(state["given"]), None
+        # Checkpoints of before do not say which epochs were told of.
+        self._epochs_over = int(state.get("epochs_over", self.dataset.epochs_over))
 
     def __iter__(self) -> Iterator[Any]:
         while (batch := self.next_batch()) is not None:
@@ -141,6 +143,8 @@ class StreamLoader:
                         collate_fn=self.collate_fn,
                         num_workers=self.workers,
                         prefetch_factor=self.prefetch,
+                        # Begun by a resume too, it takes no number of those that dropout draws.
+                        generator=torch.Generator(),
                     )
                 )
             else:
