@@ -9,7 +9,7 @@ the first rows of the next.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -83,6 +83,8 @@ class StreamLoader:
         self._places = deque[Place]()
         """Those of the batches that are made ahead."""
         self._ahead: Iterator[Any] | None = None
+        self.take: Callable[[Iterator[Any], None], Any] = next
+        """How the next batch is asked for; what waits for it is counted there."""
         self._pinned = getattr(device, "type", "") == "cuda"
 
     @property
@@ -125,7 +127,7 @@ class StreamLoader:
         """The next batch on the host; None at the end of the stream."""
         if self._batch is None or self._given >= self.dealt.times:
             given = self._given if self._batch is None and self._given < self.dealt.times else 0
-            if (batch := next(self._made(), None)) is None:
+            if (batch := self.take(self._made(), None)) is None:
                 return None
             self._place = self._places.popleft()
             self._batch, self._given = self._on_host(batch), given

@@ -67,6 +67,38 @@ def test_other_processes_make_the_batches_and_nothing_else_changes(train, seeing
     assert len(alone) == 5
 
 
+@pytest.mark.parametrize("streaming", [False, True])
+def test_a_batch_that_waits_for_the_step_before_on_its_way_to_the_device_does_not_wait_for_data(
+    train, seeing, monkeypatch, streaming
+):
+    import accelerate.data_loader
+
+    from engine.trainers import saving, stream_loader
+
+    step, send, busy = saving.RunTrainer.training_step, accelerate.data_loader.send_to_device, [0.0]
+
+    def stepping(*args, **kwargs):
+        found = step(*args, **kwargs)
+        busy[0] = time.monotonic() + 0.7  # a device that goes on computing when the host is done
+        return found
+
+    def waiting(*given):
+        time.sleep(max(0.0, busy[0] - time.monotonic()))
+
+    def sending(*args, **kwargs):
+        waiting()
+        return send(*args, **kwargs)
+
+    monkeypatch.setattr(saving.RunTrainer, "training_step", stepping)
+    monkeypatch.setattr(saving, "wait_for_steps", waiting, raising=False)
+    monkeypatch.setattr(accelerate.data_loader, "send_to_device", sending)
+    monkeypatch.setattr(stream_loader, "send_to_device", sending)
+    run = train({**seeing, "data.streaming": streaming, "data.dataloader_num_workers": 2})
+    waits = {event["step"]: event["data_seconds"] for event in lines(run, "metrics") if "data_seconds" in event}
+    assert waits[2] < 0.5
+    assert waits[3] < 0.5
+
+
 def test_an_image_that_cannot_be_read_there_ends_the_run_in_its_own_words(train, seeing, monkeypatch):
     def broken(self, rows, ids):
         raise DataError("cat.png: the image cannot be read (it is cut or broken)", "Take it out.")
