@@ -69,7 +69,8 @@ def shared_arguments(config: RunConfig, run_folder: str | Path) -> dict[str, Any
         "remove_unused_columns": False,
         "dataloader_num_workers": (workers := config.data.dataloader_num_workers),
         "dataloader_prefetch_factor": config.data.dataloader_prefetch_factor if workers else None,
-        "dataloader_persistent_workers": workers > 0,
+        # Processes that stay would draw no seed as an epoch or a measuring begins, as a resumed run or one without them does.
+        "dataloader_persistent_workers": False,
         "disable_tqdm": True,
         "report_to": list(run.report_to) or "none",
         **_named(run, Path(run_folder)),

@@ -132,6 +132,8 @@ class RunTrainer(Trainer):
                 collate.collate = self.clock.reads(collate._collate)
             stream.next_row = self.clock.reads(stream.next_row)
         self.stream_loader = StreamLoader(stream, dealt, collate, args.device, workers, prefetch)
+        if workers:
+            self.stream_loader.take = self.clock.reads(next)
         self._dealt_out = 0
         self.register_state("stream", self.stream_loader)
 
@@ -142,16 +144,24 @@ class RunTrainer(Trainer):
     def get_batch_samples(self, epoch_iterator: Any, num_batches: int, device: Any) -> Any:
         """The batches of a step. transformers takes a step once so many batches are made as the arguments say, and the rows
         of a stream may be over before: its last step is made of those that are left."""
-        take = super().get_batch_samples
-        if self.args.dataloader_num_workers:
-            # Rows are read in other processes, and what is waited for are their batches.
-            take = self.clock.reads(take)
-        batches, items = take(epoch_iterator, num_batches, device)
+        if self.args.dataloader_num_workers and self.stream_loader is None:
+            epoch_iterator = self._awaited(epoch_iterator)
+        batches, items = super().get_batch_samples(epoch_iterator, num_batches, device)
         if self.stream_loader is not None:
             if 0 < len(batches) < num_batches:
                 self.args.gradient_accumulation_steps = self._dealt_out + len(batches)
             self._dealt_out += len(batches)
         return batches, items
+
+    def _awaited(self, batches: Iterator[Any]) -> Iterator[Any]:
+        """Batches of loader processes, the wait for them counted. accelerate also sends one to the device there, which waits for
+        the steps before: that is waited for first, and is no waiting for data."""
+        take = self.clock.reads(next)
+        while True:
+            wait_for_steps(self.args.device)
+            if (batch := take(batches, None)) is None:
+                return
+            yield batch
 
     def built(self, notes: Notes) -> Built:
         """The trainer and its models, for the features."""
@@ -211,7 +221,7 @@ class RunTrainer(Trainer):
 
     def _time_reading(self, loader: Any) -> None:
         """Has the clock count the reading of rows from the data set, and their collating where the collator is ours; not in
-        processes of the loader, whose batches are waited for in `get_batch_samples`."""
+        processes of the loader, whose batches are waited for in `_awaited`."""
         if loader.num_workers:
             return
         rows = loader.dataset
@@ -565,6 +575,12 @@ def as_configured(optimizer: torch.optim.Optimizer, scheduler: Any) -> Iterator[
         group["lr"] = group["lr"] * now / before if before else now
     scheduler.base_lrs = rates
     scheduler._last_lr = [group["lr"] for group in optimizer.param_groups]
+
+
+def wait_for_steps(device: torch.device) -> None:
+    """Waits until the device has done what it was given."""
+    if device.type == "cuda":
+        torch.cuda.current_stream(device).synchronize()
 
 
 def _inner(optimizer: Any) -> torch.optim.Optimizer:

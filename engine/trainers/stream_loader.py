@@ -9,7 +9,7 @@ the first rows of the next.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -83,6 +83,8 @@ class StreamLoader:
         self._places = deque[Place]()
         """Those of the batches that are made ahead."""
         self._ahead: Iterator[Any] | None = None
+        self.take: Callable[[Iterator[Any], None], Any] = next
+        """How the next batch is asked for; what waits for it is counted there."""
         self._pinned = getattr(device, "type", "") == "cuda"
 
     @property
@@ -106,7 +108,7 @@ class StreamLoader:
         half = 0 < self._given < self.dealt.times
         place = self._place
         state = self.dataset.state() if place is None else place.before if half else place.behind
-        return {**state, "given": self._given if half else 0}
+        return {**state, "given": self._given if half else 0, "epochs_over": self._epochs_over}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Take up what was saved."""
@@ -114,6 +116,8 @@ class StreamLoader:
         self._places.clear()
         self.dataset.go_to(state)
         self._given, self._batch = int(state["given"]), None
+        # Checkpoints of before do not say which epochs were told of.
+        self._epochs_over = int(state.get("epochs_over", self.dataset.epochs_over))
 
     def __iter__(self) -> Iterator[Any]:
         while (batch := self.next_batch()) is not None:
@@ -123,7 +127,7 @@ class StreamLoader:
         """The next batch on the host; None at the end of the stream."""
         if self._batch is None or self._given >= self.dealt.times:
             given = self._given if self._batch is None and self._given < self.dealt.times else 0
-            if (batch := next(self._made(), None)) is None:
+            if (batch := self.take(self._made(), None)) is None:
                 return None
             self._place = self._places.popleft()
             self._batch, self._given = self._on_host(batch), given
@@ -141,6 +145,8 @@ class StreamLoader:
                         collate_fn=self.collate_fn,
                         num_workers=self.workers,
                         prefetch_factor=self.prefetch,
+                        # Begun by a resume too, it takes no number of those that dropout draws.
+                        generator=torch.Generator(),
                     )
                 )
             else:

@@ -47,11 +47,14 @@ def made_by(tmp_path, monkeypatch):
 
 @pytest.mark.parametrize("streaming", [False, True])
 def test_other_processes_make_the_batches_and_nothing_else_changes(train, seeing, made_by, streaming):
+    # Five steps are in two epochs, and dropout tells where numbers are drawn that a run without such processes does not draw.
+    dropout = {"adapter.kind": "lora", "adapter.r": 4, "adapter.lora_dropout": 0.3, "optim.max_steps": 5}
+
     def losses(**more):
-        run = train({**seeing, "data.streaming": streaming, **more})
+        run = train({**seeing, **dropout, "data.streaming": streaming, **more})
         found = [event for event in lines(run, "metrics") if "loss" in event]
-        # Waiting for a batch is waiting for data, whoever makes it.
-        assert all(event["data_seconds"] > 0 for event in found if "data_seconds" in event)
+        # Waiting for a batch is waiting for data, whoever makes it; an epoch's last is there with the one before.
+        assert all(event["data_seconds"] > 0 for event in found if event["step"] != 4)
         return [event["loss"] for event in found]
 
     alone = losses()
@@ -59,9 +62,41 @@ def test_other_processes_make_the_batches_and_nothing_else_changes(train, seeing
     together = losses(**{"data.dataloader_num_workers": 2})
     pids = made_by()
     assert os.getpid() not in pids
-    assert len(pids) == 2
+    assert len(pids) == (2 if streaming else 4)  # two in each epoch
     assert together == alone
-    assert len(alone) == 3
+    assert len(alone) == 5
+
+
+@pytest.mark.parametrize("streaming", [False, True])
+def test_a_batch_that_waits_for_the_step_before_on_its_way_to_the_device_does_not_wait_for_data(
+    train, seeing, monkeypatch, streaming
+):
+    import accelerate.data_loader
+
+    from engine.trainers import saving, stream_loader
+
+    step, send, busy = saving.RunTrainer.training_step, accelerate.data_loader.send_to_device, [0.0]
+
+    def stepping(*args, **kwargs):
+        found = step(*args, **kwargs)
+        busy[0] = time.monotonic() + 0.7  # a device that goes on computing when the host is done
+        return found
+
+    def waiting(*given):
+        time.sleep(max(0.0, busy[0] - time.monotonic()))
+
+    def sending(*args, **kwargs):
+        waiting()
+        return send(*args, **kwargs)
+
+    monkeypatch.setattr(saving.RunTrainer, "training_step", stepping)
+    monkeypatch.setattr(saving, "wait_for_steps", waiting, raising=False)
+    monkeypatch.setattr(accelerate.data_loader, "send_to_device", sending)
+    monkeypatch.setattr(stream_loader, "send_to_device", sending)
+    run = train({**seeing, "data.streaming": streaming, "data.dataloader_num_workers": 2})
+    waits = {event["step"]: event["data_seconds"] for event in lines(run, "metrics") if "data_seconds" in event}
+    assert waits[2] < 0.5
+    assert waits[3] < 0.5
 
 
 def test_an_image_that_cannot_be_read_there_ends_the_run_in_its_own_words(train, seeing, monkeypatch):
@@ -119,7 +154,7 @@ def test_a_stream_goes_on_behind_the_batch_that_was_given_last_however_many_are_
         found = []
         while len(found) < most and (batch := loader.next_batch()) is not None:
             ids = batch["ids"].tolist() if isinstance(batch, dict) else batch
-            found.append((ids, loader.state_dict(), loader.epoch, loader.epochs_over, loader.over))
+            found.append((ids, loader.epoch, loader.epoch_over(), loader.state_dict(), loader.over))
         return found
 
     alone = read(0)
@@ -127,7 +162,24 @@ def test_a_stream_goes_on_behind_the_batch_that_was_given_last_however_many_are_
     assert alone[-1][-1] or dealt.copies > 1
     assert read(2) == alone
     for place in (1, 2, 4):
-        assert read(2, alone[place - 1][1]) == alone[place:]
+        assert read(2, alone[place - 1][3]) == alone[place:]
+
+
+@pytest.mark.parametrize("place", [3, 5, 10])
+def test_an_epoch_that_was_over_before_a_resume_is_not_told_again(place):
+    """Ten rows an epoch, two a batch: in the middle of the first epoch, at its end, at that of the second."""
+
+    def told(loader, most):
+        found = []
+        while len(found) < most and loader.next_batch() is not None:
+            found.append(loader.epoch_over())
+        return found
+
+    loader = StreamLoader(Rows(), Dealt(2), collate, torch.device("cpu"))
+    before = told(loader, place)
+    again = StreamLoader(Rows(), Dealt(2), collate, torch.device("cpu"))
+    again.load_state_dict(loader.state_dict())
+    assert [*before, *told(again, 100)] == [number % 5 == 0 for number in range(1, 16)]
 
 
 @pytest.mark.parametrize("factor", [1, 3])

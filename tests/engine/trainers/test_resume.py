@@ -18,6 +18,11 @@ TEXT = [{"text": f"{number} is followed by {number + 1}, and that by {number + 2
         pytest.param({}, CONVERSATIONS, id="sft, full weights, over an epoch's end"),
         pytest.param(DROPOUT, CONVERSATIONS, id="sft, LoRA with dropout"),
         pytest.param(
+            {**DROPOUT, "data.dataloader_num_workers": 2},
+            CONVERSATIONS,
+            id="dropout beside processes that make batches",
+        ),
+        pytest.param(
             {"model.dtype": "bfloat16", **LORA}, CONVERSATIONS, id="sft, LoRA in bfloat16", marks=pytest.mark.slow
         ),
         pytest.param(

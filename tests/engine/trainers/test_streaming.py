@@ -65,6 +65,11 @@ def same_weights(first: Any, second: Any, step: int) -> bool:
     [
         pytest.param({}, CONVERSATIONS, id="sft", marks=pytest.mark.slow),
         pytest.param(DROPOUT, CONVERSATIONS, id="sft, LoRA with dropout"),
+        pytest.param(
+            {**DROPOUT, "data.dataloader_num_workers": 2},
+            CONVERSATIONS,
+            id="dropout beside processes that make batches",
+        ),
     ],
 )
 def test_a_resumed_stream_equals_one_that_never_stopped(train, source, tmp_path, settings, rows):
