@@ -140,9 +140,13 @@ class Child:
 
 def _finish(mine: socket.socket, pid: int, owner: int) -> int:
     """Close the child's end of the world and take its status; the process that did not start it leaves it alone."""
-    mine.close()
     if owner != os.getpid():
+        mine.close()
         return 0
+    # Processes that were forked meanwhile, as those of a loader, hold this end of the pipe too: closed here alone it stays open.
+    with contextlib.suppress(OSError):
+        mine.shutdown(socket.SHUT_RDWR)
+    mine.close()
     # It was ended, or ends by itself where nobody is left to ask it.
     return os.waitpid(pid, 0)[1]
 
