@@ -17,7 +17,7 @@ from engine.config.tree import RunConfig
 from engine.trainers.arguments import shared_arguments
 from engine.trainers.job import Job
 from engine.trainers.saving import RunTrainer
-from engine.trainers.token_counts import ROWS
+from engine.trainers.token_counts import origin_of
 
 
 class Plain(RunTrainer):
@@ -52,7 +52,9 @@ class Plain(RunTrainer):
     def prediction_step(
         self, model: torch.nn.Module, inputs: dict[str, Any], *_: Any, **__: Any
     ) -> tuple[Any, None, None]:
-        inputs = {name: value for name, value in self._prepare_inputs(inputs).items() if name != ROWS}
+        origin_of(inputs)
+        self.on_progress()
+        inputs = self._prepare_inputs(inputs)
         with torch.no_grad(), self.compute_loss_context_manager():
             return self.compute_loss(model, inputs), None, None
 

@@ -241,6 +241,7 @@ def test_auto_takes_it_where_steps_were_measured_and_says_why():
         True,
         "H100 computes experts with their adapters faster and in less memory by it",
     )
+    assert taken(run__devices=2)[0] is True  # each holds the model: 8 layers of Qwen3-30B-A3B on two H100
     assert taken(kernels__kernel_auto_compose=True)[0] == "auto"
     for words, found in {
         "no mixture": taken(replace(card, model=replace(mixture, model_type="qwen3", experts=None))),
@@ -254,7 +255,7 @@ def test_auto_takes_it_where_steps_were_measured_and_says_why():
         "no plain numbers": taken(model__quantization="fp8"),
         "a pass of their own": taken(model__quantization="nf4"),
         "layers stream": taken(memory__layer_offloading=True),
-        "several devices": taken(run__devices=2),
+        "shared out": taken(run__devices=2, distributed__strategy="fsdp2"),
         "not known yet": taken(replace(card, model=None)),
     }.items():
         assert found[0] is False
