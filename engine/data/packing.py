@@ -16,7 +16,9 @@ def best_fit(lengths: Sequence[int], capacity: int) -> list[list[int]]:
 
     Raises `ValueError` when a document is longer than a pack.
     """
-    order = sorted(range(len(lengths)), key=lengths.__getitem__, reverse=True)  # stable: of equals the first comes first
+    order = sorted(
+        range(len(lengths)), key=lengths.__getitem__, reverse=True
+    )  # stable: of equals the first comes first
     if order and lengths[order[0]] > capacity:
         raise ValueError(f"document {order[0]} has {lengths[order[0]]} tokens and a pack holds {capacity}")
     packs: list[list[int]] = []
