@@ -21,12 +21,11 @@ def copy_into(room: dict[str, torch.Tensor], state: dict[str, torch.Tensor]) -> 
     """The tensors and shares of `state` as they are now, into the room that was made for them."""
     with torch.no_grad():
         for name, each in state.items():
-            _local(room[name]).copy_(_local(each))
+            local(room[name]).copy_(local(each))
 
 
 def _like(tensor: torch.Tensor) -> torch.Tensor:
-    local = _local(tensor)
-    room = _touched(local)
+    room = _touched(local(tensor))
     # torch's own way, `to("cpu")`, would copy each share twice.
     return DTensor(room, tensor._spec, requires_grad=False) if isinstance(tensor, DTensor) else room
 
@@ -40,5 +39,6 @@ def _touched(like: torch.Tensor) -> torch.Tensor:
     return torch.zeros(like.shape, dtype=like.dtype)
 
 
-def _local(tensor: torch.Tensor) -> torch.Tensor:
+def local(tensor: torch.Tensor) -> torch.Tensor:
+    """What this rank holds of it."""
     return tensor.to_local() if isinstance(tensor, DTensor) else tensor

@@ -17,9 +17,8 @@ from collections.abc import Callable
 import torch
 import torch.distributed as dist
 
-from engine.compat.staging import copy_into, room_for
+from engine.compat.staging import copy_into, local, room_for
 from engine.hardware import free_memory_bytes
-from engine.trainers import sharded
 
 ROOM = 0.5
 """Share of the main memory that is free which copies of the shares may take."""
@@ -43,7 +42,7 @@ class AsyncSave:
         together. Once there is room, it stays."""
         if self._room is not None:
             return True
-        own = sum(sharded.local(each).nbytes for each in state.values())
+        own = sum(local(each).nbytes for each in state.values())
         together = own * int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
         fits = torch.tensor(int(together <= ROOM * free_memory_bytes()), device=device)
         dist.all_reduce(fits, dist.ReduceOp.MIN)

@@ -17,6 +17,7 @@ from torch.distributed.tensor import DTensor
 from transformers import PreTrainedModel
 from transformers.modeling_layers import GradientCheckpointingLayer
 
+from engine.compat.staging import local
 from engine.compat.trl_head import FusedForward
 from engine.config.adapter import NoAdapter
 from engine.config.method import METHODS
@@ -184,7 +185,7 @@ def _strategy(config: RunConfig, trainer: RunTrainer, auto: str | None) -> dict[
     split, weights, here, numbers = sharded.shares(trainer.model)
     every = list(trainer.model.parameters())
     held = [each for each in every if isinstance(each, DTensor)] or every
-    offloaded = all(sharded.local(weight).device.type == "cpu" for weight in held)
+    offloaded = all(local(weight).device.type == "cpu" for weight in held)
     replicas, shares = sharded.mesh(trainer.model)
     if split:
         resharded = config.distributed.reshard_after_forward

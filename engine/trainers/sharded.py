@@ -24,6 +24,7 @@ from torch.distributed.tensor import DTensor, distribute_tensor
 from transformers import PreTrainedModel
 
 from engine import model_files
+from engine.compat.staging import local
 from engine.errors import WorkbenchError, visible
 from engine.features.built import base_model
 from engine.models.restore_weights import as_held
@@ -65,11 +66,6 @@ def is_sharded(model: torch.nn.Module) -> bool:
 def whole(weight: torch.Tensor) -> torch.Tensor:
     """The whole weight, on every rank. All ranks call it together."""
     return weight.full_tensor() if isinstance(weight, DTensor) else weight
-
-
-def local(weight: torch.Tensor) -> torch.Tensor:
-    """What this rank holds of the weight."""
-    return weight.to_local() if isinstance(weight, DTensor) else weight
 
 
 def _own_class(model: torch.nn.Module) -> type:
