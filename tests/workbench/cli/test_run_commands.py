@@ -289,7 +289,7 @@ def test_with_a_terminal_ctrl_c_asks_and_leaves_the_run_going(place, monkeypatch
     os.close(terminal)
     assert os.waitstatus_to_exitcode(status) == 0
     assert only_run(place).worker().alive
-    assert only_run(place).state == "running"
+    until(lambda: only_run(place).state == "running")  # run.json follows the curves at the supervisor's next look
 
 
 def test_a_list_tells_the_truth_about_a_run_that_nobody_watched(place, monkeypatch):
