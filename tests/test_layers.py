@@ -18,7 +18,7 @@ LAYERS = (
     ("engine.export*",),
     ("engine.rehearse", "engine.generate"),
     ("engine.features.load", "engine.features.sequence"),
-    ("engine.features.*.*", "engine.features.applied", "engine.features.built", "engine.features.failures", "engine.features.weight_guard"),
+    ("engine.features.*.*", "engine.features.applied", "engine.features.built", "engine.features.failures"),
     ("engine.compat*",),
     ("engine.session*", "engine.job"),
     ("engine.models*", "engine.data*", "engine.rewards*"),

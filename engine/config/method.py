@@ -11,8 +11,7 @@ from engine.config.distill import Distill
 from engine.config.embedding import Embedding
 from engine.config.kinds import LANGUAGE_FORMATS, Kind, MethodSection, Rows
 from engine.config.preference import Dpo, Ipo, Kto, Orpo, Simpo
-from engine.config.process_reward import Prm
-from engine.config.reward_model import Reward
+from engine.config.reward_model import Prm, Reward
 from engine.config.rollouts import Gdpo, Grpo, Ppo
 from engine.config.section import Advanced, Ge, Le, Lt, Source, Title
 

@@ -1,4 +1,4 @@
-"""Models that judge: a score for a whole answer."""
+"""Models that judge: a score for a whole answer, or a verdict on each of its steps."""
 
 from typing import Annotated, ClassVar, Literal
 
@@ -26,3 +26,23 @@ class Reward(MethodSection):
     ] = None
     """Pulls the scores of each pair to a mean of zero, with this weight; 0.01 is usual. Empty leaves them where they fall:
     only their differences are learned."""
+
+
+class Prm(MethodSection):
+    """Process reward model: the model learns to say of each step of an answer whether it is right, which finds where a
+    solution goes wrong and not only that it does. It writes nothing any more. Needs rows with a prompt, the steps of an
+    answer and a verdict of true or false for each, some of both."""
+
+    kind: Annotated[Literal["prm"], Kind] = "prm"
+    called: ClassVar[str] = "a process reward model"
+    words: ClassVar[str] = "process reward: judge each step of an answer"
+    formats: ClassVar[tuple[str, ...]] = ("stepwise_supervision",)
+    rows: ClassVar[Rows] = "steps"
+    head: ClassVar[Head] = "steps"
+    lora_rate: ClassVar[float] = 1e-4
+    full_rate: ClassVar[float] = 1e-5
+
+    train_on_last_step_only: Annotated[
+        bool, Title("Judge the last step alone"), Advanced, Source("TRL: PRMConfig.train_on_last_step_only")
+    ] = False
+    """Learn from the verdict of the last step only, as a model of outcomes would. The steps before it are read."""

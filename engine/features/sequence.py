@@ -14,7 +14,7 @@ from engine.features.applied import Applied
 from engine.features.auto_compose.apply import compose
 from engine.features.built import Built
 from engine.features.cut_cross_entropy.scores import refuse_other_scores
-from engine.features.table import FEATURES, name_of
+from engine.features.table import FEATURES, Feature, name_of
 
 
 class Features:
@@ -63,5 +63,5 @@ class Features:
         self._undo.append(done.undo if hasattr(done, "undo") else done)
 
 
-def _apply_module(feature: ModuleType) -> ModuleType:
+def _apply_module(feature: Feature) -> ModuleType:
     return importlib.import_module(f"{feature.__name__}.apply")

@@ -14,7 +14,6 @@ says so in words.
 
 from __future__ import annotations
 
-from types import ModuleType
 from typing import Protocol
 
 from engine.config.tree import FieldSpec
@@ -47,13 +46,17 @@ class Feature(Protocol):
     """What a feature's folder says of itself."""
 
     __name__: str
-    SETTING: FieldSpec | None
-    """The setting that asks for it; None for one that serves every run."""
-    AFTER: tuple[str, ...]
-    """The features that act before it."""
+
+    @property
+    def SETTING(self) -> FieldSpec | None:
+        """The setting that asks for it; None for one that serves every run."""
+
+    @property
+    def AFTER(self) -> tuple[str, ...]:
+        """The features that act before it."""
 
 
-_LISTED: tuple[ModuleType, ...] = (
+_LISTED: tuple[Feature, ...] = (
     module_cache,
     packed_experts,
     padding,
@@ -78,14 +81,14 @@ _LISTED: tuple[ModuleType, ...] = (
 )
 
 
-def name_of(feature: ModuleType) -> str:
+def name_of(feature: Feature) -> str:
     """Its folder's name."""
     return feature.__name__.rpartition(".")[2]
 
 
-def in_order(features: tuple[ModuleType, ...]) -> tuple[ModuleType, ...]:
+def in_order(features: tuple[Feature, ...]) -> tuple[Feature, ...]:
     """The features by what each must come after; otherwise as they are listed. Raises ValueError for a circle."""
-    left, known, order = list(features), {name_of(feature) for feature in features}, list[ModuleType]()
+    left, known, order = list(features), {name_of(feature) for feature in features}, list[Feature]()
     while left:
         done = {name_of(feature) for feature in order}
         ready = next((feature for feature in left if not set(feature.AFTER) & known - done), None)

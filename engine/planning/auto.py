@@ -149,7 +149,7 @@ def _reads_images(config: RunConfig, facts: Facts) -> bool:
 
 
 _CHOSEN: dict[FieldSpec, Resolve] = {
-    **{feature.SETTING: feature.chosen for feature in FEATURES if hasattr(feature, "chosen")},
+    **{feature.SETTING: feature.chosen for feature in FEATURES if feature.SETTING and hasattr(feature, "chosen")},
     fields.data.image_backend: _image_backend,
     fields.method.reference: _reference,
     fields.optim.learning_rate: _learning_rate,

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import replace
+from types import ModuleType
 from typing import Any
 
 from engine.config import reading
@@ -17,7 +18,7 @@ from engine.config.reading import Reading
 from engine.config.rule import RULES as _ENTERED
 from engine.config.rule import Rule, rule
 from engine.config.tree import RunConfig
-from engine.features.table import FEATURES
+from engine.features.table import FEATURES, Feature
 from engine.planning import context_parallel, sharding
 from engine.rules import (
     data,
@@ -37,7 +38,7 @@ from engine.rules import (
 __all__ = ["RULES", "Rule", "read", "rule", "run_rules"]
 
 
-_MODULES = (
+_MODULES: tuple[Feature | ModuleType, ...] = (
     context_parallel,
     data,
     fit,

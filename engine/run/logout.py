@@ -4,14 +4,10 @@ from __future__ import annotations
 
 import configparser
 import getpass
-import os
-from collections.abc import Mapping
 from pathlib import Path
 
 
-def kills_at_logout(
-    root: Path = Path("/"), user: str | None = None, environ: Mapping[str, str] = os.environ
-) -> tuple[bool, str]:
+def kills_at_logout(root: Path = Path("/"), user: str | None = None) -> tuple[bool, str]:
     """Whether this machine ends a person's processes at logout, and in words what that means for a run."""
     if not (root / "run/systemd/system").exists():
         return False, "This machine does not end your processes at logout."

@@ -39,7 +39,6 @@ _DEVICES = "run.devices says on which GPUs of this machine a run works."
 _DDP = "It concerns how processes exchange gradients, which is set by itself here."
 _LOADER = "Rows are prepared before the run and read from memory."
 _LAYERS = "Every layer gets an adapter that adapter.target_modules names, as a pattern of whole names too."
-_EVALS = "Rows of data.eval are measured every run.eval_steps steps, ten times a run by itself."
 _SAVED = "Every checkpoint holds what a run needs to go on, as safetensors."
 
 KEYS: dict[str, Key] = {

@@ -34,12 +34,12 @@ from engine.config.tree import RunConfig
 from engine.errors import Cancelled, ModelError
 from engine.features import compile as compile_rules
 from engine.features import cut_cross_entropy as cut_rules
-from engine.features import failures, weight_guard
+from engine.features import failures
 from engine.features import fused_experts as experts_rules
 from engine.features import fused_lora as lora_rules
 from engine.features import fused_norm_rope as norm_rope_rules
 from engine.features.applied import Applied
-from engine.features.auto_compose import stored
+from engine.features.auto_compose import stored, weight_guard
 from engine.features.built import Built, base_model
 from engine.features.compile import SHARED
 from engine.features.compile import apply as compiled
