@@ -37,13 +37,13 @@ def events(folder: Path, run: str, kind: str) -> list[dict]:
 
 
 def test_the_first_run_is_checked_previewed_stopped_taken_up_and_finished(tmp_path: Path) -> None:
-    said = play("first_run.sh", tmp_path, steps=60)
+    said = play("first_run.sh", tmp_path, steps=20)
     assert "‹" in said
     assert "finished" in said
     assert [event["segment"] for event in events(tmp_path, "dates-0001", "started")] == [0, 1]
     (stopped,) = events(tmp_path, "dates-0001", "stopped")
     assert events(tmp_path, "dates-0001", "started")[1]["resumed_from_step"] == stopped["step"]
-    assert events(tmp_path, "dates-0001", "finished")[0]["step"] == 60
+    assert events(tmp_path, "dates-0001", "finished")[0]["step"] == 20
     first, *_, last = [e for e in events(tmp_path, "dates-0001", "sample") if e["index"] == 0]
     assert first["prompt"] == dates.PROMPTS[0]
     assert first["completion"] != last["completion"]

@@ -15,11 +15,14 @@ from engine.run.store import RunFolder
 
 DEMOS = Path(__file__).parents[2] / "demos"
 NOTEBOOKS = sorted(DEMOS.glob("*.ipynb"))
+STEPS = 4
+"""The demo looks at its held-out rows ten times a run, or after every step of so short a one, and each look takes as long as
+two steps."""
 WIDGET = "application/vnd.jupyter.widget-view+json"
 
 
-def play(name: str, folder: Path, monkeypatch: pytest.MonkeyPatch, steps: int = 30) -> list[list[dict]]:
-    """The outputs of each code cell."""
+def play(name: str, folder: Path, monkeypatch: pytest.MonkeyPatch, steps: int = STEPS) -> list[list[dict]]:
+    """The outputs of each code cell; its runs have so many steps."""
     if importlib.util.find_spec("ipykernel") is None:
         pytest.skip("ipykernel is not installed")
     import nbformat
@@ -74,7 +77,7 @@ def test_workbench_goes_from_the_form_to_a_finished_run(tmp_path: Path, monkeypa
     assert "'ready'" in said
     assert "'finished'" in said
     run = tmp_path / "runs" / "dates-0001"
-    assert events(run, "finished")[0]["step"] == 30
+    assert events(run, "finished")[0]["step"] == STEPS
     answers = [event["completion"] for event in events(run, "sample") if event["index"] == 0]
     assert len(answers) > 1
     assert all(answer in said for answer in answers)
@@ -112,7 +115,7 @@ def test_monitor_follows_and_stops_a_run_of_the_terminal(tmp_path: Path, monkeyp
 def test_compare_names_the_one_setting_that_differs_and_what_came_of_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    outputs = play("compare.ipynb", tmp_path, monkeypatch, steps=12)
+    outputs = play("compare.ipynb", tmp_path, monkeypatch)
     assert faces(outputs) == 1
     told = text(outputs[2:3]).splitlines()
     assert told[0] == "optim.learning_rate [0.004, 0.0004]"
