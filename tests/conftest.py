@@ -21,7 +21,7 @@ from typing import Any
 import psutil
 import pytest
 
-from tests import renderers
+from tests import caches, renderers
 from tests.prestarted import prestarted
 
 NOBODY = 65534
@@ -132,6 +132,7 @@ _KEPT = {"modules": 0}
 # So does what is installed: libraries ask for versions a dozen times a run, and each time a file of metadata is read.
 importlib.metadata.version = functools.cache(importlib.metadata.version)
 renderers.install()
+caches.share_rows()
 
 
 def pytest_configure(config: pytest.Config) -> None:

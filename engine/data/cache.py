@@ -204,8 +204,9 @@ def _content(source: Source, progress: Callable[[str, int, int], None]) -> str:
         if told := getattr(source.rows, "content", ""):
             return str(told)
         generated = hashlib.sha256()
+        written = json.JSONEncoder(sort_keys=True, default=str)  # `dumps` makes one for each row
         for row in source.rows:
-            generated.update(json.dumps(row, sort_keys=True, default=str).encode())
+            generated.update(written.encode(row).encode())
         return generated.hexdigest()
     size = path.stat().st_size
     digest = hashlib.blake2b(f"{path.suffixes[-2:]} {size} ".encode())

@@ -7,8 +7,10 @@ import contextlib
 import ctypes
 import faulthandler
 import fcntl
+import functools
 import gc
 import importlib
+import importlib.metadata
 import json
 import os
 import random
@@ -30,10 +32,16 @@ import prestarted
 
 LIBRARIES = """numpy pyarrow datasets tokenizers safetensors.torch torch torch.utils.data peft accelerate trl
 transformers.trainer transformers.modeling_utils transformers.models.auto.modeling_auto transformers.models.llama.modeling_llama
-transformers.tokenization_utils_fast trl.trainer.sft_trainer trl.trainer.dpo_trainer"""
+transformers.tokenization_utils_fast transformers.models.qwen3.modeling_qwen3 trl.trainer.sft_trainer trl.trainer.dpo_trainer"""
 OWN = """engine.trainers.sft engine.trainers.dpo engine.trainers.receipt engine.data.prepare engine.models.load
 engine.features.load engine.features.sequence engine.rehearse engine.rules engine.inspector.questions engine.chat.models
-engine.chat.answering"""
+engine.chat.answering engine.export.making engine.trainers.table engine.trainers.watching engine.trainers.auto_resolution
+engine.models.adapters engine.models.vocabulary engine.data.compare engine.data.gather_facts engine.data.collate engine.run.launch
+engine.features.layer_offloading.apply engine.features.tiled_mlp.apply engine.features.activation_offloading.apply
+engine.features.attention_backend.apply engine.features.packed_experts.apply engine.features.tile_timing.apply
+engine.features.bf16_full_eval.apply engine.features.fp8_base.apply engine.features.module_cache.apply
+engine.features.gradient_checkpointing.apply engine.features.padding.apply engine.features.quantization_aware.apply
+engine.features.router_load.apply engine.features.vision_attention.apply"""
 
 
 def serve(place: Path) -> None:
@@ -88,6 +96,26 @@ def _import() -> None:
             importlib.import_module(name)
     for name in OWN.split():
         importlib.import_module(name)
+    _make_once()
+
+
+def _make_once() -> None:
+    """What each would make for itself before its first step, a third of what a run of one step takes. What is forced to a disk
+    is looked at in processes that were not forked, and here no power fails."""
+    from transformers.conversion_mapping import get_checkpoint_conversion_mapping
+
+    from engine import builtin
+    from engine.builtin import dates, tiny
+    from tests import caches
+
+    get_checkpoint_conversion_mapping("qwen3")  # patterns for the weights of every architecture there is
+    importlib.metadata.version = functools.cache(importlib.metadata.version)
+    dates.training_days()
+    tiny._texts_digest()
+    caches.share_rows()
+    for split in ("train", "eval"):
+        builtin.GENERATED["builtin/dates"].of({}, split, 42)
+    os.fsync = os.fdatasync = lambda handle: None
 
 
 def _reap(lines: dict[int, tuple[socket.socket, str]], spent: IO[str]) -> None:
