@@ -7,7 +7,7 @@ For two cards of one machine; every run is one that `workbench train` starts, of
 `attention`: outputs and gradients of torch's ring as a run calls it, beside those of one card for the same rows (4,096 and
 32,768 tokens), and the time of both at 131,072. `equal`: losses and gradient norms of four steps, one card beside two that
 divide each row, all weights at 4,096 and 32,768 tokens, then what else serves divided rows: tiers, FSDP2, adapters with
-kernels, four bits, streamed layers, held-out rows. `sharded`: FSDP2 and its shares in main memory, each beside one card.
+kernels, four bits, held-out rows. `sharded`: FSDP2 and its shares in main memory, each beside one card.
 `long`: Qwen3-8B's shape with LoRA r=16, one row of `--tokens`; seconds and memory of a step on one card and on two. A line of
 JSON for each; exits 1 where one lies apart or a run failed. What does not fit into `--seconds` is said to be left out.
 """
@@ -39,6 +39,7 @@ from transformers import AutoTokenizer, Qwen3Config, Qwen3ForCausalLM
 
 from engine.builtin import tiny
 from engine.config.files import as_yaml, put
+from engine.run import control, store
 
 LORA = {"adapter.kind": "lora", "adapter.r": 16}
 KERNELS = {
@@ -89,6 +90,7 @@ class Trial:
         except subprocess.TimeoutExpired:
             self.process.terminate()
             self.process.wait()
+            self._end()
             return {"failure": f"not done in {seconds:.0f} s"}
         found = list(self.folder.glob("runs/*/events.jsonl"))
         events = [json.loads(line) for line in found[0].read_text().splitlines()] if found else []
@@ -112,6 +114,14 @@ class Trial:
             },
             "seconds": round(time.monotonic() - self.begun, 1),
         }
+
+    def _end(self) -> None:
+        """Ends the run: it outlives the command that started it, and would keep the cards from the next one."""
+        for run in store.runs_in(self.folder / "runs"):
+            control.request(run, "stop", now=True)
+            until = time.monotonic() + 20
+            while run.state not in store.ENDED and time.monotonic() < until:
+                time.sleep(0.1)
 
 
 class Bench:
@@ -305,7 +315,6 @@ def equal(bench: Bench) -> None:
         "selective": ("4k", short | FULL | eval_rows | ddp | {"memory.gradient_checkpointing": "selective"}),
         "medium": ("4k", short | FULL | eval_rows | ddp | {"memory.gradient_checkpointing": "medium"}),
         "nothing again": ("4k", short | FULL | eval_rows | ddp | {"memory.gradient_checkpointing": False}),
-        "lora, streamed layers": ("lora", short | LORA | ddp | {"memory.layer_offloading": True}),
         "four bits": ("four bits", short | LORA | FOUR_BITS | ddp),
     }
     asked = {name: (base, settings | RING) for name, (base, settings) in divided.items() if base in one}

@@ -201,6 +201,14 @@ class Stage:
                  if entry["feature"] in TOLD]  # fmt: skip
         return "\n    | " + "; ".join(words) if words else ""
 
+    def waits(self, name: str) -> str:
+        """How long each rank of an arm of ours stood still for others in a step (exposed communication)."""
+        if self.specs[name].kind != "worker" or self.specs[name].processes == 1:
+            return ""
+        told = [event["communication_seconds"] for event in events_of(self.run_of(name)) if event["kind"] == "ranks"]
+        each = [f"{1e3 * seconds:.1f}" for seconds in (told[-1] if told else []) if seconds is not None]
+        return f", ranks waited {' and '.join(each)} ms a step" if each else ""
+
     def turns(self, names: Sequence[str], until: float, rounds: int, window: int = 1) -> Times:
         """So many rounds of turns, fewer where the time is over, each of `window` times as many steps as were asked for; an
         arm that falls is left out from then on."""
@@ -230,7 +238,7 @@ class Stage:
             tokens = cards_ * ROWS * self.given.tokens / middle * 1e3
             say(
                 f"{self.name:9} {name:34} {middle:9.1f} ms a step {tokens:9,.0f} tokens/s "
-                f"{times.peaks[name] / 1024:6.2f} GiB a card n={len(each)}"
+                f"{times.peaks[name] / 1024:6.2f} GiB a card n={len(each)}{self.waits(name)}"
             )
             self.bench.add(
                 f"cards_{self.name}", f"{self.bench.shape_of(self.part)}; {ROWS}x{self.given.tokens} a card{words}",
@@ -441,8 +449,13 @@ def moe(stage: Stage) -> None:
     """One card beside two; a whole mixture fits on a card once, so its arms then come one after the other."""
     names = ["one card", "ddp"]
     if stage.given.moe_layers <= 16:
-        if stage.begin(*names):
-            scaling(stage, stage.turns(sorted(stage.ready, reverse=True), stage.until - 3, stage.given.rounds), 1.9)
+        if stage.begin(*names, within=0.6 * stage.left()):
+            until = stage.until - 0.4 * stage.left()
+            scaling(stage, stage.turns(sorted(stage.ready, reverse=True), until, stage.given.rounds), 1.9)
+        for name in names:
+            stage.arms[name].end()
+        if stage.left() > 20 and stage.begin("fsdp2"):  # whose experts the kernels read where they are put together
+            stage.report(stage.turns(["fsdp2"], stage.until - 3, 5))
         return
     found = Times({})
     for number, name in enumerate(names):
@@ -582,8 +595,9 @@ PARTS: dict[str, Part] = {
         full,
     ),
     "moe": Part(
-        100, "30b-a3b", _MIXTURE,
-        (Spec("one card", processes=1, wanted=COMPILED), Spec("ddp", settings=DDP, wanted=COMPILED)),
+        130, "30b-a3b", _MIXTURE,
+        (Spec("one card", processes=1, wanted=COMPILED), Spec("ddp", settings=DDP, wanted=COMPILED),
+         Spec("fsdp2", settings=FSDP2)),
         moe, "tiny mixture",
     ),
     "save": Part(120, "8b", {**FULL, **CUT, **FSDP2}, (Spec("ours"),), save),

@@ -42,7 +42,7 @@ def entries(view: RunView) -> list[dict[str, Any]]:
 
 def devices(view: RunView) -> list[list[str]]:
     """The newest word of each GPU, and of each rank of several, as label and value."""
-    from engine.figures import brief, count, size
+    from engine.figures import brief, count, percent, size
 
     rows = []
     for device in view.gpu[:16]:
@@ -62,6 +62,7 @@ def devices(view: RunView) -> list[list[str]]:
             ("data_seconds", lambda seconds: f"data {brief(seconds)}"),
             ("forward_seconds", lambda seconds: f"forward {brief(seconds)}"),
             ("memory", size),
+            ("communication_share", lambda share: f"comm wait {percent(share, 1)}"),
         )
         parts = [show(rank[name]) for name, show in figures if rank[name] is not None]
         late = view.slowest is not None and view.slowest[0] == number

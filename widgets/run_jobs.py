@@ -15,7 +15,6 @@ from engine.errors import WorkbenchError
 from engine.export.places import FORMS, K_QUANTS, QUANTS, places, refuse_existing
 from engine.export.process import Export, part_summary, request
 from engine.figures import progress
-from engine.resume import resume
 from engine.run.data_record import DataChanged
 from engine.run.ending import End
 from engine.run.evaluations import Evaluation, in_words, step_of, tasks_of
@@ -23,6 +22,7 @@ from engine.run.pruning_choice import remove
 from engine.run.store import RunFolder
 from engine.run.task import Task
 from engine.run.view import RunView
+from engine.session.going_on import resume
 from engine.session.mending import apply
 from widgets.protocol import shown
 

@@ -21,7 +21,7 @@ from engine.export import parity
 from engine.export.card import card
 from engine.export.merge import DTYPES, merge
 from engine.export.places import Source
-from engine.export.shards import take_weights
+from engine.export.shards import compare, take_weights
 from engine.export.stored import wide_weights
 from engine.hub import COMMITS, commit_of, reaching_hub
 from engine.models.load import UNREADABLE, load_processing_class, model_folder, wanted_revision
@@ -220,6 +220,8 @@ def write_model(model: Model, into: Path, report: Report) -> parity.Parity:
     _write_generation(model, into)
     report("Opening it again", 0, 1)
     found = _same_tokens(model, into, tokenizer)
+    if model.source.shares is not None:
+        found = replace(found, weights=compare(into, model.source.shares))
     theirs = parity.open_folder(model.config, into, model.inputs, model.computing("Its answers"))
     found = parity.judged(found, model.reference, theirs, model.bound)
     _write_card(model, into, "safetensors", found)

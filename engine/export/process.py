@@ -42,7 +42,8 @@ def compared(parity: dict[str, Any]) -> str:
     formats = parity.get("formats") or {}
     if parity["weights"] is not None:
         rounded = ", ".join(f"{count} {name}" for name, count in formats.items())
-        words += f": {parity['weights']} weights ({rounded}) are their source's to rounding, tokens and template are the same"
+        words += f": {parity['weights']} weights {f'({rounded}) ' if rounded else ''}are their source's"
+        words += f"{' to rounding' if rounded else ''}, tokens and template are the same"
     elif parity["prompts"] or parity["probes"]:
         words += f": {parity['prompts']} prompts and {parity['probes']} texts are the same"
     if parity["logits_error"] is not None:

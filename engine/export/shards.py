@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any
 
 from engine import model_files
 from engine.errors import ModelError, visible
+from engine.export.parity import differs
 from engine.export.places import Source, need_room, not_written, parents
 
 if TYPE_CHECKING:
@@ -102,6 +103,32 @@ def take_weights(model: PreTrainedModel, shares: Path) -> None:
         layer = _read(shares, {name: (held[name].size, held[name].properties.dtype) for name in names})
         for name, value in layer.items():
             own[name].copy_(value)
+
+
+def compare(folder: Path, shares: Path) -> int | None:
+    """How many weights the files of a folder hold to the bit as training wrote them, shares and files read by different readers, a
+    layer in memory at a time; None for files that hold other pieces (`take_weights` gives those to compare). Raises ParityError."""
+    import torch
+    from safetensors import safe_open
+
+    held, stored = _held(shares), model_files.stored_weights(folder)
+    if held.keys() != stored.keys():
+        return None
+    files = {name: file for file in model_files.weight_files(folder) for name in model_files.header(file)}
+    for _, names in groupby(sorted(held, key=_layer), key=_layer):
+        layer = _read(shares, {name: (held[name].size, held[name].properties.dtype) for name in names})
+        for name, trained in layer.items():
+            with safe_open(files[name], "pt") as file:
+                value = file.get_tensor(name)
+            if value.dtype != trained.dtype or not torch.equal(_bits(value), _bits(trained)):
+                raise differs("safetensors", f"{visible(name)} is not as training wrote it")
+    return len(held)
+
+
+def _bits(value: torch.Tensor) -> torch.Tensor:
+    import torch
+
+    return value.contiguous().flatten().view(torch.uint8)
 
 
 def _read(shares: Path, wanted: Mapping[str, tuple[torch.Size, torch.dtype]]) -> dict[str, torch.Tensor]:

@@ -94,7 +94,7 @@ KNOWN: dict[str, Words] = {
 _LOSS = ("loss", "eval_loss")
 _ALWAYS: Groups = (
     ("grad_norm",), ("learning_rate",), ("tokens_per_second",), ("memory_allocated",),
-    ("experts/entropy", "experts/unused"), ("experts/fullest",),
+    ("experts/entropy", "experts/unused"), ("experts/fullest",), ("communication/rank*",),
 )  # fmt: skip
 _TEXT: Groups = (_LOSS, ("mean_token_accuracy", "eval_mean_token_accuracy"), ("entropy",))
 _PAIRS: Groups = (
@@ -199,6 +199,7 @@ def ordered(method: str, names: Collection[str]) -> list[str]:
     return [*first, *sorted(set(names) - set(first))]
 
 
+_OF_RANK = re.compile(r"communication/rank(\d+)")
 _OF_FUNCTION = re.compile(r"rewards/(?P<name>.+)/(?P<what>mean|std)")
 
 
@@ -208,6 +209,8 @@ def words(name: str) -> Words:
         return KNOWN[name]
     if match := _OF_FUNCTION.fullmatch(name):
         return Words(f"{'spread of ' if match['what'] == 'std' else ''}{match['name']}")
+    if match := _OF_RANK.fullmatch(name):
+        return Words(f"rank {match[1]} comm wait", "share")
     if name.startswith("eval_"):
         twin = words(name.removeprefix("eval_"))
         return Words(f"held-out {twin.title}", twin.unit)

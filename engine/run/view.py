@@ -23,7 +23,9 @@ MAX_SAMPLES = 600
 MAX_LIST = 1000
 MAX_ROLLOUTS = 400
 MAX_RANKS = 4096
-RANK_FIGURES = ("tokens_per_second", "data_seconds", "forward_seconds", "memory")
+RANK_FIGURES = ("tokens_per_second", "data_seconds", "forward_seconds", "memory", "communication_seconds")
+RANK_CURVES = 16
+"""Ranks whose share of communication is a curve, `communication/rank0` and so on."""
 SLOW = 0.1
 """The share of a step by which a rank must be late to be named."""
 # Keys of a metrics event that are not curves.
@@ -73,7 +75,9 @@ class RunView:
     controls: dict[str, dict[str, Any]] = field(default_factory=dict)
     gpu: list[dict[str, Any]] = field(default_factory=list)
     ranks: list[dict[str, Any]] = field(default_factory=list)
-    """With several processes, the newest figures of each: `tokens_per_second`, `data_seconds`, `forward_seconds`, `memory`."""
+    """With several processes, the newest figures of each: `tokens_per_second`, `data_seconds`, `forward_seconds`, `memory`,
+    `communication_seconds` (those of a step in which its computation stood still for others: exposed communication, waiting for
+    a late rank included) and `communication_share` (of the step)."""
     diverged: list[dict[str, Any]] = field(default_factory=list)
     restarts: list[dict[str, Any]] = field(default_factory=list)
     """Each time the worker died and was started anew: `step` and the words why (`message`)."""
@@ -126,19 +130,26 @@ class RunView:
 
     @property
     def slowest(self) -> tuple[int, str, float] | None:
-        """The rank that the others wait for: its number, at what (`data` or `forward pass`), and how many seconds of a step it
-        takes longer for it than half of the ranks. None where none stands out by a tenth of a step."""
-        slowest_rank = None
-        for what, key in (("data", "data_seconds"), ("forward pass", "forward_seconds")):
-            spent = [rank[key] for rank in self.ranks if isinstance(rank.get(key), int | float)]
-            if len(spent) < 2 or len(spent) != len(self.ranks):
-                continue
-            late = max(spent) - sorted(spent)[(len(spent) - 1) // 2]
-            if late >= SLOW * (self.latest.get("step_seconds") or math.inf) and (
-                slowest_rank is None or late > slowest_rank[2]
-            ):
-                slowest_rank = (spent.index(max(spent)), what, late)
-        return slowest_rank
+        """The rank that the others wait for: its number, at what (`data`, `forward pass`, or `own work` where it is neither),
+        and how many seconds of a step it takes longer for it than half of the ranks. None where none stands out by a tenth of a
+        step."""
+        step = self.latest.get("step_seconds") or math.inf
+        apart = [
+            found
+            for what, key in (("data", "data_seconds"), ("forward pass", "forward_seconds"))
+            if (found := self._late(what, key, 1)) is not None and found[2] >= SLOW * step
+        ]
+        if apart:
+            return max(apart, key=lambda found: found[2])
+        # Who is late waits less than the others.
+        found = self._late("own work", "communication_seconds", -1)
+        return found if found is not None and found[2] >= SLOW * step else None
+
+    def _late(self, what: str, key: str, sign: int) -> tuple[int, str, float] | None:
+        spent = [sign * rank[key] for rank in self.ranks if isinstance(rank.get(key), int | float)]
+        if len(spent) < 2 or len(spent) != len(self.ranks):
+            return None
+        return spent.index(max(spent)), what, max(spent) - sorted(spent)[(len(spent) - 1) // 2]
 
     @property
     def slowest_text(self) -> str:
@@ -351,6 +362,15 @@ def _ranks(view: RunView, event: Event) -> None:
     columns = {name: column if isinstance(column := event.get(name), list) else [] for name in RANK_FIGURES}
     rows = (dict(zip(RANK_FIGURES, row, strict=True)) for row in zip_longest(*columns.values()))
     view.ranks = [{name: _number(row, name) for name in RANK_FIGURES} for row in islice(rows, MAX_RANKS)]
+    seconds, step = _number(event, "step_seconds"), _whole(event, "step")
+    for number, rank in enumerate(view.ranks):
+        waited = rank["communication_seconds"]
+        share = min(1.0, waited / seconds) if waited is not None and seconds else None
+        rank["communication_share"] = share
+        name = f"communication/rank{number}"
+        if share is None or step is None or step < 0 or number >= RANK_CURVES or len(view.series) >= MAX_SERIES:
+            continue
+        view.series.setdefault(name, Series()).add(step, share)
 
 
 def _gpu(view: RunView, event: Event) -> None:

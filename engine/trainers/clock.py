@@ -20,6 +20,8 @@ class StepClock:
     def __init__(self) -> None:
         self.waited = 0.0
         """Seconds that waited for data, of all steps together."""
+        self.out = 0.0
+        """Seconds that belonged to no step, since the beginning."""
         self.start(0)
 
     @property
@@ -43,7 +45,9 @@ class StepClock:
         finally:
             self._pauses -= 1
             if not self._pauses:
-                self._paused += time.monotonic() - began
+                spent = time.monotonic() - began
+                self._paused += spent
+                self.out += spent
 
     def reads(self, read: Callable[..., Any]) -> Callable[..., Any]:
         """The same function, its time counted as waiting for data unless nothing waits."""

@@ -116,7 +116,15 @@ class RunTrainer(Trainer):
         self.ranks = Ranks(self.clock)
         self.counts = TokenCounts(self.accelerator, self.ranks)
         if self.accelerator.num_processes > 1:
-            self.compute_loss = self.ranks.computes(self.compute_loss)  # type: ignore[method-assign]
+            self.compute_loss = self.ranks.waits.forward(self.compute_loss)  # type: ignore[method-assign]
+            self._time_waits()
+
+    def _time_waits(self) -> None:
+        """Has the time taken that this process waits for others; that of shares once there are any (`on_train_begin`)."""
+        waits, accelerator = self.ranks.waits, self.accelerator
+        accelerator.gather, accelerator.reduce = waits.around(accelerator.gather), waits.around(accelerator.reduce)
+        if not self.is_fsdp_enabled:
+            accelerator.backward = waits.after_gradients(accelerator.backward)
 
     # -- rows of a stream ----------------------------------------------------------------------------------------------
     def read_from(self, stream: Any) -> None:

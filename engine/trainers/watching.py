@@ -18,6 +18,7 @@ from typing import Any, NamedTuple
 import torch
 from transformers import TrainerCallback
 
+from engine.compat import collective_waits
 from engine.facts.counts import steps_between
 from engine.models.sizes import weights_in
 from engine.run import inside
@@ -88,6 +89,8 @@ class Watching(TrainerCallback):
     # -- the trainer's moments -----------------------------------------------------------------------------------------
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         self.before_first_step()
+        if args.world_size > 1:
+            collective_waits.time_model(self.trainer.model_wrapped, self.trainer.ranks.waits)
         self._place_in_epochs(args, state, kwargs.get("train_dataloader"))
         self._logged = time.monotonic()
         self._tokens_logged = self.trainer.counts.read()[0]
@@ -137,6 +140,7 @@ class Watching(TrainerCallback):
         now = time.monotonic()
         rows, self.trainer.batch_rows = self.trainer.batch_rows, []
         self._hear(control, state)
+        self.trainer.ranks.waits.step_over()
         if (loader := self.trainer.stream_loader) is not None:
             # To transformers a stream is one epoch without an end.
             state.epoch = loader.epoch
@@ -268,7 +272,8 @@ class Watching(TrainerCallback):
         if self._ranks == 1:
             return wish
         shared = torch.tensor([wish], device=self.trainer.accelerator.device)
-        torch.distributed.broadcast(shared, src=0)
+        with self.trainer.ranks.waits.span():
+            torch.distributed.broadcast(shared, src=0)
         return int(shared.item())
 
     def _answer(self, request: Request, status: str, message: str) -> None:

@@ -332,11 +332,12 @@ def test_counts_and_readings_of_a_device_are_no_curves(watched: Any) -> None:
     assert set(view.names) == {"loss", "eval_loss", "grad_norm", "learning_rate", "tokens_per_second"}
     assert view.parts["gpu"] == [["GPU 0", "91 %  ·  300 W"]]
     run.pen.write("metrics", step=4, step_seconds=0.5)
-    run.pen.write("ranks", tokens_per_second=[900, 901], data_seconds=[0.2, 0.001], memory=[1 << 30, 2 << 30])
+    figures = {"tokens_per_second": [900, 901], "data_seconds": [0.2, 0.001], "memory": [1 << 30, 2 << 30]}
+    run.pen.write("ranks", step=4, step_seconds=0.5, communication_seconds=[0.05, 0.25], **figures)
     view.look()
     assert view.parts["gpu"][1:] == [
-        ["rank 0, slowest", "900 tokens/s  ·  data 200 ms  ·  1.0 GiB"],
-        ["rank 1", "901 tokens/s  ·  data 1.0 ms  ·  2.0 GiB"],
+        ["rank 0, slowest", "900 tokens/s  ·  data 200 ms  ·  1.0 GiB  ·  comm wait 10.0 %"],
+        ["rank 1", "901 tokens/s  ·  data 1.0 ms  ·  2.0 GiB  ·  comm wait 50.0 %"],
     ]
 
 

@@ -8,12 +8,12 @@ import click
 
 from engine.config.files import parse_pair
 from engine.errors import UsageError, WorkbenchError
-from engine.resume import resume
 from engine.run import checkpoint, launch, member, store
 from engine.run.ending import end_of
 from engine.run.index import open_view
 from engine.run.nodes import from_slurm, rendezvous_of
 from engine.run.store import RunFolder
+from engine.session.going_on import resume
 from workbench.calling import run_name
 from workbench.cli.output import echo
 from workbench.cli.train import attach, meeting_of, meets

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import time
 from bisect import bisect_left, bisect_right
+from collections.abc import Callable
 from typing import Any
 
 from rich.cells import cell_len
@@ -385,6 +386,16 @@ class Lines(Scrolled):
         return drawn or [[(self.empty, "faint")]]
 
 
+_RANK = "{:>6}{:>12}{:>12}{:>11}{:>12}{:>11}"
+_RANK_COLUMNS: tuple[tuple[str, str, Callable[[Any], str]], ...] = (
+    ("tokens/s", "tokens_per_second", count),
+    ("data wait", "data_seconds", brief),
+    ("forward", "forward_seconds", brief),
+    ("memory", "memory", size),
+    ("comm wait", "communication_share", lambda share: percent(share, 1)),
+)
+
+
 class Ranks(Scrolled):
     """What each process of a run does by itself, a line a rank."""
 
@@ -396,21 +407,19 @@ class Ranks(Scrolled):
         if view is None or not view.ranks:
             words = "Figures of each rank come with the first steps, where several processes train one model."
             return [[(words, "faint")]]
-        heads = ("rank", "tokens/s", "data wait", "forward", "memory")
-        shows: tuple[Any, ...] = (count, brief, brief, size)
         slowest = view.slowest
-        drawn: list[Line] = [[("".join(f"{head:>12}" for head in heads), "dim")]]
+        drawn: list[Line] = [[(_RANK.format("rank", *(head for head, _, _ in _RANK_COLUMNS)), "dim")]]
         for rank, figures in enumerate(view.ranks):
-            cells = [
-                "" if figure is None else show(figure) for figure, show in zip(figures.values(), shows, strict=True)
-            ]
+            cells = ("" if figures[key] is None else show(figures[key]) for _, key, show in _RANK_COLUMNS)
             late = slowest is not None and slowest[0] == rank
-            row = "".join(f"{cell:>12}" for cell in (str(rank), *cells))
+            row = _RANK.format(str(rank), *cells)
             drawn.append([(f"{row}  slowest" if late else row, "given" if late else "value")])
         verdict = view.slowest_text or "none stands out by a tenth of a step"
         explained = (
             f"Of one step, on average: {verdict}. Ranks wait for each other in the backward pass, so the slowest sets the pace of "
-            "all. With fsdp2 they wait in the forward pass too, where layers are put together. ] and [ show the log of each."
+            "all and waits least itself. Comm wait is exposed communication: the share of a step in which a rank computed nothing for "
+            "want of others' gradients, weights or counts. With fsdp2 they wait in the forward pass too, where layers are put "
+            "together. ] and [ show the log of each."
         )
         return [*drawn, [], *paragraph(explained, width, "faint")]
 

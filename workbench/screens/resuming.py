@@ -12,11 +12,11 @@ from textual.content import Content
 from textual.screen import Screen
 
 from engine.errors import WorkbenchError
-from engine.resume import resume
 from engine.run import proposals
 from engine.run.data_record import DataChanged
 from engine.run.ending import End, end_of
 from engine.run.store import RunFolder
+from engine.session.going_on import resume
 from engine.session.mending import apply
 from workbench.calling import run_name
 from workbench.panels.paint import clean

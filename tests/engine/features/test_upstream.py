@@ -7,6 +7,7 @@ import inspect
 import os
 import subprocess
 import sys
+import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import SimpleNamespace
@@ -33,6 +34,7 @@ from transformers.modeling_layers import GradientCheckpointingLayer
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 from trl.trainer import utils as trl_utils
 
+from engine.compat.collective_waits import time_model, when_computed
 from engine.compat.flight_recorder import SIZE
 from engine.compat.fsdp2 import _reshards, kept_together, wrap_what_is_there
 from engine.compat.ring_attention import NAME as RING
@@ -254,6 +256,67 @@ def test_layers_stay_together_while_they_are_asked_to(one_rank: Any) -> None:
     with torch.no_grad():
         layers(torch.ones(1, 4))
     assert isinstance(layers[0].weight, DTensor)
+
+
+class _Moments:
+    """Marks and their ends, counted."""
+
+    def __init__(self) -> None:
+        self.begun, self.ended = 0, 0
+
+    def mark(self) -> float:
+        self.begun += 1
+        return 0.0
+
+    def until(self, begun: float | None) -> None:
+        self.ended += begun is not None
+
+
+def test_fsdp2_waits_for_others_in_the_calls_that_are_timed(one_rank: Any) -> None:
+    layers: Any = torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.Linear(4, 4))
+    fully_shard(layers, mesh=one_rank)
+    moments = _Moments()
+    assert time_model(layers, moments) == 1
+    (group,) = layers._get_fsdp_state()._fsdp_param_groups
+    for name in ("wait_for_unshard", "post_backward", "finalize_backward"):  # what is timed on a GPU
+        assert callable(getattr(group, name)), name
+    assert group._all_gather_result is None
+    assert group._post_reduce_event is None
+    assert not group._is_hsdp
+    source = inspect.getsource(type(group).post_backward)
+    assert source.index("_wait_for_post_backward()") < source.index("foreach_reduce("), (
+        "it waits before it asks for memory"
+    )
+    assert "self.wait_for_unshard()" in inspect.getsource(type(group).pre_forward)
+    group._all_gather_comm(torch.empty(4), torch.ones(4), one_rank.get_group())
+    group._reduce_scatter_comm(torch.empty(4), torch.ones(4), one_rank.get_group(), torch.distributed.ReduceOp.SUM)
+    assert moments.ended == 2
+    assert group._reduce_scatter_comm.allocate((2,), dtype=torch.float32, device=torch.device("cpu")).shape == (2,)
+
+
+def test_ddp_waits_for_gradients_after_what_was_asked_of_the_backward_pass_before(one_rank: Any) -> None:
+    model = torch.nn.parallel.DistributedDataParallel(torch.nn.BatchNorm1d(4))
+    moments = _Moments()
+    order: list[str] = []
+    assert time_model(model, moments) == 1
+
+    def send(bucket: Any) -> torch.futures.Future[torch.Tensor]:
+        message: torch.futures.Future[torch.Tensor] = torch.futures.Future()
+
+        def arrive() -> None:
+            order.append("arrived")
+            message.set_result(bucket.buffer())
+
+        order.append("sent")
+        threading.Timer(0.3, arrive).start()
+        return message
+
+    model.register_comm_hook(None, lambda _, bucket: send(bucket))
+    loss = model(torch.randn(3, 4)).square().sum()
+    assert (moments.begun, moments.ended) == (1, 1), "its buffers were sent around"
+    when_computed(loss, lambda: order.append("computed"))
+    loss.backward()
+    assert order == ["sent", "computed", "arrived"]
 
 
 def test_accelerate_still_ends_where_a_model_lacks_a_layer_that_its_class_names() -> None:

@@ -237,6 +237,22 @@ def test_the_rank_that_others_wait_for_is_named_once_it_stands_out() -> None:
     assert late.slowest_text == "rank 1 takes 800 ms a step longer for its data than others"
     assert late.as_json()["slowest"] == {"rank": 1, "at": "data", "seconds": pytest.approx(0.8)}
     assert [rank["forward_seconds"] for rank in late.ranks] == [0.2, 0.2, 0.2, 0.5]
+    waits = {"communication_seconds": [0.4, 0.41, 0.05, 0.4], "step_seconds": 0.8}
+    own = of(**waits)
+    assert own.slowest == (2, "own work", pytest.approx(0.35)), "who is late waits least"
+    assert own.slowest_text == "rank 2 takes 350 ms a step longer for its own work than others"
+    assert of(forward_seconds=[0.2, 0.2, 0.4, 0.2], **waits).slowest[:2] == (2, "forward pass"), (
+        "where it is known at what"
+    )
+    assert of(communication_seconds=[0.4, None, 0.05, 0.4]).slowest is None
+    assert [rank["communication_share"] for rank in own.ranks] == [
+        pytest.approx(share) for share in (0.5, 0.5125, 0.0625, 0.5)
+    ]
+    assert own.series["communication/rank2"].last == (3, pytest.approx(0.0625))
+    assert of().ranks[0]["communication_share"] is None
+    assert not [name for name in of(communication_seconds=[0.1] * 4).series if name.startswith("comm")], (
+        "of what step is not told"
+    )
     odd = of(data_seconds=["x", None], forward_seconds=[0.2])
     assert (len(odd.ranks), odd.slowest) == (2, None)
     assert of({"kind": "started", "seq": 3, "t": 9.0, "segment": 1}).ranks == [], "a new start has none yet"

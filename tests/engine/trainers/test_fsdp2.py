@@ -18,7 +18,7 @@ import torch
 from accelerate.utils import FullyShardedDataParallelPlugin
 from peft import PeftModel
 from safetensors import safe_open
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
 from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.fsdp import CPUOffloadPolicy
 from transformers import AutoModelForCausalLM, TrainingArguments
@@ -28,6 +28,7 @@ from engine import worker
 from engine.builtin import tiny
 from engine.config.files import as_yaml, parse
 from engine.errors import ModelError
+from engine.export import shards
 from engine.export.__main__ import answer
 from engine.export.places import Source
 from engine.export.shards import put_together
@@ -183,10 +184,38 @@ def test_merge_makes_one_folder_of_shares(place: Place, full: Pair) -> None:
     asked = {"do": "merge", "run": str(full.shared.path), "checkpoint": 4, "places": {"safetensors": str(into)}}
     (part,) = answer(asked, lambda **_: None, lambda *_: None)["parts"]
     assert part["ok"], part
+    assert part["parity"]["weights"] == 46, "compared with the shares, read another way"
     merged = AutoModelForCausalLM.from_pretrained(into, dtype=torch.float32).state_dict()
     for name, value in weights(full.alone).items():
         torch.testing.assert_close(merged[name], value, rtol=1e-4, atol=1e-4, msg=name)
     assert {path.name for path in place.root.iterdir() if path.name.startswith(".")} == set()
+
+
+@pytest.mark.parametrize("wrong", ["a number", "two swapped"])
+def test_a_dense_model_that_was_put_together_wrongly_is_not_kept(
+    place: Place, full: Pair, monkeypatch: pytest.MonkeyPatch, wrong: str
+) -> None:
+    """Its logits are compared with the folder's own: only the shares tell what was trained."""
+    put_together = shards._weights
+
+    def wrongly(*given: Any) -> None:
+        put_together(*given)
+        (file,) = weight_files(given[1])
+        made = load_file(file)
+        one, other = (f"model.layers.1.mlp.{name}_proj.weight" for name in ("gate", "up"))
+        if wrong == "a number":
+            made[one][0, 0] += 0.5
+        else:
+            made[one], made[other] = made[other], made[one]
+        save_file(made, file, {"format": "pt"})
+
+    monkeypatch.setattr(shards, "_weights", wrongly)
+    into = place.root / "wrong"
+    asked = {"do": "merge", "run": str(full.shared.path), "checkpoint": 4, "places": {"safetensors": str(into)}}
+    (part,) = answer(asked, lambda **_: None, lambda *_: None)["parts"]
+    assert not part["ok"]
+    assert "model.layers.1.mlp.gate_proj.weight is not as training wrote it" in part["error"]["message"]
+    assert not into.exists()
 
 
 @pytest.mark.parametrize("kind", ["full", "lora"])

@@ -24,19 +24,26 @@ from engine.run.store import RunFolder
 from engine.trainers import sharded
 from tests.caches import own_cache
 from tests.engine.features.families import made
-from tests.engine.trainers.conftest import CONVERSATIONS, PAIRS
+from tests.engine.trainers.conftest import CONVERSATIONS, PAIRS, lines
 from tests.engine.trainers.test_fsdp2 import ALONE, DDP, HALF, SHORT, Pair, Place, alike, curve, strategy
 from tests.engine.trainers.test_grpo import GRPO
-from tests.engine.trainers.two_ranks import TwoRanks
+from tests.engine.trainers.two_ranks import TwoRanks, run_folder
 
 LORA = {"adapter.kind": "lora", "adapter.r": 4}
 ON_EXPERTS = {**LORA, "adapter.target_parameters": ["experts.gate_up_proj", "experts.down_proj"]}
 
 
+def kernels_anywhere() -> None:
+    """Has `kernels.fused_experts` act without a GPU, where the same block computes by plain torch."""
+    from engine.features.fused_experts import apply
+
+    apply.lacking = lambda device: None
+
+
 @pytest.fixture(scope="module")
 def place(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Place]:
     root = tmp_path_factory.mktemp("mixtures")
-    with TwoRanks(own_cache(root / "cache")) as two:
+    with TwoRanks(own_cache(root / "cache"), f"{__name__}:kernels_anywhere") as two:
         yield Place(root, two)
 
 
@@ -48,6 +55,10 @@ def mixture(place: Place, family: str) -> str:
         made(family, vocab_size=len(tokenizer), max_position_embeddings=512).save_pretrained(folder)
         tokenizer.save_pretrained(folder)
     return str(folder)
+
+
+def receipt(run: RunFolder) -> list[dict[str, Any]]:
+    return list(lines(run, "receipt")[-1]["entries"])
 
 
 CASES: dict[str, tuple[str, list[Any], dict[str, Any]]] = {
@@ -131,6 +142,20 @@ def test_others_learn_what_one_process_would(place: Place, name: str) -> None:
     assert entry["effective"] == "fsdp2"
     assert entry["detail"].startswith(f"of {entry['count']} weights are shares (DTensor)")
     alike(*pair, tolerance=1e-3)
+
+
+@pytest.mark.parametrize(("name", "adapted"), [("lora on experts", 2), ("all weights", 0)])
+def test_fused_experts_read_what_is_put_together(place: Place, name: str, adapted: int) -> None:
+    """Beside one process without them."""
+    settings = ON_EXPERTS if adapted else {}
+    given = {**SHORT, "data.train": place.rows(CONVERSATIONS), "model.name": mixture(place, "qwen3_moe"), **settings}
+    shared = place.two.train(run_folder(place.root / "runs", given | HALF | {"kernels.fused_experts": True}))
+    alone = place.two.train_alone(run_folder(place.root / "runs", given | ALONE | {"kernels.fused_experts": False}))
+    (entry,) = [entry for entry in receipt(shared) if entry["feature"] == "fused experts"]
+    assert (entry["effective"], entry["count"]) == ("Triton", 2)
+    assert entry["detail"].startswith("blocks of experts; " + ("2 of them with" if adapted else "none of them has"))
+    assert strategy(shared)["effective"] == "fsdp2"
+    alike(shared, alone, tolerance=1e-3)
 
 
 def test_a_checkpoint_in_shares_that_names_code_is_refused(tmp_path: Path) -> None:

@@ -12,8 +12,9 @@ from engine.model_files import SHARES
 from engine.run import checkpoint
 from engine.run.store import RunFolder
 from tests.caches import own_cache
-from tests.engine.trainers.conftest import CONVERSATIONS, PAIRS
+from tests.engine.trainers.conftest import CONVERSATIONS, PAIRS, lines
 from tests.engine.trainers.test_fsdp2 import ALONE, LORA, Place, alike, curve, strategy, weights
+from tests.engine.trainers.test_fsdp2_mixtures import ON_EXPERTS, mixture, receipt
 from tests.engine.trainers.two_ranks import FourRanks, TwoRanks, run_folder
 
 pytestmark = pytest.mark.slow  # five processes begin
@@ -25,7 +26,7 @@ SHORT = {"optim.max_steps": 4, "run.save_steps": 2, "optim.gradient_accumulation
 @pytest.fixture(scope="module")
 def place(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Place]:
     root = tmp_path_factory.mktemp("hsdp")
-    with FourRanks(own_cache(root / "cache")) as four:
+    with FourRanks(own_cache(root / "cache"), "tests.engine.trainers.test_fsdp2_mixtures:kernels_anywhere") as four:
         yield Place(root, four)
 
 
@@ -107,3 +108,21 @@ def test_adapters_and_pairs_learn_what_one_process_would(place: Place, name: str
     one = place.two.train_alone(run_folder(place.root / "runs", given | ALONE))
     assert "2 replicas, each on 2 processes" in strategy(shared)["detail"]
     alike(shared, one, tolerance=1e-3)
+
+
+@pytest.mark.parametrize("name", ["all weights", "lora on experts", "fused experts"])
+def test_mixtures_learn_what_one_process_would(place: Place, name: str) -> None:
+    own = {} if name == "all weights" else ON_EXPERTS
+    given = {**SHORT, **own, "data.train": place.rows(CONVERSATIONS), "model.name": mixture(place, "qwen3_moe")}
+    fused = {"kernels.fused_experts": name == "fused experts"}
+    shared = place.two.train(run_folder(place.root / "runs", given | TWO_BY_TWO | fused))
+    one = place.two.train_alone(run_folder(place.root / "runs", given | ALONE))
+    assert "2 replicas, each on 2 processes" in strategy(shared)["detail"]
+    assert bool([entry for entry in receipt(shared) if entry["feature"] == "fused experts"]) is (
+        name == "fused experts"
+    )
+    alike(shared, one, tolerance=1e-3)
+    (*_, told) = lines(shared, "ranks")
+    assert all(0 < seconds < told["step_seconds"] for seconds in told["communication_seconds"]), (
+        "the sum over replicas is in it"
+    )

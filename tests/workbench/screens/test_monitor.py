@@ -443,6 +443,7 @@ async def test_each_rank_is_shown_and_its_log_is_one_key_away(make_run: Any, sho
     more.write("started", 13, method="sft", model="builtin/tiny", max_steps=100, world_size=4)
     figures = {"tokens_per_second": [2400, 2410.4, 2395, 2401], "data_seconds": [0.001, 0.001, 0.081, 0.001]}
     figures |= {"forward_seconds": [0.05, 0.05, 0.05, 0.05], "memory": [1 << 30, 1 << 30, 2 << 30, 1 << 30]}
+    figures |= {"communication_seconds": [0.1, 0.1, 0.02, 0.1], "step_seconds": 0.4}
     more.write("ranks", 13, step=60, **figures)
     app = app_of(run)
     async with app.run_test(size=(80, 24)) as pilot:
@@ -451,8 +452,8 @@ async def test_each_rank_is_shown_and_its_log_is_one_key_away(make_run: Any, sho
         await until(pilot, lambda: "data wait" in shown(app) and "others. Ranks wait" in shown(app))
         text = shown(app)
         rows = [line.split() for line in text.splitlines()]
-        assert ["2", "2,395", "81", "ms", "50", "ms", "2.0", "GiB", "slowest"] in rows
-        assert ["0", "2,400", "1.0", "ms", "50", "ms", "1.0", "GiB"] in rows
+        assert ["2", "2,395", "81", "ms", "50", "ms", "2.0", "GiB", "5.0", "%", "slowest"] in rows
+        assert ["0", "2,400", "1.0", "ms", "50", "ms", "1.0", "GiB", "25.0", "%"] in rows
         assert "rank 2 takes 80 ms a step longer for its data" in text
         for key, words in (("]", "rank 1: process 101"), ("]", "rank 2: process 102"), ("[", "rank 1: process 101")):
             await pilot.press(key)

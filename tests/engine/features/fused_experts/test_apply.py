@@ -282,7 +282,10 @@ IN_THE_INTERPRETER = """
 import torch
 from tests.engine.features.families import batches, made
 from tests.engine.features.fused_experts.test_apply import fused, learned, targets
+from engine.trainers.sharded import whole
 from peft import LoraConfig, get_peft_model
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
 
 def adapted():
     torch.manual_seed(2)
@@ -291,7 +294,12 @@ def adapted():
 
 theirs, model = learned(adapted()), adapted()
 fused(model)
-ours = learned(model)
+if SHARED:
+    torch.distributed.init_process_group("gloo", store=torch.distributed.HashStore(), rank=0, world_size=1)
+    for layer in model.get_base_model().model.layers:
+        fully_shard(layer, mesh=init_device_mesh("cpu", (1,)), reshard_after_forward=True)
+loss, found = learned(model)
+ours = loss, {name: whole(gradient) for name, gradient in found.items()}
 assert abs(ours[0] - theirs[0]) < 1e-4 * theirs[0]
 assert ours[1].keys() == theirs[1].keys()
 for name, gradient in theirs[1].items():
@@ -301,11 +309,12 @@ print("agree")
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("family", ["qwen3_moe", "gpt_oss"])
-def test_the_kernels_themselves_train_adapters_of_experts(family):
+@pytest.mark.parametrize(("family", "shared"), [("qwen3_moe", False), ("gpt_oss", False), ("qwen3_moe", True)])
+def test_the_kernels_themselves_train_adapters_of_experts(family, shared):
+    """Also of layers whose weights FSDP2 lets go of after the forward pass and puts together again for the backward pass."""
     pytest.importorskip("triton")
     done = subprocess.run(
-        [sys.executable, "-c", IN_THE_INTERPRETER.replace("FAMILY", family)],
+        [sys.executable, "-c", IN_THE_INTERPRETER.replace("FAMILY", family).replace("SHARED", str(shared))],
         env={**os.environ, "TRITON_INTERPRET": "1"}, capture_output=True, text=True, check=False,
     )  # fmt: skip
     assert (done.returncode, done.stdout.strip()) == (0, "agree"), done.stderr[-2000:]
