@@ -10,14 +10,17 @@ import contextlib
 from collections.abc import Iterator
 from dataclasses import dataclass
 from datetime import timedelta
+from typing import TYPE_CHECKING
 
 import torch
 import torch.distributed as dist
-from peft.tuners.lora.layer import ParamWrapper
 from torch import Tensor, nn
 
 from engine.config.tree import RunConfig
 from engine.errors import ModelError
+
+if TYPE_CHECKING:
+    from peft.tuners.lora.layer import ParamWrapper
 
 PATH = "distributed.expert_parallel_size"
 _MARK = "expert_share"
@@ -151,6 +154,8 @@ def divide_experts(model: nn.Module, group: Group) -> None:
 def as_if_whole(model: nn.Module) -> Iterator[None]:
     """Within it an adapter is made as for all experts, so that each process draws the numbers that one alone would draw; after it
     the adapter is this process's. What stands for the experts meanwhile takes no memory."""
+    from peft.tuners.lora.layer import ParamWrapper
+
     put_away: list[tuple[nn.Module, str, nn.Parameter, Share]] = []
     for module in model.modules():
         for name, weight in module.named_parameters(recurse=False):

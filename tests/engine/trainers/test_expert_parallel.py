@@ -11,6 +11,8 @@ import torch
 import torch.distributed as dist
 
 from engine.features.expert_parallel.dispatch import dispatch, dispatched, of_known_ids
+from engine.features.fused_experts.apply import Block, fuse, is_fused
+from engine.kernels.experts.module import experts_forward, gate_of
 from engine.models.packed_experts import ExpertsAlone, _Experts
 from engine.run.store import RunFolder
 from tests.caches import own_cache
@@ -204,6 +206,29 @@ def test_ids_of_no_expert_take_part_in_nothing() -> None:
         parts.append(of_known_ids(experts.forward, experts.num_experts)(tokens, some, shares))
     torch.testing.assert_close(parts[0] + parts[1], experts(tokens, ids, shares))
     assert not torch.allclose(parts[0], parts[1])
+
+
+@pytest.mark.parametrize("family", ["qwen3_moe", "gpt_oss"])
+def test_the_fused_pass_leaves_ids_of_no_expert_out_itself(family: str) -> None:
+    """So that it is asked as it is, where other passes see known ids alone (`is_fused`)."""
+    torch.manual_seed(0)
+    (experts, *_) = [each for each in made(family).modules() if hasattr(each, "is_transposed")]
+    block, gate = Block(experts, ()), gate_of(experts)
+    assert not is_fused(block)
+    ids, shares = choice(17, experts.num_experts, 2)
+    ids = torch.where(ids < 2, ids, experts.num_experts)
+    tokens = torch.randn(17, experts.down_proj.shape[2 if experts.is_transposed else 1], requires_grad=True)
+    given = [tokens, shares, *experts.parameters()]
+    expected = of_known_ids(experts.forward, experts.num_experts)(tokens, ids, shares)
+    ours = experts_forward(experts, tokens, ids, shares, gate=gate)
+    torch.testing.assert_close(ours, expected)
+    theirs = torch.autograd.grad(expected.square().sum(), given)
+    torch.testing.assert_close(torch.autograd.grad(ours.square().sum(), given), theirs)
+    undo = fuse([block])
+    assert is_fused(block)
+    torch.testing.assert_close(experts(tokens, ids, shares), expected)
+    undo()
+    assert not is_fused(block)
 
 
 def test_experts_without_tokens_have_gradients_of_zero() -> None:
