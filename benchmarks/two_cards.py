@@ -3,16 +3,17 @@
     python benchmarks/two_cards.py [PART[:SECONDS] ...] [--seconds 520] [--logs FOLDER] [--place FOLDER]
                                    [--rounds 20] [--window 1] [--layers N] [--moe-layers 8] [--no-compile]
                                    [--results FILE --commit HASH]
-    python benchmarks/two_cards.py lora full moe save overhead --shape tiny
+    python benchmarks/two_cards.py lora full moe ep save overhead --shape tiny
 
 `lora`: 8B, r=16 on all linear layers, 4x2048 a card, one card beside two under DDP, then DDP beside FSDP2. `full`: 8B full
 weights under FSDP2, ours against a plain `fully_shard` loop with compiled layers and TRL's trainer under accelerate's FSDP2,
-one after the other. `moe`: LoRA on a mixture of 30B-A3B's width. `save`: how long a sharded checkpoint of 8B full weights with
+one after the other. `moe`: LoRA on a mixture of 30B-A3B's width. `ep`: the same on two cards that
+each hold all experts, and that divide them (`distributed.expert_parallel_size`). `save`: how long a sharded checkpoint of 8B full weights with
 its optimizer keeps the training waiting. `overhead`: our trainer on two ranks against TRL's with the same settings.
 `context`: one row of 131,072 tokens, by `context_parallel.py`.
 
 Each arm is processes of its own (`_ranks.py`), ours the worker of a run with its config, rows, receipt and telemetry; weights
-are random, drawn on the card. The arms of `lora`, `moe` and `overhead` stand on the cards together and take turns, those of
+are random, drawn on the card. The arms of `lora`, `moe`, `ep` and `overhead` stand on the cards together and take turns, those of
 `full` do not fit beside each other. All arms of all parts import side by side at the start. Weights, gradients and AdamW's
 states are bfloat16 in every arm. A part that fails or runs over its seconds is ended and the next one begins; figures are said
 as soon as they are there. `--shape tiny` shows on two processes of a CPU that all of it runs, uncompiled, and no figure of
@@ -57,6 +58,7 @@ LORA: dict[str, Any] = {"adapter.kind": "lora", "adapter.r": 16, "adapter.lora_a
 FULL: dict[str, Any] = {"adapter.kind": "none", "optim.learning_rate": 1e-5}
 DDP: dict[str, Any] = {"run.devices": CARDS, "distributed.strategy": "ddp"}
 FSDP2: dict[str, Any] = {"run.devices": CARDS, "distributed.strategy": "fsdp2"}
+DIVIDED: dict[str, Any] = {"distributed.expert_parallel_size": CARDS}
 CUT: dict[str, Any] = {"kernels.use_cut_ce": True}
 COMPILED: dict[str, Any] = {"kernels.torch_compile": True}
 PLAIN: dict[str, Any] = {"kernels.use_cut_ce": False, "kernels.torch_compile": False, "kernels.fused_lora": False,
@@ -66,6 +68,7 @@ TOLD = (
     "torch.compile",
     "cut cross-entropy",
     "fused experts",
+    "expert parallelism",
     "fused LoRA",
     "fused norm and rotary",
     "attention",
@@ -468,6 +471,19 @@ def moe(stage: Stage) -> None:
     scaling(stage, found, 1.9)
 
 
+def divided(stage: Stage) -> None:
+    """Two cards with all experts each beside two that divide them; time, and the peaks of memory."""
+    ready = stage.begin("all experts", "divided", "divided, PEFT's pass")
+    if "all experts" not in ready or len(ready) < 2:
+        return
+    times = stage.turns(ready, stage.until - 3, stage.given.rounds)
+    stage.report(times)
+    for name in ready[1:]:
+        if times.both(name, "all experts"):
+            found = times.ratio(name, "all experts")
+            say(f"{stage.name}: a step, {name} / all experts {found[0]:.3f} [{found[1]:.3f}, {found[2]:.3f}]")
+
+
 def save(stage: Stage) -> None:
     """Checkpoints of a run that goes on: what each keeps it waiting for, and its steps while one is written."""
     (name,) = stage.arms
@@ -599,6 +615,15 @@ PARTS: dict[str, Part] = {
         (Spec("one card", processes=1, wanted=COMPILED), Spec("ddp", settings=DDP, wanted=COMPILED),
          Spec("fsdp2", settings=FSDP2)),
         moe, "tiny mixture",
+    ),
+    "ep": Part(
+        150, "30b-a3b", {**_MIXTURE, **DDP},
+        (
+            Spec("all experts"),
+            Spec("divided", settings=DIVIDED),
+            Spec("divided, PEFT's pass", settings={**DIVIDED, "kernels.fused_experts": False}),
+        ),
+        divided, "tiny mixture",
     ),
     "save": Part(120, "8b", {**FULL, **CUT, **FSDP2}, (Spec("ours"),), save),
     "overhead": Part(

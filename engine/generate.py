@@ -17,6 +17,7 @@ import torch
 
 from engine.data.chat import Chat
 from engine.data.plan import own_template
+from engine.models.expert_shards import is_divided
 
 Message = Mapping[str, Any]
 Prompt = str | Sequence[Message]
@@ -192,7 +193,9 @@ def _complete(
         top_p=1.0,
         top_k=50,
     )
-    out = model.generate(input_ids=ids, attention_mask=mask, generation_config=settings)
+    # Processes that divide experts make as many passes as the longest answer of them all takes.
+    together = True if is_divided(model) else None
+    out = model.generate(input_ids=ids, attention_mask=mask, generation_config=settings, synced_gpus=together)
     return [_until(new, stops) for new in out[:, width:].tolist()]
 
 

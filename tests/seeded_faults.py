@@ -48,6 +48,7 @@ FAULTS = (
     Fault("engine/run/task.py", "if self._cancelled:", "if not self._cancelled:", "engine/export/test_process.py"),
     Fault("engine/facts/counts.py", "return math.ceil(rows / batch)", "return int(rows // batch)", "engine/planning engine/rules"),
     Fault("engine/facts/model_shape.py", 'if name == "builtin/tiny":', 'if name == "builtin":', "engine/facts engine/planning"),
+    Fault("engine/features/expert_parallel/dispatch.py", "own = ids - place * held", "own = ids + place * held", "engine/trainers/test_expert_parallel.py"),
     Fault("engine/features/fp32_norms/apply.py", "weight.dim() == 1 and ", "", "engine/features/fp32_norms/test_apply.py"),
     Fault("engine/features/padding/apply.py", ' or "seq_lengths" in columns', "", "engine/features/padding/test_apply.py"),
     Fault("engine/features/tiled_mlp/apply.py", "count = -(-longest // tokens)", "count = 1 + longest // tokens", "engine/features/tiled_mlp"),

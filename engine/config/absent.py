@@ -58,11 +58,11 @@ ABSENT = (
         "distributed.strategy: fsdp2 shares weights, gradients and optimizer states out over run.devices, as its stage 3 does.",
     ),
     Absent(
-        "tensor, pipeline and expert parallelism",
-        ("tp_size", "pp_size", "ep_size"),
-        ("tensor_parallel", "pipeline_parallel", "pipeline_model_parallel",
-         "expert_parallel", "expert_model_parallel", "tensor_model_parallel"),
-        "With run.devices above 1 each GPU takes batches of its own; distributed.context_parallel_size divides rows over them.",
+        "tensor and pipeline parallelism",
+        ("tp_size", "pp_size"),
+        ("tensor_parallel", "pipeline_parallel", "pipeline_model_parallel", "tensor_model_parallel"),
+        "With run.devices above 1 each GPU takes batches of its own; distributed.context_parallel_size divides rows over them, "
+        "and distributed.expert_parallel_size the experts of a mixture.",
     ),
     Absent(
         "vLLM and SGLang for sampled answers",

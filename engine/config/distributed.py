@@ -80,3 +80,16 @@ class Distributed(Section):
     keeps the activations of that part alone; keys and values go round between them in each layer, so that every token sees
     all that it would on one GPU. For rows too long for one: SFT and pretraining, unpacked, in bfloat16. The loss is that of
     one GPU. It divides the number of all processes; groups of so many take the batches that single GPUs would."""
+
+    expert_parallel_size: Annotated[
+        int,
+        Field(ge=1, le=1024),
+        Title("Devices that share experts"),
+        Advanced,
+        Source("transformers: DistributedConfig, expert parallelism; arXiv:2006.16668"),
+    ] = 1
+    """Over how many devices the experts of a mixture are divided (expert parallelism). Each holds so many fewer of each layer's
+    experts, and of the adapters on them, and everything else whole; it takes batches of its own, and its tokens go to the
+    devices that hold their experts and come back. The step is that of one device at the same global batch. For LoRA with
+    `ddp`: the experts of Qwen3-30B-A3B in bfloat16 take 58 GB, and 29 GB a device with 2. It divides the number of experts and
+    that of all processes; with fewer than all, groups of so many hold all experts each."""

@@ -19,6 +19,8 @@ Meaning = Callable[[Any, File], Changes | None]
 # The same value under our name.
 NAMES: dict[str, str] = {
     "cp_size": "distributed.context_parallel_size",
+    "ep_size": "distributed.expert_parallel_size",
+    "expert_model_parallel_size": "distributed.expert_parallel_size",
     "sequence_parallel_degree": "distributed.context_parallel_size",
     "base_model": "model.name",
     "model_name_or_path": "model.name",

@@ -179,6 +179,8 @@ class Parameters:
     adapter: int
     matrices: tuple[tuple[int, int, int], ...] = ()
     """Those of them that are matrices inside the layers, as (rows, columns, how many)."""
+    on_experts: int = 0
+    """Those of them that are adapters on experts."""
 
     @property
     def trained(self) -> int:
@@ -200,7 +202,7 @@ def parameters(config: RunConfig, facts: Facts) -> Parameters | None:
         return Parameters(model.parameters, model.parameters, 0, whole)
     if not model.linears:
         return None
-    trained, factors = 0, []
+    trained, on_experts, factors = 0, 0, []
     for name, wide_in, wide_out, count in model.linears:
         if _is_target(name, adapter.target_modules):
             trained += count * adapter.r * (wide_in + wide_out)
@@ -211,10 +213,10 @@ def parameters(config: RunConfig, facts: Facts) -> Parameters | None:
         if any(target.rpartition(".")[2] == name for target in adapter.target_parameters):
             # PEFT gives each expert a pair of its own; those of a layer lie side by side.
             rank = adapter.r * (model.experts or 1)
-            trained += count * rank * (wide_in + wide_out)
+            on_experts += count * rank * (wide_in + wide_out)
             factors += [(rank, wide_in, count), (wide_out, rank, count)]
     saved = sum(_whole_module(name, model) for name in adapter.modules_to_save)
-    return Parameters(model.parameters, 0, trained + saved, tuple(factors))
+    return Parameters(model.parameters, 0, trained + on_experts + saved, tuple(factors), on_experts)
 
 
 def _is_target(name: str, targets: str | list[str]) -> bool:

@@ -16,6 +16,7 @@ from engine.features import failures
 from engine.features.attention_backend.backend import TRIED, settle
 from engine.features.attention_backend.sdpa_cudnn_workaround import at_stake, guard
 from engine.features.fp8_base.layers import compute_in_fp8, refuse_what_has_no_fp8
+from engine.models.expert_shards import divide_experts, expert_group
 from engine.models.load import Loaded, load_pretrained
 
 
@@ -35,6 +36,8 @@ def load(config: RunConfig, *, onto_card: bool = True) -> Loaded:
     straight = card is not None and onto_card and stays_on_the_card(config) and is_of_this_rank(card)
     loaded = (_onto(card, config) if card is not None and straight else None) or load_pretrained(config)
     model, reasons = loaded.model, [loaded.attention_reason]
+    if (group := expert_group(config)) is not None:
+        divide_experts(model, group)
     if config.model.attention in TRIED:
         reasons = [settle(model, config.model.attention, card)]
     if at_stake(model, card):

@@ -55,6 +55,7 @@ def add_adapter(model: PreTrainedModel, config: RunConfig) -> PreTrainedModel | 
 
     Raises ModelError for targets and names that the model lacks.
     """
+    from engine.models.stored_fp8 import leave_to_each_process
     from engine.models.vision_parts import freeze_vision, refuse_without_vision, vision_parts, without_vision
 
     adapter, vision = config.adapter, vision_parts(model)
@@ -62,11 +63,12 @@ def add_adapter(model: PreTrainedModel, config: RunConfig) -> PreTrainedModel | 
     if adapter.kind == "none":
         frozen = _frozen_but(model, adapter.unfrozen_parameters)
         freeze_vision(config, frozen, vision)
+        leave_to_each_process(frozen)
         return frozen
     import torch
     from peft import get_peft_model
 
-    from engine.models.stored_fp8 import leave_to_each_process
+    from engine.models.expert_shards import as_if_whole
 
     _check_targets(model, adapter.target_modules)
     _check_parameters(model, adapter.target_parameters)
@@ -76,7 +78,8 @@ def add_adapter(model: PreTrainedModel, config: RunConfig) -> PreTrainedModel | 
     if (excluded := without_vision(model, vision, config.model.train_vision)) is not None:
         asked.exclude_modules = excluded
     try:
-        adapted = get_peft_model(model, asked, autocast_adapter_dtype=in_float32)
+        with as_if_whole(model):
+            adapted = get_peft_model(model, asked, autocast_adapter_dtype=in_float32)
     except ValueError as problem:
         first = visible(str(problem).strip().split("\n")[0])
         raise ModelError(

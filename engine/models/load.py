@@ -105,6 +105,7 @@ def _model(config: RunConfig, source: str, device: torch.device | None) -> Loade
     import transformers
 
     from engine.models.attention_direction import refuse_the_wrong_direction
+    from engine.models.expert_shards import part_of
     from engine.models.four_bits import keep_differentiable
 
     head = METHODS[config.method.kind].head
@@ -144,7 +145,8 @@ def _model(config: RunConfig, source: str, device: torch.device | None) -> Loade
     except UNREADABLE as problem:
         raise _cannot_load("model", source, problem) from problem
     model = loaded.model
-    if device is not None and "quantization_config" not in settings:
+    divided = part_of(config) is not None
+    if divided or (device is not None and "quantization_config" not in settings):
         # It is a plain model on one device: with a map of devices the trainer and PEFT would take it for one on several.
         vars(model).pop("hf_device_map", None)
     refuse_the_wrong_direction(config, model)
@@ -184,13 +186,16 @@ def _with_weights(config: RunConfig, source: str, loader: Any, settings: dict[st
 
 
 def weight_settings(config: RunConfig, source: str, revision: str | None) -> dict[str, Any]:
-    """What `from_pretrained` is told of how weights are held: a `quantization_config` where one is needed, and the `config` of
-    a model whose files hold experts in MXFP4, which stay so under an adapter and are widened once without."""
+    """What `from_pretrained` is told of how weights are held: a `quantization_config` where one is needed, also where a process
+    reads some experts alone, and the `config` of a model whose files hold experts in MXFP4, which stay so under an adapter and are widened once without."""
+    from engine.models.expert_shards import part_of
     from engine.models.packed_experts import ExpertsAlone, stored_mxfp4
 
     stored = stored_mxfp4(source, revision)
     if stored is not None:
         return {"config": stored, "quantization_config": ExpertsAlone("keep" if kind_of(config, "mxfp4") else "widen")}
+    if (part := part_of(config)) is not None:
+        return {"quantization_config": ExpertsAlone("divide", part=part)}
     asked = quantization_config(config)
     return {} if asked is None else {"quantization_config": asked}
 

@@ -44,14 +44,19 @@ def with_experts(asked: BitsAndBytesConfig) -> BitsAndBytesConfig:
 
 class ExpertsAlone(QuantizationConfigMixin):
     """What `from_pretrained` does about experts in few bits: `pack` plain ones, `keep` them as the files hold them, or `widen`
-    what the files hold so. All else is loaded as it is, and transformers then knows the model as a plain one. `block`: rows
-    and columns of one scale of what files hold in FP8, None for one a matrix."""
+    what the files hold so; or it may `divide` plain ones, and read those of one process. All else is loaded as it is, and
+    transformers then knows the model as a plain one. `block`: rows and columns of one scale of what files hold in FP8, None for
+    one a matrix. `part`: this process's place and the number of parts."""
 
     def __init__(
-        self, todo: Literal["pack", "keep", "widen"] = "pack", kind: str = "mxfp4", block: tuple[int, int] | None = None
+        self,
+        todo: Literal["pack", "keep", "widen", "divide"] = "pack",
+        kind: str = "mxfp4",
+        block: tuple[int, int] | None = None,
+        part: tuple[int, int] = (0, 1),
     ) -> None:
         self.quant_method = _ALONE  # type: ignore[assignment]
-        self.todo, self.kind, self.block = todo, kind, block
+        self.todo, self.kind, self.block, self.part = todo, kind, block, part
 
 
 def stored_mxfp4(source: str, revision: str | None) -> PreTrainedConfig | None:
@@ -97,11 +102,16 @@ class _PacksExperts(HfQuantizer):
     def _whole(self, name: str) -> _OneByOne:
         return _OneByOne(name, name, [_AsStored()])
 
+    def _changes_experts(self) -> bool:
+        """Whether a pass of ours must compute them."""
+        return True
+
     def _process_model_before_weight_loading(self, model: PreTrainedModel, device_map: Any = None, **more: Any) -> None:
         self._ends: set[str] = set()
         for name, weight in model.named_parameters():
             if ".experts." in name and weight.dim() == 3:
-                _refuse(model.get_submodule(name.rpartition(".")[0]), _is_experts(model, name))
+                if self._changes_experts():
+                    _refuse(model.get_submodule(name.rpartition(".")[0]), _is_experts(model, name))
                 self._ends.add(name.rpartition(".experts.")[2])
         super()._process_model_before_weight_loading(model, device_map=device_map, **more)
 
@@ -137,11 +147,18 @@ class _ExpertsAlone(_PacksExperts):
         return False
 
     def param_element_size(self, model: PreTrainedModel, param_name: str, param: torch.Tensor) -> float:
+        if self.quantization_config.todo == "divide":
+            divided = self.param_needs_quantization(model, param_name)
+            return param.element_size() / (self.quantization_config.part[1] if divided else 1)
         packed = self.quantization_config.todo != "widen" and self.param_needs_quantization(model, param_name)
         return _BYTES[self.quantization_config.kind] if packed else param.element_size()
 
     def get_quantize_ops(self) -> ConversionOps:
-        return _Pack(None, self.quantization_config.kind)
+        asked = self.quantization_config
+        return _Divide(*asked.part) if asked.todo == "divide" else _Pack(None, asked.kind)
+
+    def _changes_experts(self) -> bool:
+        return self.quantization_config.todo != "divide"
 
     def postprocess_model(self, model: PreTrainedModel, **more: Any) -> None:
         self.remove_quantization_config(model)
@@ -155,7 +172,7 @@ class _ExpertsAlone(_PacksExperts):
     def _whole(self, name: str) -> _OneByOne:
         if self._in_fp8():
             return _InFp8.of(super()._whole(name))
-        if self.quantization_config.todo == "pack":
+        if self.quantization_config.todo in ("pack", "divide"):
             return super()._whole(name)
         return _InBlocks([f"{name}_blocks", f"{name}_scales"], name, [_AsStored()])
 
@@ -431,4 +448,29 @@ class _Pack(ConversionOps):
             for number in range(value.count):
                 packer.add(value.read(number))
             found[name] = torch.nn.Parameter(packer.done(), requires_grad=False)
+        return found
+
+
+class _Divide(ConversionOps):
+    """Reads the experts of one process, and leaves those of the others in the files."""
+
+    def __init__(self, place: int, parts: int) -> None:
+        self.place, self.parts = place, parts
+
+    def convert(
+        self, input_dict: dict[str, Any], source_patterns: list[str], target_patterns: list[str], **more: Any
+    ) -> dict[str, Any]:
+        found: dict[str, Any] = {}
+        for name, value in input_dict.items():
+            like = more["model"].get_parameter(name)
+            held = value.count // self.parts
+            first = self.place * held
+            # What does not divide is refused once the model is there.
+            numbers = range(first, first + held) if value.count % self.parts == 0 else range(value.count)
+            first_one = value.read(numbers.start)
+            whole = first_one.new_empty(len(numbers), *first_one.shape, dtype=like.dtype)
+            whole[0] = first_one
+            for number in numbers[1:]:
+                whole[number - numbers.start] = value.read(number)
+            found[name] = torch.nn.Parameter(whole, requires_grad=like.requires_grad)
         return found

@@ -23,6 +23,7 @@ from engine.errors import ModelError, visible
 from engine.facts.stored import block_of, stored_as
 from engine.kernels.experts.packed import PackedExperts
 from engine.model_files import weight_files
+from engine.models.expert_shards import share_of
 
 _SUFFIXES = ("_scale_inv", "_scale")
 """What the name of a weight's scales ends in, behind the name of the weight."""
@@ -177,9 +178,14 @@ class Fp8Linear(torch.nn.Linear):
 
 def leave_to_each_process(model: torch.nn.Module) -> None:
     """Has data-parallel training not send FP8 weights and packed experts to the other processes at its start: it cannot,
-    and each has read the same file. Marks the instance that will be wrapped, where it has such weights."""
+    and each has read the same file; nor experts that are this process's alone, whose gradients it must not average either.
+    Marks the instance that will be wrapped, where it has such weights."""
     names = [f"{path}.weight" for path, module in model.named_modules() if isinstance(module, Fp8Linear)]
-    names += [name for name, weight in model.named_parameters() if isinstance(weight, PackedExperts)]
+    names += [
+        name
+        for name, weight in model.named_parameters()
+        if isinstance(weight, PackedExperts) or share_of(weight) is not None
+    ]
     if names:
         DistributedDataParallel._set_params_and_buffers_to_ignore_for_model(model, names)
 

@@ -89,7 +89,12 @@ def memory(config: RunConfig, facts: Facts, checkpointing: bool | str) -> dict[s
     weights = layers.linears + max(0, counts.base - _linear_numbers(model)) * layers.size
     weights -= packed_experts.packed_numbers(config, facts) * (layers.size - _expert_size(config, model))
     weights -= (layers_bytes(config, facts) or 0.0) * layers.on_the_host
-    trained_bytes = counts.trained * trained_size(config)
+    experts = packed_experts.numbers(model) * _expert_size(config, model)
+    # A device that divides experts with others holds its part of them, and of what is trained on them.
+    away = 1 - 1 / config.distributed.expert_parallel_size
+    weights -= experts * away
+    held = 1 - away * counts.on_experts / max(1, counts.trained)
+    trained_bytes = counts.trained * trained_size(config) * held
     tokens, length = tokens_and_length(config, facts)
     kept, layer = _activations(config, facts, layers, length)
     scored = cut_cross_entropy.Head(
@@ -100,7 +105,6 @@ def memory(config: RunConfig, facts: Facts, checkpointing: bool | str) -> dict[s
     activations = kept + max(0.0, layer - scores) + packed_experts.buffer_bytes(config, facts, layers.size)
     # With fsdp2 a device holds its share of them all, and of two layers, the embeddings and the head the whole.
     devices = shard_count(config, facts)
-    experts = packed_experts.numbers(model) * _expert_size(config, model)
     together = _put_together(config, layers, weights, experts) if devices > 1 else 0.0
     # A share in main memory takes nothing of the device.
     here = 0.0 if devices > 1 and config.distributed.cpu_offload else 1 / devices
@@ -114,7 +118,7 @@ def memory(config: RunConfig, facts: Facts, checkpointing: bool | str) -> dict[s
         "weights": weights,
         "adapter": 0.0 if config.adapter.kind == "none" else trained_bytes,
         "gradients": trained_bytes if stay else max(0.0, trained_bytes - activations - scores),
-        "optimizer": state_bytes(config, counts) * here,
+        "optimizer": state_bytes(config, counts) * here * held,
         "activations": activations,
         "images": _images(config, facts, model, tokens // max(1, length), checkpointing),
         "logits": scores,

@@ -222,6 +222,8 @@ def chosen(config: RunConfig, facts: Facts) -> tuple[Literal["ddp", "fsdp2"], st
     devices = device_count(config, facts)
     if devices == 1:
         return "ddp", "one device has nothing to share"
+    if config.distributed.expert_parallel_size > 1:
+        return "ddp", "experts are divided, and each device holds all else"
     if _asked(config):
         if (problem := _unserved(config, facts)) is None:
             return "fsdp2", f"shares are asked for by {' and '.join(spec.path for spec in _asked(config))}"

@@ -109,6 +109,8 @@ def _devices(config: RunConfig, facts: Facts) -> str:
     sentence = f"Of {many} devices {how}{f': {why}' if why else ''}."
     if (ring := config.distributed.context_parallel_size) > 1:
         sentence += f" {'All' if ring == many else f'Every {ring}'} divide the tokens of each row between them."
+    if (size := config.distributed.expert_parallel_size) > 1:
+        sentence += f" {'All' if size == many else f'Every {size}'} divide the experts between them."
     return sentence
 
 

@@ -22,6 +22,7 @@ from transformers import TrainerCallback
 
 from engine.errors import Diverged, ModelError, WorkbenchError, visible
 from engine.kernels.experts.packed import PackedExperts
+from engine.models.expert_shards import share_of
 
 _LOSS, _NORM = "the loss", "the gradient norm"
 _CHECKED = frozenset({torch.float16, torch.bfloat16, torch.float32, torch.float64})
@@ -134,8 +135,8 @@ class FiniteSteps(TrainerCallback):
 def non_finite_weights(weights: Iterable[tuple[str, torch.Tensor]]) -> str | None:
     """The name of the first of these weights that holds NaN or infinity; None where all are finite.
 
-    One pass over the numbers and no copy of them; the device is waited for once. Of sharded weights each rank looks at its
-    shares, and all hear the same. Of weights in four bits it is the scales that may be broken: the bits stand for numbers
+    One pass over the numbers and no copy of them; the device is waited for once. Of sharded weights, and experts that
+    are divided, each rank looks at its shares, and all hear the same. Of weights in four bits it is the scales that may be broken: the bits stand for numbers
     that all are finite, whatever type they are stored as.
     """
     names, found, shares = [], [], False
@@ -147,7 +148,7 @@ def non_finite_weights(weights: Iterable[tuple[str, torch.Tensor]]) -> str | Non
                     return name
             elif weight.dtype in _CHECKED and weight.numel():
                 names.append(name)
-                shares |= isinstance(weight, DTensor)
+                shares |= isinstance(weight, DTensor) or share_of(stored) is not None
                 held = (weight.to_local() if isinstance(weight, DTensor) else weight).detach()
                 some = torch.stack(torch.aminmax(held)) if held.numel() else held
                 found.append(some.isfinite().all())

@@ -28,6 +28,7 @@ from engine.config.optim import Optim
 from engine.errors import Diverged, WorkbenchError, visible
 from engine.features.built import Built, Notes, ReferenceBy, base_model
 from engine.model_files import ADAPTER_WEIGHTS, WEIGHTS
+from engine.models.expert_shards import is_divided
 from engine.models.restore_weights import take_up
 from engine.models.vision_parts import frozen_paths
 from engine.run import checkpoint
@@ -44,8 +45,8 @@ from engine.trainers.stream_loader import Dealt, StreamLoader
 from engine.trainers.token_counts import TokenCounts, WithRows, origin_of
 
 TOKENS_STATE = "tokens_state.json"
-SCHEDULER = "scheduler.pt"
-"""transformers' name of the file."""
+OPTIMIZER, SCHEDULER = "optimizer.pt", "scheduler.pt"
+"""transformers' names of the files."""
 _FIXED = ("weight_decay", "betas", "eps")
 """Of an optimizer's groups what the config says and no step changes; the learning rate goes with its schedule."""
 
@@ -294,7 +295,7 @@ class RunTrainer(Trainer):
 
     def save_model(self, output_dir: str | None = None, _internal_call: bool = False) -> None:
         """Shares of full weights are written by who holds them; an adapter is one plain folder, however it was held."""
-        if not sharded.is_sharded(self.model):
+        if not (is_divided(self.model) or sharded.is_sharded(self.model)):
             super().save_model(output_dir, _internal_call=_internal_call)
             return
         into = Path(output_dir or str(self.args.output_dir))
@@ -314,11 +315,15 @@ class RunTrainer(Trainer):
                 self.processing_class.save_pretrained(into)
 
     def _save_optimizer_and_scheduler(self, output_dir: str, *, late: bool = False) -> None:
-        if not sharded.is_sharded(self.model):
+        first, into = self.args.should_save, Path(output_dir)
+        if is_divided(self.model):
+            states = sharded.whole_states(_inner(self.optimizer))
+            if first:
+                torch.save(states, into / OPTIMIZER)
+        elif not sharded.is_sharded(self.model):
             super()._save_optimizer_and_scheduler(output_dir)
             return
-        first, into = self.args.should_save, Path(output_dir)
-        if not late:
+        elif not late:
             sharded.save_optimizer(_inner(self.optimizer), self.model, into, first=first)
         elif first:
             sharded.save_groups(_inner(self.optimizer), into)
@@ -338,11 +343,16 @@ class RunTrainer(Trainer):
         folder = Path(checkpoint)
         with refusing_pickles(folder), as_configured(_inner(self.optimizer), self.lr_scheduler):
             shares = sharded.holds_shards(folder)
-            if not (shares or sharded.is_sharded(self.model)):
+            divided = is_divided(self.model)
+            if not (shares or divided or sharded.is_sharded(self.model)):
                 super()._load_optimizer_and_scheduler(checkpoint)
                 return
-            take = sharded.load_optimizer if shares else sharded.take_optimizer
-            take(_inner(self.optimizer), self.model, folder)
+            if divided and not shares:
+                saved = torch.load(folder / OPTIMIZER, map_location="cpu", weights_only=True)
+                sharded.take_states(self.optimizer, saved)
+            else:
+                take = sharded.load_optimizer if shares else sharded.take_optimizer
+                take(_inner(self.optimizer), self.model, folder)
             if self.lr_scheduler is not None:
                 self.lr_scheduler.load_state_dict(torch.load(folder / SCHEDULER, weights_only=True))
 
@@ -359,7 +369,7 @@ class RunTrainer(Trainer):
         that was saved beside another (TRL's `ref`) at its start, and PEFT raises weights of bfloat16 to float32."""
         model = self.model if model is None else model
         folder = Path(resume_from_checkpoint)
-        if sharded.is_sharded(model) or (folder / model_files.SHARES).is_dir():
+        if sharded.is_sharded(model) or is_divided(model) or (folder / model_files.SHARES).is_dir():
             sharded.restore_weights(model, folder)
             refuse_non_finite_checkpoint(model, folder)
             return

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import os
 import warnings
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +28,7 @@ from engine import model_files
 from engine.compat.staging import local
 from engine.errors import WorkbenchError, visible
 from engine.features.built import base_model
+from engine.models.expert_shards import share_of
 from engine.models.restore_weights import as_held
 from engine.run.process import host
 
@@ -65,6 +67,8 @@ def is_sharded(model: torch.nn.Module) -> bool:
 
 def whole(weight: torch.Tensor) -> torch.Tensor:
     """The whole weight, on every rank. All ranks call it together."""
+    if (share := share_of(weight)) is not None:
+        return share.together(weight)
     return weight.full_tensor() if isinstance(weight, DTensor) else weight
 
 
@@ -89,7 +93,7 @@ def mesh(model: torch.nn.Module) -> tuple[int, int]:
 
 def adapter_weights(model: PeftModel) -> dict[str, torch.Tensor]:
     """The trained weights whole, on the host, by the model's names: an adapter is small. All ranks call it together."""
-    return {name: whole(weight.detach()).cpu() for name, weight in model.named_parameters() if weight.requires_grad}
+    return {name: whole(weight).detach().cpu() for name, weight in model.named_parameters() if weight.requires_grad}
 
 
 def take_adapter(model: PeftModel, stored: dict[str, torch.Tensor]) -> None:
@@ -114,6 +118,8 @@ def _fill(weight: torch.Tensor, value: torch.Tensor) -> None:
 def _shared_out(value: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
     """A whole value as `like` is held: its share of it where that is a share."""
     value = value.to(like.device)
+    if (share := share_of(like)) is not None:
+        return share.of(value)
     if not isinstance(like, DTensor):
         return value
     # On a mesh of GPUs it comes to lie on one, also where the shares are in main memory.
@@ -264,6 +270,41 @@ def _optimizer_states(optimizer: torch.optim.Optimizer, model: torch.nn.Module) 
     }
 
 
+def whole_states(optimizer: torch.optim.Optimizer) -> dict[str, Any]:
+    """The optimizer's state as one process that holds all experts would save it. All ranks call it together."""
+    saved: dict[str, Any] = optimizer.state_dict()
+    for weight, number in _numbered(optimizer, saved):
+        share = share_of(weight)
+        if share is not None and (state := saved["state"].get(number)):
+            saved["state"][number] = {
+                key: share.together(value).cpu() if _like(value, weight.shape) else value
+                for key, value in state.items()
+            }
+    return saved
+
+
+def take_states(optimizer: Any, saved: dict[str, Any]) -> None:
+    """Gives an optimizer of some experts the states of all of them: its part."""
+    for weight, number in _numbered(optimizer, saved):
+        share = share_of(weight)
+        if share is not None and (state := saved["state"].get(number)):
+            wanted = share.whole_shape(weight)
+            saved["state"][number] = {
+                key: share.of(value) if _like(value, wanted) else value for key, value in state.items()
+            }
+    optimizer.load_state_dict(saved)
+
+
+def _numbered(optimizer: Any, saved: dict[str, Any]) -> Iterator[tuple[torch.Tensor, int]]:
+    """Each weight of an optimizer with its number in what it saves."""
+    for group, stored in zip(optimizer.param_groups, saved["param_groups"], strict=True):
+        yield from zip(group["params"], stored["params"], strict=True)
+
+
+def _like(value: Any, shape: torch.Size) -> bool:
+    return isinstance(value, torch.Tensor) and value.shape == shape
+
+
 def save_groups(optimizer: torch.optim.Optimizer, into: Path) -> None:
     """What the optimizer's groups say: learning rates and the like."""
     groups = [{key: value for key, value in group.items() if key != "params"} for group in optimizer.param_groups]
@@ -282,6 +323,12 @@ def load_optimizer(optimizer: torch.optim.Optimizer, model: torch.nn.Module, fol
         state[path] = torch.empty_like(weight, dtype=dtype) if like else torch.empty(stored.size, dtype=dtype)
         found.setdefault(weight, {})[key] = state[path]
     _load(state, folder / OPTIMIZER_FOLDER)
+    for trained, values in found.items():
+        if (share := share_of(trained)) is not None:
+            wanted = share.whole_shape(trained)
+            found[trained] = {
+                key: _shared_out(each, trained) if _like(each, wanted) else each for key, each in values.items()
+            }
     optimizer.state.update(found)
     groups = torch.load(folder / GROUPS, weights_only=True)
     for group, stored in zip(optimizer.param_groups, groups, strict=True):

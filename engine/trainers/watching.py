@@ -20,6 +20,7 @@ from transformers import TrainerCallback
 
 from engine.compat import collective_waits
 from engine.facts.counts import steps_between
+from engine.models.expert_shards import is_divided
 from engine.models.sizes import weights_in
 from engine.run import inside
 from engine.run.async_writer import AsyncWriter
@@ -286,8 +287,8 @@ class Watching(TrainerCallback):
         self._sampled = step
         with self.trainer.clock.pause():
             self.trainer.average_weights()
-            # Layers that are shared out are put together by all.
-            if self.writer is None and not self.trainer.is_fsdp_enabled:
+            # Layers that are shared out are put together by all, and experts that are divided are asked by all.
+            if self.writer is None and not self.trainer.is_fsdp_enabled and not is_divided(self.trainer.model):
                 return
             for index, (prompt, completion) in enumerate(zip(self.prompts, self.sample(), strict=True)):
                 if self.writer is not None:

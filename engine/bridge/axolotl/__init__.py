@@ -331,7 +331,7 @@ KEYS: dict[str, Key] = {
     **sharding.AXOLOTL,
     "deepcompile": unless_off("kernels.torch_compile compiles layers by torch alone."),
     "tensor_parallel_size": unless_off(),
-    "expert_parallel_size": unless_off(),
+    "expert_parallel_size": same("distributed.expert_parallel_size", default=1),
     "heads_k_stride": nothing("How the ring sends keys and values is torch's own affair."),
     "ring_attn_func": nothing("How the ring sends keys and values is torch's own affair."),
     "accelerator_config": unless_off("How batches reach the devices is set by itself."),

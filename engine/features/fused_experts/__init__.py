@@ -89,6 +89,8 @@ def unmeasured(config: RunConfig, facts: Facts, model: ModelFacts) -> str | None
         return "the base is no plain numbers"
     if config.memory.layer_offloading:
         return "layers stream"
+    if config.distributed.expert_parallel_size > 1:
+        return "no step was measured with experts that are divided"
     shares = config.distributed.strategy == "fsdp2" and device_count(config, facts) > 1
     return "weights are shared out" if shares else None
 

@@ -37,6 +37,7 @@ _OFF = {"kernels.fused_experts": False}
 _TOLERANCE = {torch.float64: 1e-5, torch.float32: 5e-3, torch.bfloat16: 3e-2, torch.float16: 5e-3}
 """Relative error that two orders of rounding may make in one block."""
 _TRIED_TOKENS = 32
+_NAME = "workbench"
 
 
 @dataclass(frozen=True)
@@ -121,6 +122,12 @@ def fuse(found: list[Block], setting: FieldSpec = SETTING) -> Callable[[], None]
     return all_of(undos)
 
 
+def is_fused(block: Block) -> bool:
+    """Whether the fused pass computes this block, which leaves out ids of no expert."""
+    name = getattr(block.experts.config, "_experts_implementation_internal", None)
+    return isinstance(name, str) and name.startswith(_NAME)
+
+
 def _registrable(module: nn.Module) -> bool:
     return all(hasattr(module, name) for name in ("is_transposed", "is_concatenated", "has_gate", "_apply_gate"))
 
@@ -142,7 +149,7 @@ def _unserved(block: Block) -> str | None:
 def _registered(experts: nn.Module, gate: Gate) -> Callable[[], None]:
     """Names our function in the config of the experts, as `set_experts_implementation` does for a whole model."""
     words = (gate.activation, *(["interleaved"] if gate.interleaved else []), f"{gate.limit:g}", f"{gate.alpha:g}")
-    name = "_".join(("workbench", *words))
+    name = "_".join((_NAME, *words))
 
     def forward(module: nn.Module, hidden_states: Tensor, top_k_index: Tensor, top_k_weights: Tensor) -> Tensor:
         return experts_forward(module, hidden_states, top_k_index, top_k_weights, gate=gate)

@@ -21,6 +21,7 @@ from engine.config.tree import RunConfig
 from engine.features.applied import Applied
 from engine.features.built import Built, Training
 from engine.features.fused_experts.apply import Block, blocks
+from engine.models.expert_shards import share_of
 
 FEATURE = "expert load"
 
@@ -51,7 +52,9 @@ def spread(counts: list[Tensor]) -> dict[str, float]:
 
 def _counter(block: Block) -> Tensor:
     weight = block.experts.get_parameter("down_proj")
-    return torch.zeros(weight.shape[0] + 1, dtype=torch.int64, device=weight.device)
+    share = share_of(weight)
+    experts = weight.shape[0] if share is None else share.experts
+    return torch.zeros(experts + 1, dtype=torch.int64, device=weight.device)
 
 
 def _count_choices(block: Block, count: Tensor) -> Callable[[], None]:

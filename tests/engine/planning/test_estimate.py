@@ -19,6 +19,7 @@ from engine.planning.memory_model import memory
 from engine.rules import read
 from engine.session.paragraph import paragraph
 from tests.caches import own_cache
+from tests.engine.rules.rule_cases.model import MIXTURE
 
 NAME = "Qwen/Qwen3-0.6B"
 MODEL = model_facts(NAME)
@@ -339,6 +340,34 @@ def test_devices_that_divide_rows_keep_their_parts_activations() -> None:
     assert (before.effective_batch, after.effective_batch) == (2 * accumulated, accumulated)
     told = paragraph(halves.config, facts, after)
     assert "Of 2 devices each holds the whole model (ddp). All divide the tokens of each row between them." in told
+
+
+def test_devices_that_divide_experts_hold_their_part() -> None:
+    mixture = MIXTURE.model
+    assert mixture is not None
+    facts = Facts(machine=parse_machine("2x8xH100-80GB"), model=mixture)
+    sections: dict[str, Any] = {
+        "model": {"name": mixture.name}, "data": {"max_length": 2048}, "run": {"devices": 8},
+        "adapter": {"kind": "lora", "target_parameters": ["mlp.experts.gate_up_proj", "mlp.experts.down_proj"]},
+        "optim": {"per_device_train_batch_size": 1, "max_steps": 10},
+    }  # fmt: skip
+    whole, parts = (
+        read(sections | {"distributed": {"nodes": 2, "expert_parallel_size": size, "strategy": "ddp"}}, facts)
+        for size in (1, 8)
+    )
+    assert not [each for each in parts.findings if each.path.startswith("distributed")]
+    before, after = (estimate(each.config, facts) for each in (whole, parts))
+    experts = 48 * 128 * 3 * 2048 * 768 * 2
+    saved = before.memory["weights"] - after.memory["weights"]
+    assert saved == pytest.approx(experts * 7 / 8, rel=1e-3)
+    # Most of what is trained is on experts.
+    for name in ("adapter", "optimizer"):
+        assert 1 / 8 < after.memory[name] / before.memory[name] < 0.2, name
+    assert "Every 8 divide the experts between them." in paragraph(parts.config, facts, after)
+    refused = read(sections | {"distributed": {"nodes": 2, "expert_parallel_size": 3}}, facts)
+    assert {each.rule for each in refused.findings if each.path == "distributed.expert_parallel_size"} >= {
+        "experts-are-divided-over-the-processes", "experts-divide"
+    }  # fmt: skip
 
 
 def test_shares_in_main_memory_leave_the_layers_that_are_computed() -> None:

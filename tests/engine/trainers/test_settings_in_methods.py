@@ -265,6 +265,7 @@ ELSEWHERE = {
     "distributed.dp_replicate_size": f"{T}/test_hsdp.py::test_two_replicas_of_two_shares_learn_what_one_process_would",
     "distributed.dp_shard_size": f"{T}/test_hsdp.py::test_checkpoints_go_on_in_other_shapes",
     "distributed.context_parallel_size": f"{T}/test_context_parallel.py::test_two_processes_divide_rows_and_learn_what_one_would",
+    "distributed.expert_parallel_size": f"{T}/test_expert_parallel.py::test_each_process_holds_half_of_the_experts",
     "distributed.cpu_offload": f"{T}/test_fsdp2.py::test_shares_in_main_memory_are_asked_of_accelerate",
     "distributed.ddp_timeout": "tests/fault/test_real_worker.py::test_a_stopped_rank_is_named_and_the_run_goes_on",
     "distributed.reshard_after_forward": f"{T}/test_fsdp2.py::test_other_methods_learn_what_one_process_would",

@@ -1,0 +1,106 @@
+"""`distributed.expert_parallel_size`: what several devices that divide a mixture's experts serve, and what not.
+
+All passes of a layer are taken by all devices of a group together: as many on each, in one order. What is left out here
+either makes passes of its own on some of them, holds experts in another form, or was not shown to equal one device.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from engine.config.facts import Facts
+from engine.config.findings import Finding, must
+from engine.config.rule import Refused, Test, leave_out, one_of, other_than, refused, rule, take
+from engine.config.tree import FieldSpec, RunConfig, fields
+from engine.facts.counts import device_count, known_model
+
+SETTING = fields.distributed.expert_parallel_size
+AFTER = ("fused_experts", "router_load")
+METHODS = ("sft", "pretrain", "dpo", "ipo", "simpo", "orpo", "kto", "reward", "prm", "embedding")
+OPTIMIZERS = ("adamw_torch_fused", "adamw_torch", "sgd", "adagrad", "rmsprop")
+"""Those whose step takes each number by itself, so that an adapter on some experts is enough to it."""
+_LEFT_OUT = leave_out(SETTING, "all experts on each device")
+_TOGETHER = "All devices of a group make the same passes together, and"
+
+
+def _several(value: object) -> bool:
+    return isinstance(value, int) and value > 1
+
+
+_NOT: tuple[tuple[str, FieldSpec, Test, str, str], ...] = (
+    ("other-methods", fields.method.kind, other_than(*METHODS), "with {config.method.kind}",
+     f"{_TOGETHER} only {', '.join(METHODS[:-1])} and {METHODS[-1]} were shown to."),
+    ("fsdp2", fields.distributed.strategy, one_of("fsdp2"), "with distributed.strategy fsdp2",
+     "It shares all experts out over all devices itself: take ddp."),
+    ("rows-in-parts", fields.distributed.context_parallel_size, _several, "with distributed.context_parallel_size",
+     "Both say which tokens a device computes."),
+    ("full-weights", fields.adapter.kind, one_of("none"), "without an adapter",
+     "Full weights are shared out by distributed.strategy fsdp2, their gradients and optimizer states too."),
+    ("quantized-weights", fields.model.quantization, other_than("none"),
+     "with model.quantization {config.model.quantization}", "Experts are divided as they are read, in plain numbers."),
+    ("float16", fields.model.dtype, one_of("float16"), "with float16",
+     "Its gradient scaler would leave steps out on one device alone; bfloat16 needs none."),
+    ("modules-to-save", fields.adapter.modules_to_save, bool, "with adapter.modules_to_save",
+     "A copy that is trained whole was not tried beside experts that are divided."),
+    ("compiled-layers", fields.kernels.torch_compile, one_of(True), "with kernels.torch_compile",
+     "Tokens are sent in the middle of a layer, which no compiled graph holds."),
+    ("compile-options", fields.kernels.torch_compile_options, bool, "with kernels.torch_compile_options",
+     "Tokens are sent in the middle of a layer, which no compiled graph holds."),
+    ("timed-kernels", fields.kernels.kernel_auto_compose, one_of(True), "with kernels.kernel_auto_compose",
+     f"{_TOGETHER} each times kernels by itself."),
+    ("quantization-aware", fields.kernels.quantization_aware, other_than(False), "with kernels.quantization_aware",
+     "Rounded weights were not tried beside experts that are divided."),
+    ("tiles", fields.memory.tiled_mlp, one_of(True), "with memory.tiled_mlp",
+     f"{_TOGETHER} the number of tiles follows each device's own tokens."),
+    ("offloaded-layers", fields.memory.layer_offloading, one_of(True), "with memory.layer_offloading",
+     "Both say where a layer's experts are."),
+    ("offloaded-activations", fields.memory.activation_offloading, other_than(None),
+     "with memory.activation_offloading", "Moving what a layer keeps was not tried beside experts that are divided."),
+    ("optimizers-of-matrices", fields.optim.optim, other_than(*OPTIMIZERS), "with optim.optim {config.optim.optim}",
+     f"Its step needs whole weights or states of another shape; take one of {', '.join(OPTIMIZERS)}."),
+)  # fmt: skip
+
+refused(
+    __name__,
+    *(
+        Refused(
+            f"expert-parallel-without-{name}", SETTING, _several, f"1 {words}", because, _LEFT_OUT, beside={spec: test}
+        )
+        for name, spec, test, words, because in _NOT
+    ),
+)
+
+
+@rule(reads=(SETTING, fields.run.devices, fields.distributed.nodes))
+def experts_are_divided_over_the_processes(config: RunConfig, facts: Facts) -> Iterator[Finding]:
+    size, devices = SETTING.value(config), device_count(config, facts)
+    if size == 1 or devices % size == 0:
+        return
+    served = [many for many in range(1, devices + 1) if devices % many == 0]
+    known = " or ".join(filter(None, (", ".join(map(str, served[:-1])), str(served[-1]))))
+    fewer = max(many for many in served if many < size)
+    processes = f"with {devices} process{'' if devices == 1 else 'es'} (run.devices times distributed.nodes)"
+    todo = "Groups of so many devices each hold all experts, and no device may be left over."
+    yield must(SETTING.path, f"{known} {processes}", size, todo, fix=take(SETTING, fewer))
+
+
+@rule(reads=(SETTING, fields.model.name))
+def experts_divide(config: RunConfig, facts: Facts) -> Iterator[Finding]:
+    model, size = known_model(config, facts), SETTING.value(config)
+    if model is None or not model.model_type or size == 1:
+        return
+    if not model.experts:
+        todo = "This model is no mixture of experts: there is nothing to divide."
+        yield must(SETTING.path, f"1 for the model type {model.model_type}", size, todo, fix=_LEFT_OUT)
+    elif model.experts % size:
+        fewer = max(many for many in range(1, size) if model.experts % many == 0)
+        todo = "Each device holds as many as the others."
+        yield must(
+            SETTING.path, f"a divisor of the model's {model.experts} experts", size, todo, fix=take(SETTING, fewer)
+        )
+    elif model.stored:
+        todo = "Experts are divided as they are read, in plain numbers."
+        yield must(SETTING.path, f"1 with weights stored in {model.stored}", size, todo, fix=_LEFT_OUT)
+    elif model.processor:
+        todo = "Parts that see were not tried beside experts that are divided."
+        yield must(SETTING.path, "1 with a model that sees images", size, todo, fix=_LEFT_OUT)

@@ -1,0 +1,268 @@
+"""Experts that are divided over two processes, or four: they take the steps of one, and their checkpoints go on anywhere."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+
+from engine.features.expert_parallel.dispatch import dispatch, dispatched, of_known_ids
+from engine.features.fused_experts.apply import Block, fuse, is_fused
+from engine.kernels.experts.module import experts_forward, gate_of
+from engine.models.packed_experts import ExpertsAlone, _Experts
+from engine.run.store import RunFolder
+from tests.caches import own_cache
+from tests.engine.features.families import made
+from tests.engine.trainers.conftest import CONVERSATIONS, PAIRS, RATED, STEPS, TEXTS, lines
+from tests.engine.trainers.test_fsdp2 import READ, Pair, Place, alike, curve, weights
+from tests.engine.trainers.test_fsdp2_mixtures import LORA, ON_EXPERTS, mixture
+from tests.engine.trainers.two_ranks import FourRanks, TwoRanks, run_folder
+
+SPEC = "distributed.expert_parallel_size"
+SHORT = {"optim.max_steps": 4, "run.save_steps": 2, "optim.per_device_train_batch_size": 2}
+TWO = {"run.devices": 2, SPEC: 2}
+ALONE = {"optim.per_device_train_batch_size": 4}
+
+
+class Divided(Place):
+    """Pairs whose first run divides experts over the processes."""
+
+    def both(self, rows: list[Any], settings: dict[str, Any], other: dict[str, Any] | None = None) -> Pair:
+        given = {**SHORT, "data.train": self.rows(rows), **settings}
+        shared = self.two.train(run_folder(self.root / "runs", given | TWO))
+        beside = run_folder(self.root / "runs", given | (other or ALONE))
+        return Pair(shared, self.two.train(beside) if other else self.two.train_alone(beside))
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Divided]:
+    root = tmp_path_factory.mktemp("divided")
+    with TwoRanks(own_cache(root / "cache")) as two:
+        yield Divided(root, two)
+
+
+@pytest.fixture(scope="module")
+def lora(place: Divided) -> Pair:
+    more = {"run.prompts": ["What comes after 3?"], "data.val_set_size": 8, "run.eval_steps": 2}
+    more |= {"memory.gradient_checkpointing": True, "optim.gradient_accumulation_steps": 2}
+    return place.both(CONVERSATIONS, {"model.name": mixture(place, "qwen3_moe"), **ON_EXPERTS, **more})
+
+
+def entry(run: RunFolder, feature: str) -> dict[str, Any]:
+    return next(each for each in lines(run, "receipt")[-1]["entries"] if each["feature"] == feature)
+
+
+def test_adapters_on_experts_learn_what_one_process_would(lora: Pair) -> None:
+    alike(*lora)
+    for name in ("grad_norm", "eval_loss", "experts/entropy"):
+        assert curve(lora.shared, name) == pytest.approx(curve(lora.alone, name), rel=1e-4), name
+    samples = [[event["completion"] for event in lines(run, "sample")] for run in lora]
+    assert samples[0] == samples[1] != []
+
+
+def test_each_process_holds_half_of_the_experts(lora: Pair) -> None:
+    """Two layers of four experts: 3 x 16 x 32 numbers each, and adapters of rank 4 on both weights of each."""
+    numbers = 2 * 4 * (3 * 16 * 32 + 4 * (32 + 32) + 4 * (16 + 32))
+    told = entry(lora.shared, "expert parallelism")
+    assert (told["requested"], told["effective"], told["count"]) == (2, 2, 2)
+    held = f"each process holds 2: {numbers * 4 // 2:,} bytes with what is trained on them, of {numbers * 4:,}"
+    assert held in told["detail"]
+    assert (
+        entry(lora.shared, "trainable parameters")["effective"]
+        == entry(lora.alone, "trainable parameters")["effective"]
+    )
+
+
+def test_a_checkpoint_is_that_of_one_process_and_goes_on_anywhere(place: Divided, lora: Pair) -> None:
+    at = [run.checkpoints / "checkpoint-4" for run in lora]
+    files = [{file.name for file in folder.iterdir()} for folder in at]
+    assert files[0] - files[1] == {"rng_state_0.pth", "rng_state_1.pth"}
+    states = [torch.load(folder / "optimizer.pt", weights_only=True)["state"] for folder in at]
+    assert states[0].keys() == states[1].keys()
+    for number, state in states[1].items():
+        for key, value in state.items():
+            torch.testing.assert_close(states[0][number][key], value, rtol=1e-3, atol=1e-6)
+    same = place.two.train(place.again(lora.shared))
+    assert curve(same, segment=1) == {step: loss for step, loss in curve(lora.shared).items() if step > 2}
+    assert all(torch.equal(value, weights(same)[name]) for name, value in weights(lora.shared).items())
+    moved = [
+        place.two.train_alone(place.again(lora.shared, **ALONE, **{"run.devices": 1, SPEC: 1})),
+        place.two.train(place.again(lora.alone, **SHORT, **TWO)),
+        place.two.train(place.again(lora.shared, **{SPEC: 1})),
+    ]
+    for run in moved:
+        assert sorted(curve(run, segment=1)) == [3, 4]
+        alike(run, lora.alone)
+
+
+def test_a_checkpoint_in_shares_goes_on_with_divided_experts_and_the_other_way(place: Divided) -> None:
+    fsdp2 = {"run.devices": 2, "distributed.strategy": "fsdp2"}
+    given = {"model.name": mixture(place, "qwen3_moe"), **ON_EXPERTS}
+    divided, shares = place.both(CONVERSATIONS, given, fsdp2)
+    for run, settings in ((shares, TWO | {"distributed.strategy": "ddp"}), (divided, fsdp2 | {SPEC: 1})):
+        going_on = place.two.train(place.again(run, **settings))
+        assert sorted(curve(going_on, segment=1)) == [3, 4]
+        alike(going_on, divided)
+
+
+CASES: dict[str, tuple[str, list[Any], dict[str, Any]]] = {
+    "experts with biases": ("gpt_oss", CONVERSATIONS, ON_EXPERTS),
+    "plain experts, packed rows": (
+        "mixtral", CONVERSATIONS, {**LORA, "data.packing": True, "data.max_length": 64, "model.dtype": "bfloat16"}
+    ),
+    "a shared expert, medium": ("qwen3_5_moe", CONVERSATIONS, {**ON_EXPERTS, "memory.gradient_checkpointing": "medium"}),
+    "pretrain": ("qwen3_moe", READ, {**ON_EXPERTS, "method.kind": "pretrain", "kernels.use_cut_ce": True}),
+    "dpo": ("qwen3_moe", PAIRS, {**ON_EXPERTS, "method.kind": "dpo"}),
+    "ipo": ("qwen3_moe", PAIRS, {**ON_EXPERTS, "method.kind": "ipo"}),
+    "simpo": ("qwen3_moe", PAIRS, {**ON_EXPERTS, "method.kind": "simpo"}),
+    "orpo": ("qwen3_moe", PAIRS, {**ON_EXPERTS, "method.kind": "orpo"}),
+    "kto": ("qwen3_moe", RATED, {**ON_EXPERTS, "method.kind": "kto"}),
+    "reward": ("qwen3_moe", PAIRS, {**ON_EXPERTS, "method.kind": "reward"}),
+    "embedding": ("qwen3_moe", TEXTS, {**ON_EXPERTS, "method.kind": "embedding"}),
+    "prm": ("qwen3_moe", STEPS, {**ON_EXPERTS, "method.kind": "prm"}),
+}  # fmt: skip
+BY_DEFAULT = ("experts with biases", "dpo")
+
+
+@pytest.mark.parametrize(
+    "name", [name if name in BY_DEFAULT else pytest.param(name, marks=pytest.mark.slow) for name in CASES]
+)
+def test_others_learn_what_one_process_would(place: Divided, name: str) -> None:
+    family, rows, settings = CASES[name]
+    # Texts are told apart within a process: there it is the two processes of DDP.
+    other = {"run.devices": 2} if name == "embedding" else None
+    pair = place.both(rows, {"model.name": mixture(place, family), **settings}, other)
+    assert entry(pair.shared, "expert parallelism")["effective"] == 2
+    alike(*pair, tolerance=2e-2 if settings.get("model.dtype") == "bfloat16" else 1e-3)
+    assert curve(pair.shared, "grad_norm") == pytest.approx(curve(pair.alone, "grad_norm"), rel=2e-2)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("size", [2, 4])
+def test_four_processes_hold_them_in_groups(tmp_path: Path, size: int) -> None:
+    """With 4 one expert each, so that some have no tokens at times; with 2 each expert lies on two processes."""
+    with FourRanks(own_cache(tmp_path / "cache")) as four:
+        place = Divided(tmp_path, four)
+        given = {
+            **SHORT,
+            "data.train": place.rows(CONVERSATIONS),
+            "model.name": mixture(place, "qwen3_moe"),
+            **ON_EXPERTS,
+        }
+        given |= {"optim.per_device_train_batch_size": 1}
+        shared = four.train(run_folder(tmp_path / "runs", {**given, "run.devices": 4, SPEC: size}))
+        alone = four.train_alone(run_folder(tmp_path / "runs", given | ALONE))
+        alike(shared, alone)
+        assert curve(shared, "grad_norm") == pytest.approx(curve(alone, "grad_norm"), rel=1e-4)
+        more = place.again(shared, **ALONE, **{"run.devices": 1, SPEC: 1})
+        alike(four.train_alone(more), alone)
+
+
+# -- one process -------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def group(tmp_path: Path) -> Iterator[dist.ProcessGroup]:
+    """A process group of this process only."""
+    dist.init_process_group("gloo", init_method=f"file://{tmp_path}/meet", rank=0, world_size=1)
+    yield dist.group.WORLD
+    dist.destroy_process_group()
+
+
+def choice(tokens: int, experts: int, chosen: int) -> tuple[torch.Tensor, torch.Tensor]:
+    shares, ids = torch.rand(tokens, experts).topk(chosen, -1)
+    return ids, (shares / shares.sum(-1, keepdim=True)).requires_grad_()
+
+
+@pytest.mark.parametrize("family", ["qwen3_moe", "gpt_oss", "mixtral"])
+def test_what_is_sent_comes_back_with_all_gradients(group: dist.ProcessGroup, family: str) -> None:
+    torch.manual_seed(0)
+    (experts, *_) = [each for each in made(family).modules() if hasattr(each, "is_transposed")]
+    count = experts.num_experts
+    ids, shares = choice(17, count, 2)
+    tokens = torch.randn(17, experts.down_proj.shape[2 if experts.is_transposed else 1], requires_grad=True)
+    given = [tokens, shares, *experts.parameters()]
+    expected = experts(tokens, ids, shares)
+    theirs = torch.autograd.grad(expected.square().sum(), given)
+    known = of_known_ids(experts.forward, count)
+    ours = dispatch(known, tokens, ids, shares, held=count, size=1, group=group)
+    torch.testing.assert_close(ours, expected)
+    torch.testing.assert_close(torch.autograd.grad(ours.square().sum(), given), theirs)
+
+
+def test_ids_of_no_expert_take_part_in_nothing() -> None:
+    torch.manual_seed(0)
+    (experts, *_) = [each for each in made("qwen3_moe").modules() if hasattr(each, "is_transposed")]
+    ids, shares = choice(17, experts.num_experts, 2)
+    tokens = torch.randn(17, experts.down_proj.shape[1])
+    # Two processes, each with its experts: the sum of both is the whole.
+    parts = []
+    for ours in (ids < 2, ids >= 2):
+        some = torch.where(ours, ids, experts.num_experts)
+        parts.append(of_known_ids(experts.forward, experts.num_experts)(tokens, some, shares))
+    torch.testing.assert_close(parts[0] + parts[1], experts(tokens, ids, shares))
+    assert not torch.allclose(parts[0], parts[1])
+
+
+@pytest.mark.parametrize("family", ["qwen3_moe", "gpt_oss"])
+def test_the_fused_pass_leaves_ids_of_no_expert_out_itself(family: str) -> None:
+    """So that it is asked as it is, where other passes see known ids alone (`is_fused`)."""
+    torch.manual_seed(0)
+    (experts, *_) = [each for each in made(family).modules() if hasattr(each, "is_transposed")]
+    block, gate = Block(experts, ()), gate_of(experts)
+    assert not is_fused(block)
+    ids, shares = choice(17, experts.num_experts, 2)
+    ids = torch.where(ids < 2, ids, experts.num_experts)
+    tokens = torch.randn(17, experts.down_proj.shape[2 if experts.is_transposed else 1], requires_grad=True)
+    given = [tokens, shares, *experts.parameters()]
+    expected = of_known_ids(experts.forward, experts.num_experts)(tokens, ids, shares)
+    ours = experts_forward(experts, tokens, ids, shares, gate=gate)
+    torch.testing.assert_close(ours, expected)
+    theirs = torch.autograd.grad(expected.square().sum(), given)
+    torch.testing.assert_close(torch.autograd.grad(ours.square().sum(), given), theirs)
+    undo = fuse([block])
+    assert is_fused(block)
+    torch.testing.assert_close(experts(tokens, ids, shares), expected)
+    undo()
+    assert not is_fused(block)
+
+
+def test_experts_without_tokens_have_gradients_of_zero() -> None:
+    (experts, *_) = [each for each in made("qwen3_moe").modules() if hasattr(each, "is_transposed")]
+    tokens = torch.randn(0, experts.down_proj.shape[1], requires_grad=True)
+    ids, shares = choice(0, experts.num_experts, 2)
+    known = of_known_ids(experts.forward, experts.num_experts)
+    out = dispatched(known, tokens, ids, shares, experts.num_experts)
+    assert out.shape == tokens.shape
+    found = torch.autograd.grad(out.sum(), [tokens, shares, *experts.parameters()])
+    assert all(not gradient.any() for gradient in found)
+
+
+@pytest.mark.parametrize("family", ["qwen3_moe", "mixtral", "gpt_oss", "qwen3_5_moe"])
+def test_experts_of_others_are_left_in_the_files(tmp_path: Path, family: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    model = made(family)
+    model.save_pretrained(tmp_path)
+    read: list[int] = []
+    count = model.config.get_text_config()
+    experts = getattr(count, "num_experts", None) or count.num_local_experts
+    one = _Experts.__init__
+
+    def counted(self: Any, count: int, each: Any) -> None:
+        one(self, count, lambda number: read.append(number) or each(number))
+
+    monkeypatch.setattr(_Experts, "__init__", counted)
+    for place in (0, 1):
+        read.clear()
+        part = type(model).from_pretrained(tmp_path, quantization_config=ExpertsAlone("divide", part=(place, 2)))
+        held = experts // 2
+        assert set(read) == set(range(place * held, place * held + held))
+        for name, weight in part.state_dict().items():
+            whole = model.state_dict()[name]
+            if name.endswith(("experts.gate_up_proj", "experts.down_proj")):
+                whole = whole[place * held : place * held + held]
+            assert torch.equal(weight, whole), name
+        assert not getattr(part, "is_quantized", False)
