@@ -177,6 +177,7 @@ def _check_saved(model: torch.nn.Module, names: list[str]) -> None:
             )
     from engine.kernels.experts.packed import PackedExperts
     from engine.models.stored_fp8 import Fp8Linear
+    from engine.models.stored_packed import PackedLinear
 
     for path, module in model.named_modules() if names else ():
         if not any(path == name or path.endswith("." + name) for name in names):
@@ -184,6 +185,11 @@ def _check_saved(model: torch.nn.Module, names: list[str]) -> None:
         if isinstance(module, Fp8Linear):
             raise ModelError(
                 f"adapter.modules_to_save: {path!r} is held in FP8 and cannot be trained whole.",
+                "Give it an adapter through target_modules.",
+            )
+        if isinstance(module, PackedLinear):
+            raise ModelError(
+                f"adapter.modules_to_save: {path!r} is held in packed integers and cannot be trained whole.",
                 "Give it an adapter through target_modules.",
             )
         if any(isinstance(weight, PackedExperts) for weight in module.parameters()):

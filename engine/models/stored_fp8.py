@@ -178,7 +178,12 @@ class Fp8Linear(torch.nn.Linear):
 def leave_to_each_process(model: torch.nn.Module) -> None:
     """Has data-parallel training not send FP8 weights and packed experts to the other processes at its start: it cannot,
     and each has read the same file. Marks the instance that will be wrapped, where it has such weights."""
+    from engine.models.stored_packed import PackedLinear
+
     names = [f"{path}.weight" for path, module in model.named_modules() if isinstance(module, Fp8Linear)]
+    for path, layer in model.named_modules():
+        if isinstance(layer, PackedLinear):
+            names += [f"{path}.weight", *(f"{path}.{name}" for name, _ in layer.named_buffers())]
     names += [name for name, weight in model.named_parameters() if isinstance(weight, PackedExperts)]
     if names:
         DistributedDataParallel._set_params_and_buffers_to_ignore_for_model(model, names)

@@ -258,7 +258,9 @@ def of_groups(
             f"{tuple(numbers.shape)} and {tuple(scales.shape)}"
         )
     if of_column is not None and (int(of_column.min()) < 0 or int(of_column.max()) >= count):
-        raise ValueError(f"columns are of groups 0 to {count - 1}; got {int(of_column.min())} to {int(of_column.max())}")
+        raise ValueError(
+            f"columns are of groups 0 to {count - 1}; got {int(of_column.min())} to {int(of_column.max())}"
+        )
     held = Held(
         numbers.flatten(1), scales.flatten(1), zeros=None if zeros is None else zeros.flatten(1), of_column=of_column
     )
@@ -330,6 +332,18 @@ def _packed(expert: Tensor, kind: str) -> tuple[Held, Form]:
     second = state.state2
     held = Held(numbers.flatten(), state.absmax, state.offset, second.absmax, state.code, second.code)
     return held, Form(kind, rows, columns, False, state.blocksize, second.blocksize, expert.dtype, True)
+
+
+def matrix_unpacked(held: Held, form: Form) -> Tensor:
+    """The numbers [rows, columns] of the one expert that these are of: in one launch on a card, and in plain torch within a
+    graph that is being compiled."""
+    if kernel_serves(held.numbers) and not torch.compiler.is_compiling():
+        from engine.kernels.experts.unpack import unpack
+
+        out = torch.empty(1, form.rows, form.columns, dtype=form.dtype, device=held.numbers.device)
+        unpack(held, form, 0, out, None)
+        return out[0]
+    return _unpacked(held, form, 0, None)
 
 
 def _in_plain_torch(held: Held, form: Form, expert: int) -> Tensor:

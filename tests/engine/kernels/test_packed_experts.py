@@ -261,7 +261,13 @@ def test_fp8_is_a_number_times_the_scale_of_its_block():
         of_fp8(numbers, held.held.scales.view(2, 2, 2), (64, 128), torch.float32)
 
 
-IN_GROUPS = {}, {"zeros": True}, {"columns": 37, "group": 16, "zeros": True}, {"ordered": True, "zeros": True}, {"group": 64}
+IN_GROUPS = (
+    {},
+    {"zeros": True},
+    {"columns": 37, "group": 16, "zeros": True},
+    {"ordered": True, "zeros": True},
+    {"group": 64},
+)
 
 
 def in_groups(kind, *, rows=5, columns=64, group=16, zeros=False, ordered=False, device="cpu"):
