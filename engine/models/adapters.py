@@ -66,7 +66,7 @@ def add_adapter(model: PreTrainedModel, config: RunConfig) -> PreTrainedModel | 
     import torch
     from peft import get_peft_model
 
-    from engine.models.stored_fp8 import leave_to_each_process
+    from engine.models.stored_packed import leave_to_each_process
 
     _check_targets(model, adapter.target_modules)
     _check_parameters(model, adapter.target_parameters)

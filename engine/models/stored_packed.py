@@ -24,6 +24,7 @@ from pathlib import Path
 from typing import Any, NamedTuple, NoReturn
 
 import torch
+from torch.nn.parallel import DistributedDataParallel
 from transformers import PreTrainedConfig, PreTrainedModel
 from transformers.conversion_mapping import get_model_conversion_mapping
 from transformers.core_model_loading import WeightConverter, WeightRenaming, dot_natural_key, rename_source_key
@@ -37,6 +38,7 @@ from engine.kernels.experts import groups
 from engine.kernels.experts.packed import Form, Held, PackedExperts, matrix_unpacked, of_groups
 from engine.model_files import header, weight_files
 from engine.models.packed_experts import converted, refuse_unserved
+from engine.models.stored_fp8 import Fp8Linear
 from engine.models.strict_load import load_strictly
 
 _LEADS = "qweight", "weight_packed"
@@ -463,6 +465,18 @@ class PackedLinear(torch.nn.Linear):
             assert value is not None
             self._buffers[name] = value.view(dtype)
         return self
+
+
+def leave_to_each_process(model: torch.nn.Module) -> None:
+    """Has data-parallel training not send FP8 weights, packed layers and packed experts to the other processes at its start:
+    some it cannot, and each process has read the same files. Marks the instance that will be wrapped, where it has such weights."""
+    names = [f"{path}.weight" for path, module in model.named_modules() if isinstance(module, Fp8Linear)]
+    for path, layer in model.named_modules():
+        if isinstance(layer, PackedLinear):
+            names += [f"{path}.weight", *(f"{path}.{name}" for name, _ in layer.named_buffers())]
+    names += [name for name, weight in model.named_parameters() if isinstance(weight, PackedExperts)]
+    if names:
+        DistributedDataParallel._set_params_and_buffers_to_ignore_for_model(model, names)
 
 
 class _Product(torch.autograd.Function):
