@@ -330,3 +330,27 @@ def test_a_packed_mixture_trains_and_goes_on_bit_for_bit(train, source, tmp_path
     opened = PeftModel.from_pretrained(AutoModelForCausalLM.from_pretrained(twin), run.checkpoints / "checkpoint-4")
     keys = {key.replace(".default", "") for key in opened.state_dict() if "lora_" in key}
     assert keys == set(ends[0])
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
+@pytest.mark.parametrize("form", FORMS)
+def test_packed_numbers_on_the_gpu_are_those_of_the_dequantized_model(plain, tmp_path, form):
+    kind, told = FORMS[form]
+    packed, twin = packed_folders(plain, tmp_path, kind, **told)
+    found = []
+    for folder in (packed, twin):
+        torch.manual_seed(1)
+        made = config(folder, "bfloat16")
+        found.append((folder, *gradients(add_adapter(load(made).model.cuda(), made))))
+    (_, loss, grads), (_, twin_loss, twin_grads) = found
+    assert loss == pytest.approx(twin_loss, rel=1e-3)
+    for name, grad in grads.items():
+        assert (grad - twin_grads[name]).norm() <= 2e-2 * twin_grads[name].norm(), name
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
+@pytest.mark.parametrize("kind", ["gptq", "awq", "packed"])
+def test_packed_experts_train_on_the_gpu_and_go_on_bit_for_bit(train, source, tmp_path, kind):  # noqa: F811
+    test_a_packed_mixture_trains_and_goes_on_bit_for_bit(train, source, tmp_path, kind)
