@@ -432,6 +432,7 @@ class PackedLinear(torch.nn.Linear):
         packed = _experts([parts], (self.out_features, self.in_features), self.compute_dtype)
         self.form, held = packed.form, packed.held
         self.weight = torch.nn.Parameter(held.numbers.view(self.out_features, -1), requires_grad=False)
+        self.weight.form = self.form  # type: ignore[attr-defined]  # what counts weights reads it
         self.register_buffer("weight_scale", held.scales)
         self.register_buffer("weight_zero", held.zeros)
         self.register_buffer("weight_of_column", held.of_column)
@@ -464,6 +465,8 @@ class PackedLinear(torch.nn.Linear):
             value = self._buffers[name]
             assert value is not None
             self._buffers[name] = value.view(dtype)
+        if self.weight is not None:
+            self.weight.form = self.form  # type: ignore[attr-defined]
         return self
 
 

@@ -39,7 +39,7 @@ from engine.kernels.tuned import Kept
 TYPES = {
     torch.float32: "*fp32", torch.bfloat16: "*bf16", torch.float16: "*fp16", torch.int64: "*i64", torch.bool: "*i1",
     torch.uint8: "*u8", torch.int32: "*i32",
-    torch.int8: "*i8",
+    torch.int8: "*i8", torch.int16: "*i16",
 }  # fmt: skip
 BYTES = Path(triton.__file__).parent / "backends/nvidia/bin/cuobjdump"
 DONE: set[str] = set()

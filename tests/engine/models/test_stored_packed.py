@@ -19,6 +19,7 @@ from engine.features.load import load, load_model
 from engine.features.packed_experts.apply import prepare
 from engine.models.adapters import add_adapter
 from engine.models.packed_experts import packed_experts
+from engine.models.sizes import format_of, weights_in
 from engine.models.stored_packed import PackedLinear
 from tests.engine.features.families import made as made_family
 from tests.engine.models.packed_files import note_of, packed_folders
@@ -83,6 +84,7 @@ def test_weights_in_other_formats_stay_as_they_are_when_the_model_is_cast(plain,
     layer = model.model.layers[0].mlp.up_proj
     before = layer.wide(torch.float32)
     model.to(torch.bfloat16).half()
+    assert (format_of(layer.weight), weights_in(layer.weight)) == ("uint4", 64 * 128)
     assert (layer.weight.dtype, layer.weight_scale.dtype) == (torch.uint8, torch.float16)
     assert torch.equal(layer.wide(torch.float32), before)
     assert layer.packed_bytes < 0.9 * layer.in_features * layer.out_features
