@@ -1,10 +1,10 @@
 """Adapted projections of an 8B layer, forward and backward: PEFT, PEFT compiled and ours in closed form, on one CUDA device.
 
-    python benchmarks/lora_projections.py [--rounds 20] [--seconds 90] [--tokens 8192 2048] [--bases bf16 nf4]
+    python benchmarks/lora_projections.py [--rounds 20] [--seconds 90] [--tokens 8192 2048] [--bases bf16 nf4 gptq]
                                           [--results FILE --commit HASH]
 
 `mlp` is Qwen3's gated block, 4,096 to 12,288; `attention` its queries, keys, values and output, 4,096 to 4,096 and
-1,024. LoRA r=16 on all of them, adapters in bf16, frozen bases in bf16 or bitsandbytes' NF4. Implementations take turns
+1,024. LoRA r=16 on all of them, adapters in bf16, frozen bases in bf16, bitsandbytes' NF4 or GPTQ's four bits (groups of 128). Implementations take turns
 round after round; gradients of adapters are kept from pass to pass, as in accumulation. The peak is what one pass
 allocates beyond weights, input and the gradients that come in. Nothing is reported while the kernel's accuracy cases
 fail, nor of an implementation whose gradients differ from PEFT's by more than bf16 rounds. The floor is the wide
@@ -30,7 +30,9 @@ from transformers import Qwen3Config
 from transformers.models.qwen3.modeling_qwen3 import Qwen3MLP
 
 from engine.features.fused_lora.apply import fuse
+from engine.kernels.experts import groups
 from engine.kernels.gated import gated
+from engine.models.stored_packed import PackedLinear, Parts
 
 FLOP_PER_MS, BYTES_PER_MS = 790e9, 3.0e9
 CARD = torch.cuda.is_available()
@@ -64,10 +66,10 @@ def block(kind: str, base: str, size: int, wide: int) -> Any:
             else Attention(size, size // 4)
         )
     inside = torch.nn.ModuleDict({"part": inside.to(torch.bfloat16)})
-    if base == "nf4":
+    if base != "bf16":
         for name, linear in list(inside["part"].named_children()):
             if isinstance(linear, torch.nn.Linear):
-                setattr(inside["part"], name, in_nf4(linear))
+                setattr(inside["part"], name, (in_nf4 if base == "nf4" else in_gptq)(linear))
     model = get_peft_model(inside, LoraConfig(r=16, lora_alpha=32, target_modules=TARGETS))
     for name, weight in model.named_parameters():
         if "lora_" in name:
@@ -82,6 +84,18 @@ def in_nf4(linear: torch.nn.Linear) -> Any:
 
     made = bnb.nn.Linear4bit(linear.in_features, linear.out_features, bias=False, quant_type="nf4")
     made.weight = bnb.nn.Params4bit(linear.weight.data.cpu(), requires_grad=False, quant_type="nf4", module=made)
+    return made.to(DEVICE)
+
+
+def in_gptq(linear: torch.nn.Linear) -> Any:
+    """The layer in what GPTQ's files hold, rounded to the nearest."""
+    made, width = PackedLinear(linear), min(128, linear.in_features)
+    wide = linear.weight.data.float().unflatten(1, (-1, width))
+    low, high = wide.amin(2), wide.amax(2)
+    scale = ((high - low) / 15).half()
+    zero = (-low / scale.float()).round().clamp(0, 15)
+    codes = (wide / scale.float()[..., None] + zero[..., None]).round().clamp(0, 15).flatten(1).to(torch.uint8)
+    made.fill(Parts("uint4", groups.in_bytes(codes, 4), scale, width, zero.to(torch.uint8)))
     return made.to(DEVICE)
 
 
@@ -194,7 +208,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=20)
     parser.add_argument("--seconds", type=float, default=90, help="shared by all contests; none does more rounds later")
     parser.add_argument("--tokens", type=int, nargs="*", default=[8192, 2048])
-    parser.add_argument("--bases", nargs="*", choices=["bf16", "nf4"], default=["bf16", "nf4"])
+    parser.add_argument("--bases", nargs="*", choices=["bf16", "nf4", "gptq"], default=["bf16", "nf4"])
     parser.add_argument("--shape", choices=["8b", "tiny"], default="8b")
     result_options(parser)
     options = parser.parse_args()

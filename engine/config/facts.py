@@ -71,6 +71,8 @@ class ModelFacts:
     """A hub name whose files are not on this machine."""
     stored: str = ""
     """How its files hold quantized weights (`quant_method` of its config.json, such as fp8); empty for plain numbers."""
+    stored_size: float = 0.0
+    """Bytes of a number of its layers where these are stored in packed integers, their scales with them; 0 for others."""
     flaw: str = ""
     """Why its files would not be loaded, as a sentence with the way out: what they name, what is cut or lacking."""
     headless: bool = False

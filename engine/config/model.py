@@ -87,7 +87,7 @@ class Model(Section):
     cards of compute capability 8.9 and above; small layers, routers and heads stay as they are. The others widen the
     weights again for each product. `mxfp4` holds the experts of a mixture as gpt-oss is published, a power of two for each
     32 numbers along what goes in, and leaves all other layers in `dtype`; `nvfp4` has a finer scale for each 16, which loses
-    less. Files that hold experts in MXFP4 or FP8 already need no setting: under a LoRA adapter they stay as stored."""
+    less. Files in MXFP4, FP8, GPTQ, AWQ or compressed-tensors need no setting: under a LoRA adapter they stay as stored."""
 
     quantize_moe_experts: Annotated[bool, Title("Quantize experts"), Advanced] = True
     """Hold the experts of a mixture in the bits of `quantization` too, which most of its weights are. Each expert is packed

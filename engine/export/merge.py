@@ -241,7 +241,7 @@ def merge(config: RunConfig, base: Path, adapter: Path, into: Path, report: Repo
                 nonlocal done
                 with safe_open(file, "pt") as base_weights:
                     for name in header:
-                        plain = name in every and every[name].dtype == header[name].dtype
+                        plain = name in every and every[name] == header[name]
                         value = base_weights.get_tensor(name) if plain else read_weight(base, name)
                         done += value.nbytes
                         if name in made.packed:

@@ -266,8 +266,17 @@ def trained_base(config: RunConfig, base: Path, *, adapted: bool) -> Any:
     from engine.models.load import weight_settings
     from engine.models.packed_experts import packed_experts
     from engine.models.stored_fp8 import load_fp8, stored_fp8
+    from engine.models.stored_packed import load_packed, stored_packed
 
     labels = {"score": 1, "steps": 2}.get(METHODS[config.method.kind].head)
+    if (packs := stored_packed(str(base), None)) is not None:
+        if adapted and labels is not None:
+            packs.config.num_labels = labels
+        dtype = getattr(torch, config.model.dtype) if adapted else torch.float32
+        head = METHODS[config.method.kind].head
+        made: Any = load_packed(loader_of(config, base), packs, {"dtype": dtype}, head, keep=False)[0].float()
+        _fit_padding(made)
+        return made
     if (stored := stored_fp8(str(base), None)) is not None:
         if adapted and labels is not None:
             stored.config.num_labels = labels

@@ -1,7 +1,7 @@
 """Where a weight of a model lies in its base's files: as it is, under another name, or cut into weights of single experts.
 
 Experts that the files hold in MXFP4 count as the bfloat16 that they stand for, which is exact, and numbers in FP8 as the
-bfloat16 that their products with their scales are rounded to, as training sees them.
+bfloat16 that their products with their scales are rounded to, as training sees them; so do packed integers.
 
 transformers puts experts together while it loads and takes them apart while it saves. What its saving makes of a weight is
 asked here with numbers that say where they come from, so that no family is known by name.
@@ -12,6 +12,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import lru_cache
 from math import prod
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -21,9 +22,10 @@ from safetensors import safe_open
 
 from engine import model_files
 from engine.errors import ModelError, visible
-from engine.facts.stored import block_of
+from engine.facts.stored import PACKED, block_of, stored_as
 from engine.kernels.experts.packed import of_mxfp4
 from engine.models.stored_fp8 import widened
+from engine.models.stored_packed import Entries
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -58,7 +60,13 @@ def wide_weights(folder: Path) -> dict[str, model_files.Tensor]:
 def wide_header(file: Path, every: Mapping[str, model_files.Tensor]) -> dict[str, model_files.Tensor]:
     """The same of one file, of which others of `every` may hold a part."""
     found = {}
+    packed = packed_in(file.parent)
     for name, each in model_files.header(file).items():
+        if packed is not None and packed.holds(name):
+            if packed.leads(name):
+                layer = name.rpartition(".")[0]
+                found[f"{layer}.weight"] = model_files.Tensor("BF16", packed.shape(layer))
+            continue
         whole, _, end = name.rpartition("_")
         blocks = every.get(f"{whole}_blocks")
         if end in ("blocks", "scales") and blocks and len(blocks.shape) == 4 and f"{whole}_scales" in every:
@@ -72,6 +80,18 @@ def wide_header(file: Path, every: Mapping[str, model_files.Tensor]) -> dict[str
     return found
 
 
+def packed_in(folder: Path) -> Entries | None:
+    """What GPTQ, AWQ or compressed-tensors packed in a folder's files; None where config.json says nothing of them."""
+    path = folder / "config.json"
+    return _entries(folder, path.stat().st_mtime_ns) if path.is_file() else None
+
+
+@lru_cache(maxsize=1)
+def _entries(folder: Path, _: int) -> Entries | None:
+    note = model_files.read_json(folder / "config.json").get("quantization_config")
+    return Entries(folder, note) if stored_as(note) in PACKED else None
+
+
 def _scales_fp8(name: str, every: Mapping[str, model_files.Tensor]) -> bool:
     """Whether this is a scale of numbers in FP8, or of what they are multiplied with."""
     ends = {"_scale_inv": "", "_scale": "", ".input_scale": ".weight"}
@@ -81,6 +101,10 @@ def _scales_fp8(name: str, every: Mapping[str, model_files.Tensor]) -> bool:
 
 def read_weight(folder: Path, name: str) -> torch.Tensor:
     """A weight of the folder's files by its name in `wide_weights`. Raises KeyError for one that is not there."""
+    packed = packed_in(folder)
+    layer, _, end = name.rpartition(".")
+    if packed is not None and end == "weight" and layer in packed:
+        return packed.wide(layer, torch.bfloat16)
     for file in model_files.weight_files(folder):
         header = model_files.header(file)
         for there in (name, f"{name}_blocks"):

@@ -19,7 +19,7 @@ from engine.config.architectures import loaders_of, needs_torchvision
 from engine.config.facts import ModelFacts, TokenizerFacts, VisionFacts
 from engine.errors import ModelError, visible
 from engine.facts import mixtures
-from engine.facts.stored import refuse_without_note, stored_as
+from engine.facts.stored import PACKED, packed_size, refuse_without_note, stored_as
 from engine.model_files import Tensor
 
 Shape = Mapping[str, Any]
@@ -269,6 +269,7 @@ def _facts(name: str, config: Shape, folder: Path | None, template: bool | None,
         **_image_facts(folder),
         "folder": str(folder) if folder else "",
         "stored": stored_as(config.get("quantization_config")),
+        "stored_size": packed_size(config.get("quantization_config")),
         "vision": _vision(config),
     }
     bare = ModelFacts(name, **facts)
@@ -282,6 +283,8 @@ def _facts(name: str, config: Shape, folder: Path | None, template: bool | None,
         flaw=flaw,
         loaders=loaders_of(str(config.get("model_type", ""))),
     )
+    if stored and known.stored in PACKED:
+        return replace(known, stored_size=_packed_size(known, stored))
     if not stored or facts["stored"] or shape is not config:
         return known
     tied = shape.get("tie_word_embeddings", model_type in _TIED_UNLESS_SAID)
@@ -311,6 +314,19 @@ def _stored_weights(folder: Path | None, own: bool, config: Shape) -> tuple[dict
     except ModelError as problem:
         return stored, problem.full_message
     return stored, ""
+
+
+def _packed_size(model: ModelFacts, stored: Mapping[str, Tensor]) -> float:
+    """Bytes of a number of the layers by the headers, what was left out of quantizing among them."""
+    numbers = sum(into * out * count for _, into, out, count in model.linears)
+    numbers += sum(into * out * count * (model.experts or 0) for _, into, out, count in model.expert_weights)
+    held = sum(math.prod(each.shape) * _bits(each.dtype) / 8 for name, each in stored.items() if "layers." in name)
+    return held / numbers if numbers and held else model.stored_size
+
+
+def _bits(dtype: str) -> int:
+    """Bits of a number of this format, such as I32, BF16 or F8_E4M3."""
+    return int(next(iter(re.findall(r"[0-9]+", dtype)), 8))
 
 
 def _counted(stored: Mapping[str, Tensor] | None) -> int | None:

@@ -9,16 +9,80 @@ from typing import Any
 from engine.errors import ModelError, visible
 from engine.model_files import Tensor, place
 
-SERVED = "", "fp8", "mxfp4", "bitsandbytes"
-"""Plain numbers, and what is loaded as it is: FP8 and MXFP4 here, the third by its own package."""
+PACKED = "gptq", "awq", "compressed-tensors"
+"""What tools for quantization after training write: integers with scales, packed (`engine.models.stored_packed`)."""
+SERVED = "", "fp8", "mxfp4", "bitsandbytes", *PACKED
+"""Plain numbers, and what is loaded as it is: by bitsandbytes' own package, all else here."""
+_ROUNDED = "int-quantized", "pack-quantized", "nvfp4-pack-quantized", "mxfp4-pack-quantized"
+"""Formats of compressed-tensors in which layers stay as they are stored."""
 
 
 def stored_as(note: Any) -> str:
-    """`quant_method` of a `quantization_config`, with `fp8` for every writer's FP8 numbers with scales; empty for plain ones."""
+    """`quant_method` of a `quantization_config`, with `fp8` for every writer's FP8 numbers with scales and, in parentheses, the
+    form of a method of which others are served; empty for plain numbers."""
     if not isinstance(note, Mapping):
         return ""
     method = str(note.get("quant_method", ""))[:60]
-    return "fp8" if method == "fbgemm_fp8" or _in_fp8(method, note) else method
+    if method == "fbgemm_fp8" or _in_fp8(method, note):
+        return "fp8"
+    form = _unserved(method, note)
+    return f"{method} ({form[:60]})" if form else method
+
+
+def packed_size(note: Any) -> float:
+    """Bytes of one number of a layer that is stored packed, with its share of scales and zero points; 0 where none is."""
+    if stored_as(note) not in PACKED:
+        return 0.0
+    told = next(iter(_groups(note)), {}) if note["quant_method"] == PACKED[2] else note
+    bits, group = (told.get(name) for name in ("num_bits" if told is not note else "bits", "group_size"))
+    numbers = 1.0 if type(bits) is int and bits > 4 else 0.5
+    uneven = told.get("symmetric" if told is not note else "sym", note["quant_method"] != "awq") is False
+    floating = told.get("type") == "float"
+    each = 1.0 if floating else 2.0 + (uneven or note["quant_method"] == "awq")
+    return numbers + (each / group if type(group) is int and group > 0 else 0.0)
+
+
+def _unserved(method: str, note: Mapping[str, Any]) -> str:
+    """Which form of a method it is, where others are served and this is not."""
+    if method == "gptq":
+        form = str(note.get("checkpoint_format") or note.get("format") or method)
+        if form not in ("gptq", "gptq_v2") or note.get("is_marlin_format"):
+            return form if form not in ("gptq", "gptq_v2") else "marlin"
+        if note.get("pack_dtype", "int32") not in ("int32", None):
+            return f"packed in {note['pack_dtype']}"
+        return "" if note.get("bits", 4) in (2, 3, 4, 8) else f"{note['bits']} bits"
+    if method == "awq":
+        form = str(note.get("version") or note.get("format") or "gemm").lower()
+        if note.get("backend") == "llm-awq" or form != "gemm":
+            return form if form != "gemm" else "llm-awq"
+        if note.get("zero_point", True) is not True:
+            return "without zero points"
+        return "" if note.get("bits", note.get("w_bit", 4)) == 4 else f"{note.get('bits')} bits"
+    return _of_compressed_tensors(note) if method == "compressed-tensors" else ""
+
+
+def _of_compressed_tensors(note: Mapping[str, Any]) -> str:
+    groups = note.get("config_groups")
+    told = [each for each in groups.values() if isinstance(each, Mapping)] if isinstance(groups, Mapping) else []
+    formats = {str(each.get("format") or note.get("format")) for each in told} or {str(note.get("format"))}
+    if odd := sorted(formats - {*_ROUNDED}):
+        return odd[0]
+    sparse = note.get("sparsity_config")
+    if isinstance(sparse, Mapping) and sparse.get("format") not in (None, "", "dense"):
+        return str(sparse["format"])
+    if note.get("transform_config"):
+        return "transforms"
+    kinds = {(each.get("type", "int"), each.get("num_bits")) for each in _groups(note) if _hashable(each)}
+    known = [(kind == "float" and bits == 4) or (kind == "int" and bits in range(2, 9)) for kind, bits in kinds]
+    if len(known) == 0 or not all(known):
+        return "weights of another kind"
+    strategies = {str(each.get("strategy") or "group") for each in _groups(note)}
+    odd = sorted(strategies - {"group", "channel", "tensor", "tensor_group"})
+    return f"scales of a {odd[0]}" if odd else ""
+
+
+def _hashable(told: Mapping[str, Any]) -> bool:
+    return all(isinstance(told.get(name), (str, int, type(None))) for name in ("type", "num_bits"))
 
 
 def refuse_without_note(folder: Path, config: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> None:

@@ -55,7 +55,7 @@ def add_adapter(model: PreTrainedModel, config: RunConfig) -> PreTrainedModel | 
 
     Raises ModelError for targets and names that the model lacks.
     """
-    from engine.models.stored_fp8 import leave_to_each_process
+    from engine.models.stored_packed import leave_to_each_process
     from engine.models.vision_parts import freeze_vision, refuse_without_vision, vision_parts, without_vision
 
     adapter, vision = config.adapter, vision_parts(model)
@@ -180,6 +180,7 @@ def _check_saved(model: torch.nn.Module, names: list[str]) -> None:
             )
     from engine.kernels.experts.packed import PackedExperts
     from engine.models.stored_fp8 import Fp8Linear
+    from engine.models.stored_packed import PackedLinear
 
     for path, module in model.named_modules() if names else ():
         if not any(path == name or path.endswith("." + name) for name in names):
@@ -187,6 +188,11 @@ def _check_saved(model: torch.nn.Module, names: list[str]) -> None:
         if isinstance(module, Fp8Linear):
             raise ModelError(
                 f"adapter.modules_to_save: {path!r} is held in FP8 and cannot be trained whole.",
+                "Give it an adapter through target_modules.",
+            )
+        if isinstance(module, PackedLinear):
+            raise ModelError(
+                f"adapter.modules_to_save: {path!r} is held in packed integers and cannot be trained whole.",
                 "Give it an adapter through target_modules.",
             )
         if any(isinstance(weight, PackedExperts) for weight in module.parameters()):

@@ -35,6 +35,7 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
     from engine.models.stored_fp8 import Held
+    from engine.models.stored_packed import HeldPacked
 
 UNREADABLE = (*model_files.UNREADABLE, SafetensorError)
 DTYPES = ("bfloat16", "float16", "float32")
@@ -83,6 +84,8 @@ class Loaded:
     """Why its attention is another than was asked for; empty where it is that."""
     stored_fp8: Held | None = None
     """What became of numbers that its files hold in FP8."""
+    stored_packed: HeldPacked | None = None
+    """What became of numbers that its files hold as GPTQ, AWQ or compressed-tensors packs them."""
     stored_mxfp4: bool = False
     """Whether its files hold experts in MXFP4."""
 
@@ -160,10 +163,21 @@ def _model(config: RunConfig, source: str, device: torch.device | None) -> Loade
 def _with_weights(config: RunConfig, source: str, loader: Any, settings: dict[str, Any]) -> Loaded:
     """The model with its weights from the files, and with the head that the method puts on top."""
     from engine.models.stored_fp8 import load_fp8, stored_fp8
+    from engine.models.stored_packed import load_packed, stored_packed
     from engine.models.strict_load import load_strictly
 
     head = METHODS[config.method.kind].head
     labels = {"score": 1, "steps": 2}.get(head)
+    packed = stored_packed(source, settings["revision"])
+    if packed is not None:
+        known = Facts(model=ModelFacts(config.model.name, stored=packed.method))
+        for check in (stored_weights_take_no_second_format, weights_stored_in_fp8_take_plain_lora):
+            raise_first(check(config, known))
+        if labels is not None:
+            packed.config.num_labels = labels
+        keep, experts = config.adapter.kind == "lora", bool(kind_of(config, packed.method))
+        packed_model, kept = load_packed(loader, packed, settings, head, keep=keep, experts=experts)
+        return Loaded(packed_model, stored_packed=kept)
     stored = stored_fp8(source, settings["revision"])
     if stored is None:
         more: dict[str, Any] = {} if labels is None else {"num_labels": labels}
@@ -180,8 +194,8 @@ def _with_weights(config: RunConfig, source: str, loader: Any, settings: dict[st
         stored.config.num_labels = labels
     from engine.models.packed_experts import ExpertsAlone
 
-    experts = ExpertsAlone("keep", "fp8", stored.block) if kind_of(config, "fp8") else None
-    model, held = load_fp8(loader, stored, settings, keep=config.adapter.kind == "lora", experts=experts)
+    packs = ExpertsAlone("keep", "fp8", stored.block) if kind_of(config, "fp8") else None
+    model, held = load_fp8(loader, stored, settings, keep=config.adapter.kind == "lora", experts=packs)
     return Loaded(model, stored_fp8=held)
 
 

@@ -197,6 +197,18 @@ def _refuse(module: torch.nn.Module, known: bool) -> None:
         ).mended_by({"model.quantize_moe_experts": False})
 
 
+def refuse_unserved(module: torch.nn.Module, name: str) -> None:
+    """Raises ModelError for experts, whose weight has this name, that no pass of ours computes packed."""
+    leaf = name.rpartition(".")[2]
+    _refuse(module, leaf in PROJECTIONS and hasattr(module, "is_transposed"))
+
+
+def converted(known: WeightConverter, found: dict[str, Any], layer_name: str, like: Any, config: Any) -> torch.Tensor:
+    """What a model's conversion makes of the parts of one expert, by the entries of the files that they are of."""
+    own = _OneByOne.of(known)
+    return own._converted(found, list(found), layer_name, like[:1], config)
+
+
 def _makes(converter: WeightConverter, ends: set[str]) -> bool:
     """Whether this conversion makes the weight of experts, and nothing else."""
     targets = converter.target_patterns

@@ -16,14 +16,11 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch.nn.parallel import DistributedDataParallel
 from transformers import PreTrainedConfig, PreTrainedModel
 
 from engine.errors import ModelError, visible
 from engine.facts.stored import block_of, stored_as
-from engine.kernels.experts.packed import PackedExperts
 from engine.model_files import weight_files
-from engine.models.expert_shards import share_of
 
 _SUFFIXES = ("_scale_inv", "_scale")
 """What the name of a weight's scales ends in, behind the name of the weight."""
@@ -174,20 +171,6 @@ class Fp8Linear(torch.nn.Linear):
         self.weight.data = self.weight.data.view(dtype)
         self.weight_scale_inv = self.weight_scale_inv.view(torch.float32)
         return self
-
-
-def leave_to_each_process(model: torch.nn.Module) -> None:
-    """Has data-parallel training not send FP8 weights and packed experts to the other processes at its start: it cannot,
-    and each has read the same file; nor experts that are this process's alone, whose gradients it must not average either.
-    Marks the instance that will be wrapped, where it has such weights."""
-    names = [f"{path}.weight" for path, module in model.named_modules() if isinstance(module, Fp8Linear)]
-    names += [
-        name
-        for name, weight in model.named_parameters()
-        if isinstance(weight, PackedExperts) or share_of(weight) is not None
-    ]
-    if names:
-        DistributedDataParallel._set_params_and_buffers_to_ignore_for_model(model, names)
 
 
 class _Product(torch.autograd.Function):

@@ -26,6 +26,7 @@ from engine.facts.counts import (
     tokens_and_length,
     wide_of,
 )
+from engine.facts.stored import PACKED
 from engine.features import attention_backend, cut_cross_entropy, packed_experts
 from engine.features.feature import Layers
 from engine.features.table import FEATURES
@@ -227,8 +228,8 @@ def _linear_numbers(model: ModelFacts) -> int:
 
 def _linear_size(config: RunConfig, model: ModelFacts) -> float:
     """Bytes of one number of the layers' linear weights, where all are held alike."""
-    if model.stored == "fp8" and config.adapter.kind == "lora":
-        return 1.0
+    if model.stored in ("fp8", *PACKED) and config.adapter.kind == "lora":
+        return model.stored_size or 1.0
     wide = config.model.quantization in packed_experts.EXPERTS_ALONE
     return BYTES[config.model.dtype] if wide else QUANTIZED.get(config.model.quantization, BYTES[config.model.dtype])
 
@@ -236,6 +237,8 @@ def _linear_size(config: RunConfig, model: ModelFacts) -> float:
 def _expert_size(config: RunConfig, model: ModelFacts) -> float:
     """Bytes of one number of the experts."""
     kind = packed_experts.kind_of(config, model.stored)
+    if kind in PACKED:
+        return model.stored_size or 1.0
     return 1.0 if kind == "fp8" else QUANTIZED.get(kind, BYTES[config.model.dtype])
 
 

@@ -14,6 +14,7 @@ from engine.config.findings import Finding, Fix, must
 from engine.config.rule import Refused, Test, leave_out, one_of, other_than, own_findings, refused, rule, take
 from engine.config.tree import FieldSpec, RunConfig, fields
 from engine.facts.counts import device_count, known_model
+from engine.facts.stored import PACKED
 from engine.features import packed_experts
 from engine.planning import memory_model
 
@@ -197,10 +198,12 @@ def fsdp2_without_packed_experts(config: RunConfig, facts: Facts) -> Iterator[Fi
 @rule(reads=(SPEC, fields.model.name, fields.adapter.kind))
 def fsdp2_without_stored_fp8(config: RunConfig, facts: Facts) -> Iterator[Finding]:
     model = known_model(config, facts)
-    held = model is not None and model.stored == "fp8" and config.adapter.kind == "lora"
-    if config.distributed.strategy == "fsdp2" and held:
+    if model is None or model.stored not in ("fp8", *PACKED) or config.adapter.kind != "lora":
+        return
+    if config.distributed.strategy == "fsdp2":
+        held = "FP8" if model.stored == "fp8" else f"packed integers ({model.stored})"
         todo = "A share of such a weight lacks its scales."
-        yield must(SPEC.path, "ddp or auto with a model whose files hold FP8", "fsdp2", todo, fix=_DDP)
+        yield must(SPEC.path, f"ddp or auto with a model whose files hold {held}", "fsdp2", todo, fix=_DDP)
 
 
 @rule(reads=(SPEC, fields.model.name, fields.model.train_vision))

@@ -17,6 +17,7 @@ from engine.config.optimizers import KINDS
 from engine.config.reward_specs import reward_specs
 from engine.config.tree import RunConfig
 from engine.facts.model_shape import model_facts
+from engine.facts.stored import PACKED
 
 NEVER = ("comet_ml", "weave", "deepspeed", "vllm")
 """Packages of which no run here asks anything."""
@@ -55,6 +56,6 @@ def _plain_numbers(config: RunConfig) -> bool:
     named += [(spec.argument, None) for spec in specs if spec.kind == "model"]
     known = [model_facts(name, revision) for name, revision in named]
     return all(
-        facts is not None and not (facts.remote or facts.missing) and facts.stored in ("", "fp8", "mxfp4")
+        facts is not None and not (facts.remote or facts.missing) and facts.stored in ("", "fp8", "mxfp4", *PACKED)
         for facts in known
     )

@@ -13,7 +13,7 @@ from engine.config.rule import Refused, leave_out, one_of, other_than, refused, 
 from engine.config.tree import RunConfig, fields
 from engine.errors import visible
 from engine.facts import counts as counted
-from engine.facts.stored import SERVED
+from engine.facts.stored import PACKED, SERVED
 from engine.features import packed_experts
 from engine.planning import memory_model
 from engine.planning.auto import resolved
@@ -24,6 +24,9 @@ _BY_BITSANDBYTES = other_than("none", "fp8", *packed_experts.EXPERTS_ALONE)
 _STORED = {
     "fp8": ("weights are stored in FP8", "eight", ("none",)),
     "mxfp4": ("experts are stored in MXFP4", "four", ("none", "mxfp4")),
+    "gptq": ("weights are stored as GPTQ packs them", "few", ("none",)),
+    "awq": ("weights are stored as AWQ packs them", "few", ("none",)),
+    "compressed-tensors": ("weights are stored as compressed-tensors packs them", "few", ("none",)),
 }
 """What files hold in few bits, and what model.quantization may be beside it."""
 _FULL_PRECISION = leave_out(_QUANTIZATION, "keep full precision")
@@ -281,7 +284,7 @@ def stored_weights_are_of_a_known_format(config: RunConfig, facts: Facts) -> Ite
         )
         yield must(
             path,
-            "a model in plain numbers, FP8, MXFP4 or bitsandbytes' formats",
+            "a model in plain numbers, FP8, MXFP4, GPTQ, AWQ (gemm), packed compressed-tensors or bitsandbytes' formats",
             f"one in {visible(model.stored)}",
             todo,
         )
@@ -302,9 +305,10 @@ def stored_weights_take_no_second_format(config: RunConfig, facts: Facts) -> Ite
 @rule(reads=(fields.adapter.kind, fields.adapter.use_dora, fields.model.name))
 def weights_stored_in_fp8_take_plain_lora(config: RunConfig, facts: Facts) -> Iterator[Finding]:
     model = counted.known_model(config, facts)
-    stored = model is not None and model.stored == "fp8"
-    if config.adapter.kind == "lora" and config.adapter.use_dora and stored:
+    if model is None or model.stored not in ("fp8", *PACKED):
+        return
+    if config.adapter.kind == "lora" and config.adapter.use_dora:
         spec = fields.adapter.use_dora
         todo = "DoRA measures plain weights: take plain LoRA, or the model in bfloat16."
-        rule_text = f"false for {config.model.name}, whose weights are stored in FP8"
+        rule_text = f"false for {config.model.name}, whose {_STORED[model.stored][0]}"
         yield must(spec.path, rule_text, True, todo, fix=Fix("take plain LoRA", unset=(spec.path,)))

@@ -17,6 +17,7 @@ from torch.distributed.tensor import DTensor
 from transformers import PreTrainedModel
 from transformers.modeling_layers import GradientCheckpointingLayer
 
+from engine import figures
 from engine.compat.staging import local
 from engine.compat.trl_head import FusedForward
 from engine.config.adapter import NoAdapter
@@ -38,6 +39,7 @@ from engine.models.packed_experts import packed_experts
 from engine.models.processors import UnreadVideos, pixel_limits
 from engine.models.sizes import format_of, weights_in
 from engine.models.stored_fp8 import Fp8Linear, Held
+from engine.models.stored_packed import HeldPacked, PackedLinear
 from engine.models.vision_parts import vision_parts
 from engine.run import network
 from engine.run.nodes import hosts
@@ -92,6 +94,8 @@ def receipt(
         entries.append(_quantization(config, model))
     if loaded is not None and loaded.stored_fp8 is not None:
         entries.append(_stored_fp8(model, loaded.stored_fp8))
+    if loaded is not None and loaded.stored_packed is not None:
+        entries.append(_stored_packed(model, loaded.stored_packed))
     if loaded is not None and loaded.stored_mxfp4:
         entries.append(_stored_mxfp4(model))
     if config.data.packing:
@@ -340,6 +344,24 @@ def _stored_fp8(model: PreTrainedModel | PeftModel, held: Held) -> dict[str, Any
         return _entry("stored weights", "fp8", _name(kept[0]), len(kept), detail)
     detail = f"linear layers; {scales}; scaled once, as full weights are trained"
     return _entry("stored weights", "fp8", _name(next(model.parameters()).dtype), held.layers, detail)
+
+
+def _stored_packed(model: PreTrainedModel | PeftModel, held: HeldPacked) -> dict[str, Any]:
+    """What became of weights that the model's files hold as GPTQ, AWQ or compressed-tensors packs them."""
+    dtype = _name(next(weight for weight in model.parameters() if weight.is_floating_point()).dtype)
+    if not held.kept:
+        return _entry(
+            "stored weights", held.method, dtype, held.widened, "weights, widened once, as full weights are trained"
+        )
+    kept = Counter(module.form.kind for module in model.modules() if isinstance(module, PackedLinear))
+    kept += Counter(weight.form.kind for _, weight in packed_experts(model))
+    kinds = ", ".join(f"{count} in {kind}" for kind, count in sorted(kept.items()))
+    detail = (
+        f"weights in {figures.size(held.packed_bytes)} ({kinds}), which stay packed and are made anew in each product"
+    )
+    detail += f"; {held.experts} of them hold all experts of a layer" if held.experts else ""
+    detail += f"; {held.widened} widened once" if held.widened else ""
+    return _entry("stored weights", held.method, " and ".join(sorted(kept)) or dtype, sum(kept.values()), detail)
 
 
 def _stored_mxfp4(model: PreTrainedModel | PeftModel) -> dict[str, Any]:

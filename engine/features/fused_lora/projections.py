@@ -1,7 +1,7 @@
 """What a linear layer, with PEFT's adapter or without, computes in closed form, or why PEFT keeps it.
 
 `described` looks at a layer as it is at this moment, so adapters that are merged, switched off or joined by another are seen
-when they are. Base weights may be plain, bitsandbytes' 4-bit or stored in FP8; what is no plain LoRA (DoRA and PEFT's other
+when they are. Base weights may be plain, bitsandbytes' 4-bit or stored in FP8 or packed integers; what is no plain LoRA (DoRA and PEFT's other
 variants, several active adapters, an adapter's own bias), a layer with hooks, and a base of any other class stay as they
 are. `gated_form` knows a SwiGLU or GeGLU block by what its class's own code makes of three small matrices, not by its name.
 """
@@ -19,6 +19,7 @@ from engine.features.compile.grouped import View
 from engine.kernels.gated import ACTIVATIONS, gated_reference
 from engine.kernels.lora import Projection, Weights
 from engine.models.stored_fp8 import Fp8Linear, dequantized
+from engine.models.stored_packed import PackedLinear
 
 Described = tuple[Projection, Weights]
 BLOCKS = (("gate_proj", "up_proj", "down_proj"), ("gate_up_proj", "down_proj"))
@@ -69,7 +70,7 @@ def _refusal_of_base(base: Any, x: torch.Tensor | None) -> str | None:
         if type(weight.data) is not torch.Tensor or not weight.is_floating_point():
             return f"weights held as {type(weight.data).__name__}"
         return "another number format than its input" if x is not None and x.dtype != weight.dtype else None
-    if kind is Fp8Linear:
+    if kind in (Fp8Linear, PackedLinear):
         return None
     if _is_4bit(base):
         if getattr(_quant_state(base), "packing_format_for_cpu", False):
@@ -139,6 +140,8 @@ def _wide(base: Any) -> Callable[[torch.dtype], torch.Tensor]:
     """The base's weight [O, I] in a format; a quantized one is made for the product that asks and kept by none."""
     if isinstance(base, Fp8Linear):
         return lambda dtype: dequantized(base.weight, base.weight_scale_inv, base.block, dtype)
+    if isinstance(base, PackedLinear):
+        return base.wide
     if _is_4bit(base):
         from bitsandbytes.functional import dequantize_4bit
 

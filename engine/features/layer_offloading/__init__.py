@@ -12,6 +12,7 @@ from engine.config.method import METHODS
 from engine.config.rule import Refused, leave_out, one_of, other_than, refused, rule, take
 from engine.config.tree import RunConfig, fields
 from engine.facts import counts
+from engine.facts.stored import PACKED
 from engine.features.feature import Layers
 
 SETTING = fields.memory.layer_offloading
@@ -90,6 +91,17 @@ def layer_offloading_needs_one_device(config: RunConfig, facts: Facts) -> Iterat
     if streams(config, facts) and count > 1:
         todo = "Each process would lock a copy of all layers in the host's memory, and all would share its bus."
         yield must(path, "1 with layer_offloading", count, todo, fix=Fix("take one", {path: 1}))
+
+
+@rule(reads=(SETTING, fields.model.name, fields.adapter.kind))
+def layer_offloading_leaves_packed_integers_on_the_card(config: RunConfig, facts: Facts) -> Iterator[Finding]:
+    model = counts.known_model(config, facts)
+    if model is None or model.stored not in PACKED or config.adapter.kind != "lora" or not streams(config, facts):
+        return
+    todo = "Their scales and zero points are no weights that it moves, and few bits mostly fit: leave it out."
+    yield must(
+        SETTING.path, f"false for {model.name}, stored as {model.stored} packs it", True, todo, fix=leave_out(SETTING)
+    )
 
 
 @rule(reads=(SETTING, fields.kernels.torch_compile_options))

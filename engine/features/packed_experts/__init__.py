@@ -9,6 +9,7 @@ from engine.config.findings import Finding, Fix, must
 from engine.config.rule import leave_out, rule
 from engine.config.tree import RunConfig, fields
 from engine.facts.counts import known_model
+from engine.facts.stored import PACKED
 from engine.kernels.requirements import EXPERT_BUFFER, LARGEST_EXPERT_RANK
 
 SETTING = fields.model.quantize_moe_experts
@@ -18,7 +19,7 @@ AFTER = ()
 _GATE = "its gate is none of those that the kernels compute"
 EXPERTS_ALONE = "mxfp4", "nvfp4"
 """What of `model.quantization` holds experts and nothing else."""
-STORED = "mxfp4", "fp8"
+STORED = "mxfp4", "fp8", *PACKED
 """What files may hold experts in that stays as it is under an adapter."""
 UNSERVED = {
     "deepseek_v4": _GATE,
@@ -33,7 +34,7 @@ UNSERVED = {
 
 def kind_of(config: RunConfig, stored: str = "") -> str:
     """What experts are packed in, if the model has some; empty where they are not. `stored` is how its files hold weights:
-    under an adapter MXFP4 and FP8 stay as they are."""
+    under an adapter MXFP4, FP8 and packed integers stay as they are."""
     if not config.model.quantize_moe_experts:
         return ""
     if stored in STORED:

@@ -10,6 +10,7 @@ from engine.config.findings import Finding, Fix, must
 from engine.config.rule import Refused, leave_out, one_of, other_than, refused, rule, take
 from engine.config.tree import RunConfig, fields
 from engine.facts.counts import known_model
+from engine.facts.stored import PACKED
 from engine.features import compile
 from engine.features.feature import Layers
 
@@ -107,10 +108,12 @@ refused(
 @rule(reads=(SETTING, fields.model.name, fields.adapter.kind))
 def weights_stored_in_fp8_are_not_rounded_again(config: RunConfig, facts: Facts) -> Iterator[Finding]:
     model = known_model(config, facts)
-    stored = config.adapter.kind == "lora" and model is not None and model.stored == "fp8"
-    if config.kernels.quantization_aware is not False and stored:
-        todo = "Under an adapter they stay as stored, in FP8, and are not rounded another time."
-        rule_text = f"false for {config.model.name}, whose weights are stored in FP8"
+    if model is None or model.stored not in ("fp8", *PACKED) or config.adapter.kind != "lora":
+        return
+    if config.kernels.quantization_aware is not False:
+        held = "FP8" if model.stored == "fp8" else f"packed integers ({model.stored})"
+        todo = f"Under an adapter they stay as stored, in {held}, and are not rounded another time."
+        rule_text = f"false for {config.model.name}, whose weights are stored in {held}"
         yield must(SETTING.path, rule_text, config.kernels.quantization_aware, todo, fix=_OFF)
 
 

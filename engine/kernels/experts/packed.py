@@ -13,12 +13,14 @@ import torch
 from torch import Tensor
 
 from engine.kernels.device import kernel_serves
-from engine.kernels.experts import fp8, mxfp4, nvfp4
+from engine.kernels.experts import fp8, groups, mxfp4, nvfp4
 from engine.kernels.requirements import EXPERT_BUFFER
 
 KINDS = ("nf4", "fp4", "int8", "mxfp4", "nvfp4", "fp8")
 PLAIN = "mxfp4", "nvfp4", "fp8"
 """Packed and unpacked without bitsandbytes."""
+GROUPED = tuple(groups.BITS)
+"""Read from files alone, and unpacked without bitsandbytes."""
 _Aten: Any = torch.ops.aten
 
 
@@ -28,7 +30,9 @@ class Held(NamedTuple):
     numbers: [E, bytes] uint8, two weights in each or, of FP8, one, or [E, rows * columns] int8; scales: [E, blocks] uint8, or
     float32 of each row (INT8) or block (FP8). Of NVFP4 also `middle` [E], an expert's own scale. Of bitsandbytes' four bits
     also `middle` [E] and `steps` [E, blocks of scales], float32, by which the scales were quantized again, and the two tables
-    that codes stand for.
+    that codes stand for. Of unsigned numbers in groups scales [E, rows * groups] of a float format, `zeros` of the same shape
+    where they are not all half of what the bits can count, and `of_column` [E, columns], int32, the group of each column
+    where these do not lie side by side.
     """
 
     numbers: Tensor
@@ -37,11 +41,13 @@ class Held(NamedTuple):
     steps: Tensor | None = None
     code: Tensor | None = None
     scale_code: Tensor | None = None
+    zeros: Tensor | None = None
+    of_column: Tensor | None = None
 
 
 class Form(NamedTuple):
     """How it is packed: kind, rows and columns of one expert as stored, whether it is shown turned, weights of one scale
-    and scales of one step (of FP8 columns and rows of one scale), the format that it is unpacked to, and whether every number
+    and scales of one step (of FP8 columns and rows of one scale, of groups their columns and 1), the format that it is unpacked to, and whether every number
     was finite."""
 
     kind: str
@@ -234,6 +240,34 @@ def of_fp8(
     return PackedExperts(held, Form("fp8", *sides, turned, block[1], block[0], dtype, finite))
 
 
+def of_groups(
+    kind: str, numbers: Tensor, scales: Tensor, group: int, columns: int, dtype: torch.dtype, *,
+    zeros: Tensor | None = None, of_column: Tensor | None = None, turned: bool = False,
+) -> PackedExperts:  # fmt: skip
+    """The weight that these bytes [E, rows, bytes], uint8, and scales [E, rows, groups] stand for, `kind` being uint4 or uint8;
+    shown as [E, columns, rows] where `turned`. `zeros` is like `scales`, `of_column` [E, columns]. Nothing is copied. Raises
+    ValueError for other shapes or formats."""
+    experts, rows, count = scales.shape
+    wide = -(-columns * groups.BITS[kind] // 8)
+    covered = of_column is not None or count == -(-columns // group)
+    fits = numbers.shape == (experts, rows, wide) and (zeros is None or zeros.shape == scales.shape) and covered
+    ordered = of_column is None or of_column.shape == (experts, columns)
+    if not (fits and ordered) or numbers.dtype != torch.uint8 or not scales.is_floating_point():
+        raise ValueError(
+            f"{kind} is bytes [E, rows, {wide}] and a scale for each group of {group} of {columns} columns; got "
+            f"{tuple(numbers.shape)} and {tuple(scales.shape)}"
+        )
+    if of_column is not None and (int(of_column.min()) < 0 or int(of_column.max()) >= count):
+        raise ValueError(
+            f"columns are of groups 0 to {count - 1}; got {int(of_column.min())} to {int(of_column.max())}"
+        )
+    held = Held(
+        numbers.flatten(1), scales.flatten(1), zeros=None if zeros is None else zeros.flatten(1), of_column=of_column
+    )
+    finite = bool(scales.isfinite().all())
+    return PackedExperts(held, Form(kind, rows, columns, turned, group, 1, dtype, finite))
+
+
 class Packer:
     """Takes the experts of one weight in order and packs each as it comes: [rows, columns] as stored, or the other way round
     where the weight is stored `turned`."""
@@ -300,8 +334,27 @@ def _packed(expert: Tensor, kind: str) -> tuple[Held, Form]:
     return held, Form(kind, rows, columns, False, state.blocksize, second.blocksize, expert.dtype, True)
 
 
+def matrix_unpacked(held: Held, form: Form) -> Tensor:
+    """The numbers [rows, columns] of the one expert that these are of: in one launch on a card, and in plain torch within a
+    graph that is being compiled."""
+    if kernel_serves(held.numbers) and not torch.compiler.is_compiling():
+        from engine.kernels.experts.unpack import unpack
+
+        out = torch.empty(1, form.rows, form.columns, dtype=form.dtype, device=held.numbers.device)
+        unpack(held, form, 0, out, None)
+        return out[0]
+    return _unpacked(held, form, 0, None)
+
+
 def _in_plain_torch(held: Held, form: Form, expert: int) -> Tensor:
     numbers, scales = held.numbers[expert], held.scales[expert]
+    if form.kind in GROUPED:
+        zeros = None if held.zeros is None else held.zeros[expert].view(form.rows, -1)
+        of_column = None if held.of_column is None else held.of_column[expert]
+        return groups.unpacked(
+            numbers.view(form.rows, -1), scales.view(form.rows, -1), zeros, of_column, groups.BITS[form.kind], form.block,
+            form.columns,
+        )  # fmt: skip
     if form.kind == "fp8":
         by_block = scales.view(-(-form.rows // form.scale_block), -1)
         return fp8.unpacked(numbers.view(form.rows, form.columns), by_block, form.scale_block, form.block)
@@ -314,7 +367,7 @@ def _in_plain_torch(held: Held, form: Form, expert: int) -> Tensor:
 
 def _unpacked(held: Held, form: Form, expert: int, out: Tensor | None) -> Tensor:
     shape, numbers, scales = (form.rows, form.columns), held.numbers[expert], held.scales[expert]
-    if form.kind in PLAIN:
+    if form.kind in (*PLAIN, *GROUPED):
         found = _in_plain_torch(held, form, expert).to(form.dtype)
         return found if out is None else out.copy_(found)
     from bitsandbytes import functional

@@ -135,6 +135,63 @@ def unpack_fp8_kernel(
         tl.store(out + place * weights_each + at, (_e4m3(held) * scale).to(out.dtype.element_ty), mask=there)
 
 
+@triton.jit(do_not_specialize=["first"])
+def unpack_groups_kernel(
+    starts, numbers, scales, zeros, of_column, out, first, bytes_each, scales_each, weights_each, columns, row_bytes, count,
+    group, FOUR: tl.constexpr, ZEROS: tl.constexpr, ORDERED: tl.constexpr, ROUTED: tl.constexpr, TILE: tl.constexpr,
+    TILES: tl.constexpr,
+):  # fmt: skip
+    """As `unpack_kernel` for unsigned numbers with `count` groups in a row, of `group` columns or, ORDERED, those of
+    `of_column`."""
+    place = tl.program_id(1).to(tl.int64)
+    expert = first + place
+    if ROUTED:  # noqa: SIM102  # the first is known when it is compiled
+        if tl.load(starts + expert) == tl.load(starts + expert + 1):
+            return
+    for tile in range(tl.program_id(0) * TILES, tl.program_id(0) * TILES + TILES):
+        at = tile * TILE + tl.arange(0, TILE)
+        there = at < bytes_each
+        held = tl.load(numbers + expert * bytes_each + at, mask=there, other=0).to(tl.int32)
+        row = at // row_bytes
+        column = at - row * row_bytes
+        if FOUR:
+            column = column * 2
+            low = _of_group(
+                held & 15, row, column, there, expert, scales, zeros, of_column, scales_each, columns, count, group, 8,
+                ZEROS, ORDERED,
+            )  # fmt: skip
+            high = _of_group(
+                held >> 4, row, column + 1, there, expert, scales, zeros, of_column, scales_each, columns, count, group, 8,
+                ZEROS, ORDERED,
+            )  # fmt: skip
+            to = place * weights_each + row.to(tl.int64) * columns + column
+            tl.store(out + to, low.to(out.dtype.element_ty), mask=there)
+            tl.store(out + to + 1, high.to(out.dtype.element_ty), mask=there & (column + 1 < columns))
+        else:
+            value = _of_group(
+                held, row, column, there, expert, scales, zeros, of_column, scales_each, columns, count, group, 128,
+                ZEROS, ORDERED,
+            )  # fmt: skip
+            tl.store(out + place * weights_each + at, value.to(out.dtype.element_ty), mask=there)
+
+
+@triton.jit
+def _of_group(
+    code, row, column, there, expert, scales, zeros, of_column, scales_each, columns, count, group, HALF: tl.constexpr,
+    ZEROS: tl.constexpr, ORDERED: tl.constexpr,
+):  # fmt: skip
+    """What codes of these rows and columns stand for, in float32."""
+    there = there & (column < columns)
+    if ORDERED:
+        of = tl.load(of_column + expert * columns + column, mask=there, other=0)
+    else:
+        of = column // group
+    at = expert * scales_each + row * count + of
+    scale = tl.load(scales + at, mask=there, other=0.0).to(tl.float32)
+    zero = tl.load(zeros + at, mask=there, other=0).to(tl.float32) if ZEROS else HALF * 1.0
+    return (code.to(tl.float32) - zero) * scale
+
+
 def unpack(held: Any, form: Any, first: int, out: Tensor, starts: Tensor | None) -> None:
     """Writes the experts from the number `first` on into `out` [n, rows, columns], of any float format.
 
@@ -150,6 +207,14 @@ def unpack(held: Any, form: Any, first: int, out: Tensor, starts: Tensor | None)
         unpack_fp8_kernel[grid](
             starts, held.numbers, held.scales, out, first, scales_each, weights, form.columns,
             triton.cdiv(form.columns, form.block), form.scale_block, form.block, **routed,
+        )  # fmt: skip
+        return
+    if form.kind in ("uint4", "uint8"):
+        unpack_groups_kernel[grid](
+            starts, held.numbers, held.scales, held.scales if held.zeros is None else held.zeros,
+            held.scales if held.of_column is None else held.of_column, out, first, bytes_each, scales_each, weights,
+            form.columns, bytes_each // form.rows, scales_each // form.rows, form.block, FOUR=form.kind == "uint4",
+            ZEROS=held.zeros is not None, ORDERED=held.of_column is not None, **routed,
         )  # fmt: skip
         return
     if form.kind in ("mxfp4", "nvfp4"):

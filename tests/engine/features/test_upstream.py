@@ -28,7 +28,9 @@ from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor, Shard, distribute_tensor
 from torch.distributed.tensor.experimental import context_parallel
 from torch.utils.data import BatchSampler
-from transformers.core_model_loading import spawn_materialize
+from transformers import Qwen3MoeConfig, Qwen3MoeForCausalLM
+from transformers.conversion_mapping import get_model_conversion_mapping
+from transformers.core_model_loading import WeightConverter, WeightRenaming, rename_source_key, spawn_materialize
 from transformers.masking_utils import create_causal_mask
 from transformers.modeling_layers import GradientCheckpointingLayer
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
@@ -422,3 +424,27 @@ def test_vision_towers_call_attention_for_each_region_with_what_they_were_given_
         assert "torch.split(tensor, lengths.tolist(), dim=2)" in source
         assert "is_causal=False, **kwargs, )[0] for q, k, v in zip(*splits)" in source
         assert "get_interface( self.config._attn_implementation" in source
+
+
+def test_transformers_tells_where_a_name_of_the_files_belongs():
+    """Layers that are packed in files are put where their plain weights would be (`engine.models.stored_packed`)."""
+    with torch.device("meta"):
+        model = Qwen3MoeForCausalLM(Qwen3MoeConfig(num_hidden_layers=1, num_experts=2))
+    mapping = get_model_conversion_mapping(model)
+    renamings = [each for each in mapping if isinstance(each, WeightRenaming)]
+    converters = [each for each in mapping if isinstance(each, WeightConverter)]
+
+    def place(name):
+        return rename_source_key(name, renamings, converters, model.base_model_prefix, model.state_dict())
+
+    assert place("layers.0.self_attn.q_proj.weight") == ("model.layers.0.self_attn.q_proj.weight", None)
+    target, known = place("model.layers.0.mlp.experts.1.up_proj.weight")
+    assert target == "model.layers.0.mlp.experts.gate_up_proj"
+    (converter,) = (each for each in converters if known in each.source_patterns)
+    assert [source.rpartition("experts.")[2] for source in converter.source_patterns] == [
+        "*.gate_proj.weight",
+        "*.up_proj.weight",
+    ]
+    assert [type(each).__name__ for each in converter.operations] == ["MergeModulelist", "Concatenate"]
+    # What is filled in afterwards is named to neither user nor log.
+    assert isinstance(model._keys_to_ignore_on_load_unexpected, set)

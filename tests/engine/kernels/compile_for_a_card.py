@@ -26,7 +26,7 @@ from triton.tools.tensor_descriptor import TensorDescriptor
 
 from engine.kernels import device, tuner
 from engine.kernels.experts import ExpertLoRA, Gate, expert_mlp
-from engine.kernels.experts.packed import Packer
+from engine.kernels.experts.packed import Packer, of_groups
 from engine.kernels.fp8_rows import rounded_rows, transposed
 from engine.kernels.gated import ACTIVATIONS, gated, gated_gradients
 from engine.kernels.linear_cross_entropy import linear_cross_entropy
@@ -39,7 +39,7 @@ from engine.kernels.tuned import Kept
 TYPES = {
     torch.float32: "*fp32", torch.bfloat16: "*bf16", torch.float16: "*fp16", torch.int64: "*i64", torch.bool: "*i1",
     torch.uint8: "*u8", torch.int32: "*i32",
-    torch.int8: "*i8",
+    torch.int8: "*i8", torch.int16: "*i16",
 }  # fmt: skip
 BYTES = Path(triton.__file__).parent / "backends/nvidia/bin/cuobjdump"
 DONE: set[str] = set()
@@ -159,6 +159,11 @@ def launch_experts(half: torch.dtype) -> None:
     experts, hidden, width, rank, tokens = 2, 512, 256, 16, 128
     ids = torch.zeros(tokens, 2, dtype=torch.int64)
     packed_experts(torch.zeros(1, 8, 40, dtype=half), "mxfp4").all_unpacked()  # rows that end in a part of a block
+    for kind, wide in (("uint4", 64), ("uint8", 128)):
+        codes, scales = torch.zeros(1, 8, wide, dtype=torch.uint8), torch.zeros(1, 8, 2, dtype=torch.float16)
+        of_groups(kind, codes, scales, 64, 128, half).all_unpacked()
+        more = {"zeros": scales.short(), "of_column": torch.zeros(1, 128, dtype=torch.int32)}
+        of_groups(kind, codes, scales, 64, 128, half, **more).all_unpacked()
 
     def leaf(*shape: int) -> torch.Tensor:
         return torch.zeros(shape, dtype=half, requires_grad=True)

@@ -11,8 +11,8 @@ from importlib.util import find_spec
 import pytest
 import torch
 
-from engine.kernels.experts import ExpertLoRA, Gate, expert_mlp
-from engine.kernels.experts.packed import KINDS, PLAIN, PackedExperts, Packer, of_fp8, of_mxfp4
+from engine.kernels.experts import ExpertLoRA, Gate, expert_mlp, groups
+from engine.kernels.experts.packed import GROUPED, KINDS, PLAIN, PackedExperts, Packer, of_fp8, of_groups, of_mxfp4
 
 pytest.importorskip("bitsandbytes", reason="bits are bitsandbytes'")
 EXPERTS, WIDTH, HIDDEN, TOKENS, TOP_K, RANK = 6, 24, 32, 11, 2, 3
@@ -261,6 +261,60 @@ def test_fp8_is_a_number_times_the_scale_of_its_block():
         of_fp8(numbers, held.held.scales.view(2, 2, 2), (64, 128), torch.float32)
 
 
+IN_GROUPS = (
+    {},
+    {"zeros": True},
+    {"columns": 37, "group": 16, "zeros": True},
+    {"ordered": True, "zeros": True},
+    {"group": 64},
+)
+
+
+def in_groups(kind, *, rows=5, columns=64, group=16, zeros=False, ordered=False, device="cpu"):
+    """Random unsigned numbers of three experts, and what each stands for, one at a time, in float32."""
+    generator = torch.Generator().manual_seed(4)
+    bits, count = groups.BITS[kind], -(-columns // group)
+    codes = torch.randint(0, 1 << bits, (3, rows, columns), generator=generator, dtype=torch.uint8)
+    scales = torch.rand(3, rows, count, generator=generator).half() + 0.01
+    half = torch.full((3, rows, count), 1 << (bits - 1), dtype=torch.int16)
+    zero = torch.randint(0, (1 << bits) + 1, half.shape, generator=generator, dtype=torch.int16) if zeros else half
+    of = torch.stack([torch.randperm(columns, generator=generator) // group for _ in range(3)])
+    of = of if ordered else (torch.arange(columns) // group).expand(3, -1)
+    wide = torch.empty(3, rows, columns)
+    for at in [(e, r, c) for e in range(3) for r in range(rows) for c in range(columns)]:
+        place = at[0], at[1], int(of[at[0], at[2]])
+        wide[at] = (int(codes[at]) - int(zero[place])) * scales[place].float()
+    numbers = torch.stack([groups.in_bytes(each, bits) for each in codes])
+    held = of_groups(
+        kind, numbers.to(device), scales.to(device), group, columns, torch.float16,
+        zeros=zero.to(device) if zeros else None, of_column=of.int().to(device) if ordered else None,
+    )  # fmt: skip
+    return held, wide
+
+
+@pytest.mark.parametrize("kind", GROUPED)
+@pytest.mark.parametrize("case", IN_GROUPS, ids=str)
+def test_unsigned_numbers_in_groups_stand_for_their_distance_from_zero(kind, case):
+    held, wide = in_groups(kind, **case)
+    assert torch.equal(held.all_unpacked(), wide.half())
+    assert torch.equal(held[1].float(), wide[1].half().float())
+
+
+@pytest.mark.parametrize(
+    ("wrong", "said"),
+    [
+        ({"group": 48}, "a scale for each group of 48 of 64 columns"),
+        ({"columns": 66}, r"uint4 is bytes \[E, rows, 33\]"),
+        ({"of_column": torch.full((3, 64), 9, dtype=torch.int32)}, "columns are of groups 0 to 3; got 9 to 9"),
+    ],
+)
+def test_groups_that_do_not_cover_the_columns_are_refused(wrong, said):
+    held = in_groups("uint4")[0].held
+    told = {"group": 16, "columns": 64, "dtype": torch.float32, **wrong}
+    with pytest.raises(ValueError, match=said):
+        of_groups("uint4", held.numbers.view(3, 5, -1), held.scales.view(3, 5, -1), **told)
+
+
 def unpacked_alike(device):
     """One launch gives those of some experts that have rows, bit for bit as bitsandbytes or plain torch unpacks each,
     whatever its size."""
@@ -302,6 +356,12 @@ def unpacked_alike(device):
         out = torch.empty(3, 16, 100, dtype=torch.float16, device=device)
         held.unpack_range(0, out)
         assert torch.equal(out, torch.stack([held.unpack(expert) for expert in range(3)])), block
+    for kind in GROUPED:
+        for case in IN_GROUPS:
+            held = in_groups(kind, device=device, **case)[0]
+            out = torch.empty(held.shape, dtype=torch.float16, device=device)
+            held.unpack_range(0, out)
+            assert torch.equal(out, torch.stack([held.unpack(expert) for expert in range(len(out))])), (kind, case)
     assert len(launches) == (9 * len(KINDS) if device == "cuda" else 6 * (len(KINDS) - 1) + 9)
 
 

@@ -25,7 +25,7 @@ from transformers import (
 from engine.builtin import tiny
 from engine.errors import ModelError
 from engine.facts.model_shape import model_facts
-from engine.facts.stored import block_of, stored_as
+from engine.facts.stored import block_of, packed_size, stored_as
 from engine.features.built import Built, decoder_layers
 from engine.features.compile.apply import compile_layers
 from engine.features.load import load, load_model
@@ -287,7 +287,7 @@ def test_fp8_of_other_writers_is_read_as_that_of_deepseek(plain, tmp_path, write
         "quant_method": "compressed-tensors",
     }
     (fp8 / "config.json").write_text(json.dumps(told))
-    assert model_facts(str(fp8)).stored == "compressed-tensors"
+    assert model_facts(str(fp8)).stored == "compressed-tensors (weights of another kind)"
     with pytest.raises(ModelError, match="got one in compressed-tensors"):
         load(config(fp8))
 
@@ -458,10 +458,15 @@ def test_fp8_that_its_config_says_nothing_of_is_never_taken_without_its_scales(p
 
 @pytest.mark.parametrize("note", [
     {"quant_method": "compressed-tensors", "format": [], "config_groups": {"a": {"weights": {"type": [], "num_bits": {}}}}},
+    {"quant_method": "compressed-tensors", "format": "pack-quantized", "config_groups": {"a": {"weights": {"num_bits": {}}}}},
+    {"quant_method": "gptq", "bits": []}, {"quant_method": "awq", "zero_point": "x"},
     {"quant_method": "fp8", "weight_block_size": ["a", None]}, {"quant_method": "fp8", "weight_block_size": [0, 128]},
 ], ids=str)  # fmt: skip
 def test_a_strange_note_on_quantization_is_none_that_is_served_or_names_no_block(note):
-    assert stored_as(note) == note["quant_method"]
+    method, form, _ = stored_as(note).partition(" (")
+    assert method == note["quant_method"]
+    assert bool(form) == (method != "fp8")
+    assert packed_size(note) == 0
     assert block_of(note) is None
 
 

@@ -198,6 +198,17 @@ def test_weights_stored_in_fp8_take_a_byte_under_an_adapter_alone() -> None:
     assert of(stored).memory["weights"] == of().memory["weights"]
 
 
+@pytest.mark.parametrize("method", ["gptq", "awq", "compressed-tensors"])
+def test_packed_weights_take_the_bytes_that_their_files_take_under_an_adapter_alone(method: str) -> None:
+    assert MODEL is not None
+    size, lora = 0.5 + 3 / 128, {"kind": "lora", "r": 8}
+    stored = Facts(machine=H100, model=replace(MODEL, stored=method, stored_size=size))
+    linear = sum(wide_in * wide_out * count for _, wide_in, wide_out, count in MODEL.linears)
+    saved = of(adapter=lora).memory["weights"] - of(stored, adapter=lora).memory["weights"]
+    assert saved == pytest.approx(linear * (2 - size), abs=1)
+    assert of(stored).memory["weights"] == of().memory["weights"]
+
+
 def test_dpo_with_full_weights_holds_a_second_model() -> None:
     found = of(method={"kind": "dpo"})
     assert found.memory["reference"] == found.memory["weights"]

@@ -23,7 +23,9 @@ from engine.features.fused_norm_rope.apply import fuse as fuse_attention
 from engine.features.gradient_checkpointing.tiers import use_tier
 from engine.kernels.lora import Projection, Weights, gated_block, projected
 from engine.models.stored_fp8 import Fp8Linear
+from engine.models.stored_packed import PackedLinear, _of_gptq
 from tests.engine.features.conftest import tiny_model
+from tests.engine.models.packed_files import gptq
 from tests.engine.trainers.conftest import lines
 
 IDS = torch.arange(18).reshape(2, 9) % 128
@@ -227,7 +229,14 @@ def in_fp8(layer):
     return Fp8Linear(layer, layer.weight.data.to(torch.float8_e4m3fn), scale, (24, 24))
 
 
-@pytest.mark.parametrize("make", [quantized, in_fp8], ids=["nf4", "fp8"])
+def in_groups(layer):
+    tensors, _ = gptq(layer.weight.data, group=16, ordered=True)
+    found = PackedLinear(layer)
+    found.fill(_of_gptq(tensors.get, *layer.weight.shape, {}))
+    return found
+
+
+@pytest.mark.parametrize("make", [quantized, in_fp8, in_groups], ids=["nf4", "fp8", "gptq"])
 def test_over_quantized_weights_numbers_are_pefts(make):
     base = tiny_model(hidden_size=64, intermediate_size=64)
     for layer in base.model.layers:

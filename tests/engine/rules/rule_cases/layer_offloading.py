@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from engine.config.facts import Facts
 from engine.hardware import parse_machine
-from tests.engine.rules.rule_cases.shared import CPU, GRPO, H100, INT8, LORA, STREAMED, Case
+from tests.engine.rules.rule_cases.shared import CPU, GRPO, H100, INT8, LORA, STREAMED, Case, model
 
 CASES: dict[str, list[Case]] = {
     "layer-offloading-needs-a-gpu": [
@@ -29,6 +31,10 @@ CASES: dict[str, list[Case]] = {
     ],
     "layer-offloading-and-rounding-do-not-meet": [
         ({**STREAMED, **INT8}, Facts(machine=H100), "kernels.quantization_aware", "error")
+    ],
+    "layer-offloading-leaves-packed-integers-on-the-card": [
+        (STREAMED, replace(model(stored=stored), machine=H100), "memory.layer_offloading", "error")
+        for stored in ("gptq", "compressed-tensors")
     ],
     "layer-offloading-has-no-fixed-addresses": [
         (

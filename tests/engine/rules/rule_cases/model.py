@@ -99,13 +99,14 @@ CASES: dict[str, list[Case]] = {
         for experts in ({"model.quantize_moe_experts": False}, {"model.quantization": "fp8"})
     ],
     "stored-weights-are-of-a-known-format": [
-        ({**LORA}, model(stored=stored), "model.name", "error") for stored in ("gptq", "awq", "compressed-tensors")
+        ({**LORA}, model(stored=stored), "model.name", "error") for stored in ("aqlm", "awq (gemv)")
     ],
     "stored-weights-take-no-second-format": [
         ({**LORA, "model.quantization": "nf4"}, model(stored=stored), "model.quantization", "error")
-        for stored in ("fp8", "mxfp4")
+        for stored in ("fp8", "mxfp4", "gptq", "awq", "compressed-tensors")
     ],
     "weights-stored-in-fp8-take-plain-lora": [
-        ({**LORA, "adapter.use_dora": True}, model(stored="fp8"), "adapter.use_dora", "error")
+        ({**LORA, "adapter.use_dora": True}, model(stored=stored), "adapter.use_dora", "error")
+        for stored in ("fp8", "gptq")
     ],
 }

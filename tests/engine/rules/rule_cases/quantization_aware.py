@@ -24,7 +24,8 @@ CASES: dict[str, list[Case]] = {
         for held in ("int8", "fp8")
     ],
     "weights-stored-in-fp8-are-not-rounded-again": [
-        ({**changes, **LORA}, model(stored="fp8"), "kernels.quantization_aware", "error") for changes in (FP8, INT8)
+        ({**changes, **LORA}, model(stored=stored), "kernels.quantization_aware", "error")
+        for changes, stored in ((FP8, "fp8"), (INT8, "fp8"), (INT8, "gptq"))
     ],
     "fp8-wants-compiled-layers": [
         ({**FP8, **changes}, Facts(machine=H100), "kernels.torch_compile", "warning")

@@ -39,7 +39,9 @@ CASES: dict[str, list[Case]] = {
         ({**SHARED, **LORA, "model.quantization": "nf4"}, model(experts=8), "distributed.strategy", "error"),
         ({**SHARED, **LORA}, model(experts=8, stored="mxfp4"), "distributed.strategy", "error"),
     ],
-    "fsdp2-without-stored-fp8": [({**SHARED, **LORA}, model(stored="fp8"), "distributed.strategy", "error")],
+    "fsdp2-without-stored-fp8": [
+        ({**SHARED, **LORA}, model(stored=stored), "distributed.strategy", "error") for stored in ("fp8", "awq")
+    ],
     "fsdp2-without-parts-that-learn-to-see": [(SHARED, model(processor=True), "distributed.strategy", "error")],
     "fsdp2-needs-several-devices": [({"distributed.strategy": "fsdp2"}, Facts(), "distributed.strategy", "error")],
     "replicas-need-fsdp2": [
