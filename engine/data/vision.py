@@ -54,7 +54,9 @@ def open_image(reference: str) -> Image:
             if reason := why_refused(image):
                 raise _bad(reference, reason)
             image.load()
-            return _rgb(ImageOps.exif_transpose(image))
+            # Turned in place: Pillow would copy those too that are upright already.
+            ImageOps.exif_transpose(image, in_place=True)
+            return _rgb(image)
     except Image.DecompressionBombError:
         raise _bad(reference, BOMB) from None
     except Image.UnidentifiedImageError:
@@ -73,7 +75,7 @@ def _rgb(image: Image) -> Image:
     if image.mode in ("RGBA", "LA", "PA", "La", "RGBa") or "transparency" in image.info:
         clear = image.convert("RGBA")
         return Image.alpha_composite(Image.new("RGBA", clear.size, "white"), clear).convert("RGB")
-    return image.convert("RGB")
+    return image if image.mode == "RGB" else image.convert("RGB")
 
 
 def _bad(reference: str, what: str) -> DataError:
@@ -268,7 +270,10 @@ class ImageBatch:
     """What a collator adds for images: the processor's own tensors, and which tokens are an image's where a model asks."""
 
     def __init__(self, processor: Any) -> None:
-        self.processor, self.token = processor, str(processor.image_token)
+        from engine.models.pixels import Frugal
+
+        self._frugal = Frugal(processor)
+        self.processor, self.token = self._frugal.processor, str(processor.image_token)
         self.ids = set(processor.image_token_ids)
 
     def __call__(self, rows: Sequence[Sequence[str]], ids: torch.Tensor) -> dict[str, Any]:
@@ -290,7 +295,7 @@ class ImageBatch:
             seen = [place for place, row in enumerate(rows) if row]
             for place, now in zip(seen, made["input_ids"].tolist(), strict=True):
                 self._same(rows[place], now, ids[place].tolist())
-            batch = {name: value for name, value in made.items() if name not in _TEXT}
+            batch = self._frugal.finished({name: value for name, value in made.items() if name not in _TEXT})
         return batch | self.kinds(ids)
 
     def kinds(self, ids: torch.Tensor) -> dict[str, Any]:

@@ -11,15 +11,16 @@ import torch
 from engine.data.vision import ImageBatch
 from engine.errors import DataError
 from engine.trainers.stream_loader import Dealt, StreamLoader
-from tests.engine.seeing import BUILDERS
+from tests.engine.seeing import FAMILIES
 from tests.engine.trainers.conftest import lines
 from tests.engine.trainers.test_against_trl import images_with_answers
 
 
 @pytest.fixture
-def seeing(source, tmp_path, shared_data):
+def seeing(source, tmp_path, shared_data, request):
     """Settings of a short run on images."""
-    folder = BUILDERS["gemma3"](shared_data / "tokenizers/minimind", tmp_path / "gemma3")
+    family = getattr(request, "param", "gemma3")
+    folder = FAMILIES[family](shared_data / "tokenizers/minimind", tmp_path / family)
     rows = source(images_with_answers(tmp_path, 8))
     given = {"model.name": str(folder), "data.train": [{"path": rows}], "data.max_length": 512, "optim.max_steps": 3}
     return {**given, "optim.gradient_accumulation_steps": 1, "optim.per_device_train_batch_size": 2}
@@ -45,7 +46,9 @@ def made_by(tmp_path, monkeypatch):
     return pids
 
 
-@pytest.mark.parametrize("streaming", [False, True])
+@pytest.mark.parametrize(
+    ("seeing", "streaming"), [("gemma3", False), ("qwen2_5_vl", False), ("qwen2_5_vl", True)], indirect=["seeing"]
+)
 def test_other_processes_make_the_batches_and_nothing_else_changes(train, seeing, made_by, streaming):
     # Five steps are in two epochs, and dropout tells where numbers are drawn that a run without such processes does not draw.
     dropout = {"adapter.kind": "lora", "adapter.r": 4, "adapter.lora_dropout": 0.3, "optim.max_steps": 5}
