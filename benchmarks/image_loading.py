@@ -1,11 +1,12 @@
-"""Whether loader processes keep a step on images fed, and what memory the batches that wait take.
+"""Whether loader processes keep a step on images fed, what they need for it, and what memory the batches that wait take.
 
-    python benchmarks/image_loading.py [--step 400] [--steps 20] [--workers 0 1 2] [--factors 1 2 4]
+    python benchmarks/image_loading.py [--step 400] [--steps 20] [--workers 0 1 2] [--factors 1 2 4] [--pairs 10]
                                        [--results FILE --commit HASH]
 
 Batches of 8 JPEGs of 1,152 x 896 pixels, one a row, are read, resized and cut into patches by Qwen2.5-VL's own image processor
 and our collator (`engine.data.collate`), as torch's loader runs it for a trainer with these settings. A step is a sleep of
-400 ms, as a host waits for a card. For each number of processes: the mean time of a step, and the share of it that waited
+400 ms, as a host waits for a card (which makes numbers of the bytes that loader processes send). In interleaved pairs: the CPU
+seconds that a loader process takes for a batch, with transformers' own arithmetic and with ours. For each number of processes: the mean time of a step, and the share of it that waited
 for data. With two processes and a factor of batches ahead each: the shared memory (`/dev/shm`) that the batches take which wait,
 once all are made that may be, beside the processes' own memory (`Pss`). Whatever else uses shared memory meanwhile is counted.
 """
@@ -49,7 +50,7 @@ def pictures(folder: Path, count: int) -> list[str]:
     return paths
 
 
-def collator(folder: Path) -> tuple[Any, list[int]]:
+def collator(folder: Path, frugal: bool = True) -> tuple[Any, list[int]]:
     """Our collator with Qwen2.5-VL's processor, and the tokens of a row with one picture."""
     import transformers
 
@@ -65,7 +66,10 @@ def collator(folder: Path) -> tuple[Any, list[int]]:
     made = load_processor(config, str(folder), folder, None)
     tokens = ImageTokens(made).resized(str(folder / "0.jpg")).tokens
     ids = made.tokenizer(f"What is it? {tokens} Noise.", add_special_tokens=False)["input_ids"]
-    return LanguageCollator(made.tokenizer.pad_token_id, images=ImageBatch(made)), ids
+    images = ImageBatch(made)
+    if not frugal:
+        images.processor, images._frugal.patches = made, None
+    return LanguageCollator(made.tokenizer.pad_token_id, images=images), ids
 
 
 class Rows(torch.utils.data.Dataset[Any]):
@@ -100,13 +104,31 @@ def steps(batches: Any, count: int, step: float) -> tuple[list[float], float]:
     return times, waited / sum(times)
 
 
+def cpu(rows: Rows, collate: Any, batches: int = 4) -> float:
+    """CPU seconds that a loader process takes for a batch, its beginning left out."""
+    taken = iter(loader(rows, collate, 1, 1))
+    process = taken._workers[0].pid
+    next(taken)  # while the second is made
+    next(taken)
+    before = _busy(process)
+    for _ in range(batches):
+        next(taken)
+    return (_busy(process) - before) / batches
+
+
+def _busy(process: int) -> float:
+    """CPU seconds that a process has taken."""
+    fields = Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+
 def held(rows: Rows, collate: Any, workers: int, factor: int) -> tuple[float, float, float]:
     """MiB of the batches that wait once all are made that may be, of the loader's processes, and of one batch."""
     empty = _shared()
     batches = loader(rows, collate, workers, factor)
     taken = iter(batches)
     first = next(taken)
-    made = sum(each.nbytes for each in first.values()) / 2**20
+    made = sum(getattr(each, "flat", each).nbytes for each in first.values()) / 2**20
     del first
     before, still = -1.0, 0
     while still < 5:  # nothing is made any more
@@ -137,6 +159,7 @@ def main() -> None:
     parser.add_argument("--step", type=float, default=400, help="milliseconds")
     parser.add_argument("--steps", type=int, default=20)
     parser.add_argument("--workers", type=int, nargs="*", default=[0, 1, 2])
+    parser.add_argument("--pairs", type=int, default=10)
     parser.add_argument("--factors", type=int, nargs="*", default=[1, 2, 4])
     result_options(parser)
     given = parser.parse_args()
@@ -150,6 +173,11 @@ def main() -> None:
         collate([rows[place] for place in range(BATCH)])
         busy = time.process_time() - busy
         print(f"a batch of {BATCH} pictures of {SIZE[0]} x {SIZE[1]}: {1000 * busy:.0f} ms of CPU", flush=True)
+        plain = collator(folder, frugal=False)[0]
+        pairs = [(cpu(rows, plain), cpu(rows, collate)) for _ in range(given.pairs)]
+        for name, times in zip(("transformers' arithmetic", "ours"), zip(*pairs, strict=True), strict=True):
+            print(f"a loader process, {name}: {statistics.median(times):.3f} s of CPU a batch", flush=True)
+            results.add("image loading", "CPU of a loader process, a batch", name, ms=[1000 * each for each in times])
         for workers in given.workers:
             times, waited = steps(loader(rows, collate, workers), given.steps, given.step / 1000)
             middle = 1000 * statistics.median(times)

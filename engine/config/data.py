@@ -177,6 +177,11 @@ class Data(Section):
     """Batches that each loader process keeps ready. It bounds the memory that waiting batches take: so many times the
     processes, in shared memory (`/dev/shm`)."""
 
+    image_cache_size: Annotated[int, Ge(0), Le(1_048_576), Title("Images kept"), Unit("MiB"), Expert] = 256
+    """Memory for images as they were decoded last, in each process that reads them. One that comes again, in another row, in
+    another pass over the same prompts or in the next epoch, is not decoded again while it is among them; a pixel takes 4 bytes.
+    Loader processes begin anew with each epoch of prepared rows, and so do theirs. 0 keeps none. Losses are the same."""
+
     on_bad_row: Annotated[
         Literal["error", "skip"],
         Title("Bad rows"),

@@ -182,7 +182,7 @@ def collator_for(config: RunConfig, processing_class: Any) -> Callable[[Rows], A
         # Padding is masked everywhere, so any id serves.
         pad = tokenizer.eos_token_id if tokenizer.eos_token_id is not None else 0
     processor = images_of(processing_class) if learns_from_images(config.method.kind) else None
-    images = ImageBatch(processor) if processor is not None else None
+    images = ImageBatch(processor, config.data.image_cache_size << 20) if processor is not None else None
     if rows == "pairs":
         return PreferenceCollator(pad, images=images)
     if rows == "steps":

@@ -34,6 +34,8 @@ class Detection:
     """How many of the rows looked at cannot be read."""
     images: Mapping[int, tuple[Any, ...]] = field(default_factory=dict)
     """The images of each row looked at that has any, as the row gives them, by the number of the row."""
+    bad_at: tuple[int, ...] = ()
+    """The numbers of the bad rows, of which `problems` names the first."""
 
 
 def detect(
@@ -41,9 +43,8 @@ def detect(
 ) -> Detection:
     """The format of a source by its first rows. Never raises for bad data: problems are part of the answer."""
     named = dict(columns or {})
-    problems: list[str] = []
+    found: dict[int, str] = {}
     seen: list[tuple[int, Row]] = []
-    bad = 0
     for index in range(look):
         try:
             if index and rows.size(index) > CAREFUL:
@@ -55,11 +56,11 @@ def detect(
             if index >= rows.known():
                 # The file breaks off here: no row of it could be reached after this one.
                 return Detection(None, named, "the source cannot be read", (unreadable.full_message,), looked=len(seen))
-            bad += 1
-            if len(problems) < TOLD:
-                problems.append(unreadable.full_message)
+            found[index] = unreadable.full_message
+    bad = len(found)
     if not seen:
-        return Detection(None, named, "no row could be read", tuple(problems) or ("no rows",), looked=bad, bad=bad)
+        problems = tuple(found.values())[:TOLD] or ("no rows",)
+        return Detection(None, named, "no row could be read", problems, looked=bad, bad=bad, bad_at=tuple(found))
     looked = bad + len(seen)
     first = seen[0][1]
     known = FORMATS.get(format) if format else _first_format(first, named)
@@ -77,14 +78,14 @@ def detect(
     mapping = _columns(known, first, named)
     images: dict[int, tuple[Any, ...]] = {}
     for index, row in seen:
-        problem, found = _judged(rows, index, row, known, mapping, named if not format else None)
-        bad += bool(problem)
-        if found:
-            images[index] = found
-        if problem and len(problems) < TOLD:
-            problems.append(problem)
-    why = _why(known, mapping, first, format, rows)
-    return Detection(known.name, mapping, why, tuple(problems), first, looked, bad, images)
+        problem, shown = _judged(rows, index, row, known, mapping, named if not format else None)
+        if shown:
+            images[index] = shown
+        if problem:
+            found[index] = problem
+    why, places = _why(known, mapping, first, format, rows), tuple(sorted(found))
+    problems = tuple(found[index] for index in places[:TOLD])
+    return Detection(known.name, mapping, why, problems, first, looked, len(found), images, places)
 
 
 def _why(known: Format, mapping: Mapping[str, str], first: Row, format: str | None, rows: Rows) -> str:

@@ -48,6 +48,8 @@ PATIENCE = 0.25
 WHOLE_IMAGES, WHOLE_PIXELS = 16, 16_000_000
 """So many images are read to their end, each up to so many pixels; of the others the headers are."""
 LONGEST_PATH = 4096
+NAMED = 12
+"""Bad rows behind the first whose lines are told."""
 
 
 class Installed(Mapping[str, str | None]):
@@ -331,12 +333,12 @@ def _file(entry: Any, place: Path, image_base_dir: str | None) -> SourceFacts:
             trouble = seen.problems[0].removeprefix(f"{visible(str(place))}").removeprefix(": ").lstrip("/:")
             trouble = f"line {trouble}" if trouble[:1].isdigit() else trouble
             trouble += "" if trouble.endswith(".") else "."
-        bad = seen.bad
-        for index, sentence in _unreadable_images(
-            seen.images, Path(image_base_dir or (place if place.is_dir() else place.parent))
-        ):
-            bad += 1
-            trouble = trouble or f"{_named(rows, index)}: {sentence}"
+        folder = Path(image_base_dir or (place if place.is_dir() else place.parent))
+        unseen = dict(_unreadable_images({n: each for n, each in seen.images.items() if n not in seen.bad_at}, folder))
+        if unseen and (not trouble or min(unseen) < min(seen.bad_at, default=0)):
+            trouble = f"{_named(rows, min(unseen))}: {unseen[min(unseen)]}"
+        bad = seen.bad + len(unseen)
+        trouble += _others(rows, sorted({*unseen, *seen.bad_at})[1:])
         fatal = seen.format is None or bad >= seen.looked
         columns = tuple(visible(str(column)) for column in (seen.example or {}))
         try:
@@ -359,6 +361,16 @@ def _file(entry: Any, place: Path, image_base_dir: str | None) -> SourceFacts:
         )
     finally:
         rows.close()
+
+
+def _others(rows: Rows, bad: list[int]) -> str:
+    """Where the bad rows behind the first stand, as a sentence."""
+    if not bad:
+        return ""
+    named = ", ".join(_named(rows, index).removeprefix("line ") for index in bad[:NAMED])
+    more = f" and {len(bad) - NAMED:,} more" if len(bad) > NAMED else ""
+    kind = "" if rows.place(bad[0])[1] is None else "line " if len(bad) == 1 else "lines "
+    return f" The other{'s' if len(bad) > 1 else ''}: {kind}{named}{more}."
 
 
 def _named(rows: Rows, index: int) -> str:

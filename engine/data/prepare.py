@@ -99,7 +99,9 @@ class Counts:
             if number := getattr(self, name):
                 said.append(f"{number:,} of {self.read:,} rows {what}")
         if self.duplicates:
-            said.append(f"{self.duplicates:,} rows say exactly what an earlier one says and are left out")
+            what = "row says" if self.duplicates == 1 else "rows say"
+            left = "is left out" if self.duplicates == 1 else "are left out"
+            said.append(f"{self.duplicates:,} {what} exactly what an earlier one says and {left}")
         for name, (number, first) in self.template_flaws.items():
             flaw = TEMPLATE_FLAWS[name]
             what = flaw.one if number == 1 else flaw.many
@@ -406,6 +408,8 @@ class _Batch:
 def _placed(problem: WorkbenchError, rows: Any, index: int) -> DataError:
     if isinstance(problem, DataError) and problem.path:
         return problem
+    if rows.named(index) in rows.error(index, "").message:
+        return rows.error(index, problem.message, problem.hint)  # it says by itself which row it is
     return rows.error(index, f"{rows.named(index)}: {problem.message}", problem.hint)
 
 

@@ -26,10 +26,23 @@ def left_out(chat: Chat, marks: re.Pattern[str], messages: Sequence[Message], to
             later = any(each["role"] == "user" for each in messages[place + 1 :])
             if _is_lost(chat, messages, place, "reasoning_content", tools):
                 found.append("earlier_thinking" if later else "thinking")
-    names = [str((tool.get("function") or tool).get("name", "")) for tool in tools or () if isinstance(tool, dict)]
-    if any(name and name not in text for name in names):
+    known = [tool.get("function") or tool for tool in tools or () if isinstance(tool, dict)]
+    if any(_is_lost_tool(chat, messages, tool, text) for tool in known if tool.get("name")):
         found.append("tools")
     return found
+
+
+def _is_lost_tool(chat: Chat, messages: Sequence[Message], tool: Mapping[str, Any], text: str) -> bool:
+    """Whether the template writes nothing of a tool, whose name may stand in the text because it is called there."""
+    name, about = str(tool["name"]), str(tool.get("description") or "")
+    if name not in text:
+        return True
+    if (about and about in text) or not any(name in str(message) for message in messages):
+        return False
+    try:
+        return SENTINEL not in chat.render(messages, [{"type": "function", "function": {**tool, "name": SENTINEL}}])
+    except MaskError:
+        return False  # it reads the tool, or it would not refuse this one
 
 
 def _written(message: Message, text: str) -> Iterator[str]:

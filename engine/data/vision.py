@@ -8,10 +8,12 @@ used, so any transformers processor fits.
 from __future__ import annotations
 
 import functools
+import hashlib
 import io
 import math
 import os
 import warnings
+from collections import OrderedDict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from importlib.metadata import version
@@ -20,7 +22,7 @@ from typing import TYPE_CHECKING, Any
 from engine.data.chat import Turn
 from engine.data.chat_template import Span
 from engine.data.image_limits import BOMB, FORMATS, UNREADABLE, why_refused
-from engine.data.image_references import content_of, embedded, short
+from engine.data.image_references import DATA, content_of, embedded, short, stamp_image
 from engine.data.parts import IMAGE, Example, FormatError
 from engine.data.pretokenized import IGNORED
 from engine.errors import DataError
@@ -54,7 +56,9 @@ def open_image(reference: str) -> Image:
             if reason := why_refused(image):
                 raise _bad(reference, reason)
             image.load()
-            return _rgb(ImageOps.exif_transpose(image))
+            # Turned in place: Pillow would copy those too that are upright already.
+            ImageOps.exif_transpose(image, in_place=True)
+            return _rgb(image)
     except Image.DecompressionBombError:
         raise _bad(reference, BOMB) from None
     except Image.UnidentifiedImageError:
@@ -73,7 +77,7 @@ def _rgb(image: Image) -> Image:
     if image.mode in ("RGBA", "LA", "PA", "La", "RGBa") or "transparency" in image.info:
         clear = image.convert("RGBA")
         return Image.alpha_composite(Image.new("RGBA", clear.size, "white"), clear).convert("RGB")
-    return image.convert("RGB")
+    return image if image.mode == "RGB" else image.convert("RGB")
 
 
 def _bad(reference: str, what: str) -> DataError:
@@ -95,6 +99,36 @@ def image_size(reference: str) -> tuple[int, int]:
 @functools.lru_cache(1 << 16)
 def _file_size(path: str, changed: int, size: int) -> tuple[int, int]:
     return open_image(path).size
+
+
+class DecodedImages:
+    """The images that were decoded last, as far as so many bytes hold them. They are given out as they are, to be read alone."""
+
+    def __init__(self, most: int) -> None:
+        self.most, self.held = most, 0
+        """`held`: bytes of those that are there."""
+        self._images: OrderedDict[tuple[Any, ...], Image] = OrderedDict()
+
+    def __call__(self, reference: str) -> Image:
+        """As `open_image`, of a file as it is now."""
+        if not self.most:
+            return open_image(reference)
+        stamp = stamp_image(reference)
+        own = hashlib.sha256(reference.encode()).digest() if reference.startswith(DATA) else reference
+        key = (own, *(stamp or ()))
+        if (image := self._images.get(key)) is not None:
+            self._images.move_to_end(key)
+            return image
+        image = open_image(reference)
+        self.held += _bytes(image)
+        self._images[key] = image
+        while self.held > self.most:
+            self.held -= _bytes(self._images.popitem(last=False)[1])
+        return image
+
+
+def _bytes(image: Image) -> int:
+    return 4 * image.width * image.height  # Pillow's own layout: a byte of each pixel is empty
 
 
 def small_copy(reference: str) -> dict[str, Any]:
@@ -267,8 +301,14 @@ class ImageTokens:
 class ImageBatch:
     """What a collator adds for images: the processor's own tensors, and which tokens are an image's where a model asks."""
 
-    def __init__(self, processor: Any) -> None:
-        self.processor, self.token = processor, str(processor.image_token)
+    def __init__(self, processor: Any, keep: int = 0) -> None:
+        """`keep` bytes of decoded images are held for when they come again."""
+        from engine.models.pixels import Frugal
+
+        self.decoded = DecodedImages(keep)
+
+        self._frugal = Frugal(processor)
+        self.processor, self.token = self._frugal.processor, str(processor.image_token)
         self.ids = set(processor.image_token_ids)
 
     def __call__(self, rows: Sequence[Sequence[str]], ids: torch.Tensor) -> dict[str, Any]:
@@ -278,7 +318,7 @@ class ImageBatch:
         batch: dict[str, Any] = {}
         if any(rows):
             # Pairs and groups of answers have one prompt: its images are read once.
-            found = {reference: open_image(reference) for reference in {each for row in rows for each in row}}
+            found = {reference: self.decoded(reference) for reference in {each for row in rows for each in row}}
             opened = [[found[reference] for reference in row] for row in rows if row]
             made = self.processor(
                 text=[self.token * len(row) for row in opened],
@@ -290,7 +330,7 @@ class ImageBatch:
             seen = [place for place, row in enumerate(rows) if row]
             for place, now in zip(seen, made["input_ids"].tolist(), strict=True):
                 self._same(rows[place], now, ids[place].tolist())
-            batch = {name: value for name, value in made.items() if name not in _TEXT}
+            batch = self._frugal.finished({name: value for name, value in made.items() if name not in _TEXT})
         return batch | self.kinds(ids)
 
     def kinds(self, ids: torch.Tensor) -> dict[str, Any]:

@@ -392,7 +392,8 @@ def pairs_differ(config: RunConfig, facts: Facts) -> Iterator[Finding]:
 def equal_rows_are_left_out(config: RunConfig, facts: Facts) -> Iterator[Finding]:
     for _, data, rows in _counts(config, facts):
         if data.duplicates and data.holds_for(config):
-            sentence = f"{data.duplicates:,} {rows} say exactly what an earlier one says and will be left out."
+            equal = f"1 {rows.removesuffix('s')} says" if data.duplicates == 1 else f"{data.duplicates:,} {rows} say"
+            sentence = f"{equal} exactly what an earlier one says and will be left out."
             yield say(fields.data.deduplicate.path, sentence, severity="hint")
 
 

@@ -229,17 +229,15 @@ def synthetic_rows_are_drawn_in_the_size_that_is_said(config: RunConfig, facts: 
                 yield must(f"{path}.tokens", limit, size, todo, fix=fix)
 
 
-@rule(reads=(*_PLACES, fields.method.kind, fields.data.streaming))
+@rule(reads=(*_PLACES, fields.method.kind))
 def pairs_are_chosen_of_rankings(config: RunConfig, facts: Facts) -> Iterator[Finding]:
     pairs = METHODS[config.method.kind].rows == "pairs"
     for path, entry, form in _entries(config, facts):
         place, usual = f"{path}.ranking_pairs", "best_worst"
-        if entry.ranking_pairs == usual or (pairs and form in ("ranking", None) and not config.data.streaming):
+        if entry.ranking_pairs == usual or (pairs and form in ("ranking", None)):
             continue
         why = f"The rows of {form} are no rankings."
-        if config.data.streaming:
-            why = "A stream makes one row of each."
-        elif not pairs:
+        if not pairs:
             why = f"{config.method.kind} makes no pairs of a ranking but of its best and its worst answer."
         yield must(place, usual, entry.ranking_pairs, why, fix=Fix("remove it", unset=(place,)))
 

@@ -29,6 +29,9 @@ def streams_of_unknown_length_need_max_steps(config: RunConfig, facts: Facts) ->
     elif any(entry.format == "multimodal_pretrain" for entry in config.data.train):
         todo = "How many rows with images are left out is known once all were read, so the steps must be said."
         yield must(path, "set while text with images is streamed", None, todo, fix=fix)
+    elif any(entry.ranking_pairs != "best_worst" for entry in config.data.train):
+        todo = "How many pairs the rankings give is known once all were read, so the steps must be said."
+        yield must(path, "set while several pairs of each ranking are streamed", None, todo, fix=fix)
     elif config.data.packing:
         todo = "How many packs the rows fill is known once all are packed, so the steps must be said."
         yield must(path, "set while packed rows are streamed", None, todo, fix=fix)

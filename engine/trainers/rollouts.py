@@ -72,7 +72,7 @@ class RolloutTrainer(ReferenceTrainer, GRPOTrainer):
         self.generation_config.eos_token_id = stops
         self.register_state("rollouts", Buffer(self))
         processor = images_of(self.processing_class) if learns_from_images(config.method.kind) else None
-        self.images = None if processor is None else ImageBatch(processor)
+        self.images = None if processor is None else ImageBatch(processor, config.data.image_cache_size << 20)
         if self.images is not None:
             # TRL leaves out the token of an image: sampled, it would be a place without an image. Others are such places too.
             videos = getattr(self.model.config, "video_token_id", None)

@@ -170,6 +170,8 @@ class StreamLoader:
     def _on_host(self, batch: Any) -> Any:
         if self._pinned and isinstance(batch, dict):
             batch = {
-                name: each.pin_memory() if isinstance(each, torch.Tensor) else each for name, each in batch.items()
+                # Patches of images that a loader process has left bytes can be pinned like tensors.
+                name: each.pin_memory() if hasattr(each, "pin_memory") else each
+                for name, each in batch.items()
             }
         return batch

@@ -16,6 +16,7 @@ from typing import Any
 
 from engine.config.files import COMPRESSIONS, scheme_of
 from engine.config.kinds import BUILTIN_ROWS
+from engine.config.method import METHODS
 from engine.config.tree import RunConfig
 from engine.data.cache import own_parts, tokens_parts
 from engine.data.detect import detect
@@ -49,6 +50,8 @@ class StreamFile:
     """Its rows, where their number is known at once."""
     copy: Copy | None = None
     """What is read in place of a file that lies elsewhere."""
+    makes: int | None = 1
+    """Rows to learn from that each of its rows gives; None where they give as many as they hold answers."""
 
 
 @dataclass
@@ -92,15 +95,15 @@ class Files:
         return lanes
 
     def rows(self) -> int | None:
-        """Rows of an epoch before any is left out, which may take a pass over the files; None where some are not known."""
+        """Rows to learn from in an epoch before any is left out, which may take a pass over the files; None where some are not known."""
         total = 0.0
         for number, file in enumerate(self.files):
             length = file.rows
             if length is None and file.count is not None:
                 length = self.cut(number).length()
-            if length is None:
+            if length is None or file.makes is None:
                 return None
-            total += length * file.entry.weight
+            total += length * file.makes * file.entry.weight
         return round(total)
 
     def unknown(self) -> str:
@@ -198,20 +201,26 @@ def streamed_plan(config: RunConfig, processing_class: Any, *, tolerant: bool = 
                 detection = detect(rows, columns_of(entry.columns, entry.properties, entry.roles), entry.format)
                 refuse_problems(path, detection, policy)
             size = _guessed_size(str(copy.file) if copy else path)
-            files.files.append(StreamFile(path, entry, cut.count, cut.units, size, cut.known_rows, copy))
+            makes = _makes(plan.method, detection.format, entry)
+            files.files.append(StreamFile(path, entry, cut.count, cut.units, size, cut.known_rows, copy, makes))
             plan.sources.append(
-                Source(path, cut.rows, detection, split=entry.split, template=entry.chat_template, stamp=stamp)
-            )
+                Source(
+                    path, cut.rows, detection, split=entry.split, template=entry.chat_template,
+                    ranking_pairs=entry.ranking_pairs, stamp=stamp,
+                )
+            )  # fmt: skip
             cut.rows.close()
         check_fit(plan.sources[-1], plan.method)
-        if plan.method == "kto" and plan.sources[-1].detection.format != "unpaired_preference":
-            raise DataError(
-                "holds pairs, of which each becomes two rows, and a stream makes one of each",
-                "Set data.streaming to false, or bring rows with a completion and a label.",
-                path=visible(entry.path),
-            )
     plan.bases = files.bases()
     return plan, files
+
+
+def _makes(method: str, form: str | None, entry: Any) -> int | None:
+    """Rows to learn from that a row of a source gives; None where that hangs on the row."""
+    rows = METHODS[method].rows
+    if rows == "rated" and form in ("preference", "ranking"):
+        return 2  # its good answer, and its bad one
+    return None if rows == "pairs" and form == "ranking" and entry.ranking_pairs != "best_worst" else 1
 
 
 def looked_at_plan(config: RunConfig, processing_class: Any, *, tolerant: bool = False) -> Plan:

@@ -55,3 +55,18 @@ def test_a_bad_row_is_located_and_left_out_where_asked(
     shown = preview(config, minimind, {"kind": "index", "index": 1})["rows"][0]["error"]
     assert any(each in shown for each in words.split("|"))
     assert "\u202e" not in shown
+
+
+def test_a_row_of_a_file_without_lines_is_named_once(
+    tmp_path: Path, make_config: Callable[..., Any], minimind: Any
+) -> None:
+    import pyarrow
+    import pyarrow.parquet
+
+    path = tmp_path / "tokens.parquet"
+    rows = [TOKENS, {"input_ids": [5, 6, 7], "labels": [5, 6]}]
+    pyarrow.parquet.write_table(pyarrow.Table.from_pylist(rows), path)
+    with pytest.raises(DataError) as told:
+        prepare(make_config(path), minimind)
+    assert str(told.value).startswith(f"{path}: row 1: ")
+    assert str(told.value).count("row 1") == 1

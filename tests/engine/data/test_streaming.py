@@ -15,9 +15,12 @@ import pyarrow.parquet
 import pytest
 
 from engine.config.data import Data, DataSource
+from engine.config.facts import DataFacts
 from engine.config.model import Model
+from engine.config.tree import RunConfig
 from engine.data.streaming import stream as streams
 from engine.data.streaming.cuts import cut_file
+from engine.data.streaming.files import streamed_plan
 from engine.data.streaming.order import Lane, Walk
 from engine.errors import DataError, WorkbenchError
 
@@ -35,12 +38,12 @@ def opened(gpt2: Any, tmp_path: Path) -> Any:
 
     made: list[Any] = []
 
-    def make(*sources: Any, steps: int | None = 9, epochs: float = 1.0, **data: Any) -> Any:
+    def make(*sources: Any, steps: int | None = 9, epochs: float = 1.0, method: str = "pretrain", **data: Any) -> Any:
         entries = [each if isinstance(each, DataSource) else DataSource(path=str(each)) for each in sources]
         config = SimpleNamespace(
             model=Model(name="builtin/tiny"),
             data=Data(train=entries, streaming=True, **{"max_length": 64, **data}),
-            method=SimpleNamespace(kind="pretrain"),
+            method=SimpleNamespace(kind=method),
             run=SimpleNamespace(seed=3),
             optim=SimpleNamespace(max_steps=steps, num_train_epochs=epochs),
         )
@@ -101,6 +104,75 @@ def test_a_stream_goes_on_from_any_row(opened, gpt2, tmp_path, name):
         again.go_to(states[place])
         assert [row["row"] for row in again] == rows[place:]
         again.close()
+
+
+def ranked(count: int) -> list[dict[str, Any]]:
+    """Rankings of two to five answers, whose first word is which row and which place it has."""
+    return [
+        {"prompt": f"Which of {number}?", "output": [f"{number}.{place} is it" for place in range(2 + number % 4)]}
+        for number in range(count)
+    ]
+
+
+@pytest.mark.parametrize(
+    ("method", "choice"),
+    [("dpo", "best_worst"), ("dpo", "adjacent"), ("reward", "all"), ("dpo", "best_rest"), ("kto", "best_worst")],
+)
+def test_rankings_give_their_pairs_once_an_epoch_and_go_on_in_the_middle_of_one(opened, gpt2, tmp_path, method, choice):
+    rows = ranked(22)
+    path = DataSource(path=str(written(tmp_path / "ranked.jsonl", rows)), format="ranking", ranking_pairs=choice)
+    wanted: Counter[Any] = Counter()
+    for number, row in enumerate(rows):
+        last = len(row["output"]) - 1
+        pairs = {
+            "best_worst": [(0, last)],
+            "best_rest": [(0, worse) for worse in range(1, last + 1)],
+            "adjacent": [(place, place + 1) for place in range(last)],
+            "all": [(good, bad) for good in range(last + 1) for bad in range(good + 1, last + 1)],
+        }[choice]
+        if method == "kto":
+            wanted.update([(f"{number}.0", True), (f"{number}.{last}", False)])
+        else:
+            wanted.update((f"{number}.{good}", f"{number}.{bad}") for good, bad in pairs)
+
+    def told(row: Any) -> Any:
+        parts = ("completion_ids",) if method == "kto" else ("chosen_ids", "rejected_ids")
+        words = [gpt2.decode(row[part]).split()[0] for part in parts]
+        return (words[0], bool(row["label"])) if method == "kto" else tuple(words)
+
+    stream = opened(path, method=method)
+    stream.epochs = 2
+    found, states = [], [stream.state()]
+    while (row := stream.next_row()) is not None:
+        found.append(told(row))
+        states.append(json.loads(json.dumps(stream.state())))
+    assert Counter(found[: len(found) // 2]) == Counter(found[len(found) // 2 :]) == wanted
+    assert stream.left.counts.kept == sum(wanted.values())
+    stream.close()
+    for place in (1, len(found) // 3, len(found) - 2):
+        again = opened(path, method=method)
+        again.epochs = 2
+        again.go_to(states[place])
+        assert [told(row) for row in again] == found[place:]
+        again.close()
+
+
+def test_rows_that_pairs_become_are_counted_before_where_they_can_be(opened, gpt2, tmp_path):
+    def rows(method: str, choice: str = "best_worst") -> int | None:
+        source = DataSource(path=str(path), format="ranking", ranking_pairs=choice, weight=2)
+        config = RunConfig.model_validate(
+            {"method": {"kind": method}, "data": {"train": [source], "streaming": True, "max_length": 64}}
+        )
+        _, files = streamed_plan(config, gpt2)
+        files.close()
+        return files.rows()
+
+    path = written(tmp_path / "ranked.jsonl", ranked(22))
+    assert (rows("dpo"), rows("kto"), rows("dpo", "all")) == (44, 88, None)
+    with pytest.raises(DataError, match=r"optim\.max_steps: must be set"):
+        streams.with_steps(
+            RunConfig.model_validate({"method": {"kind": "dpo"}, "data": {"streaming": True}}), DataFacts(rows=None)
+        )
 
 
 def test_sources_are_read_as_often_as_they_weigh_and_mixed(opened, gpt2, tmp_path):

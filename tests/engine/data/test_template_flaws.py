@@ -60,6 +60,11 @@ FLAWED: dict[str, tuple[str, dict[str, Any], str]] = {
         "system",
     ),
     "tools": (CHATML + ASKS, {**_row(), "tools": [TOOL]}, "tools"),
+    "tools that are called": (
+        CHATML + ASKS,
+        {**_row(content="I look_up."), "tools": [{**TOOL, "function": {**TOOL["function"], "description": "Finds."}}]},
+        "tools",
+    ),
     "thinking": (CHATML + ASKS, _row(reasoning_content="It is the first."), "thinking"),
     "earlier thinking": (
         CHATML + ASKS,
@@ -92,6 +97,16 @@ def _counted(make_config: Config, path: Path, tokenizer: Any, template: Path, me
     assert all(first.endswith(f"{path.name}:1") for _, _, first in facts["template_flaws"])
     assert len(facts["warnings"]) == len(facts["template_flaws"])
     return {name: number for name, number, _ in facts["template_flaws"]}
+
+
+def test_a_template_that_writes_tools_is_not_blamed_for_one_that_is_called(
+    minimind: Any, make_config: Config, write: Write, tmp_path: Path
+) -> None:
+    template = tmp_path / "own.jinja"
+    template.write_text("{% for tool in tools or [] %}[{{ tool.function.name }}]{% endfor %}" + CHATML + ASKS)
+    told = {**TOOL, "function": {**TOOL["function"], "description": "Finds, as the template does not say."}}
+    path = write([{**_row(content="I look_up."), "tools": [told]}])
+    assert _counted(make_config, path, minimind, template, "sft") == {}
 
 
 @pytest.mark.parametrize("name", FLAWED)

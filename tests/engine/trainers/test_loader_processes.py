@@ -8,18 +8,20 @@ import time
 import pytest
 import torch
 
+from engine.data import vision
 from engine.data.vision import ImageBatch
 from engine.errors import DataError
 from engine.trainers.stream_loader import Dealt, StreamLoader
-from tests.engine.seeing import BUILDERS
+from tests.engine.seeing import FAMILIES
 from tests.engine.trainers.conftest import lines
 from tests.engine.trainers.test_against_trl import images_with_answers
 
 
 @pytest.fixture
-def seeing(source, tmp_path, shared_data):
+def seeing(source, tmp_path, shared_data, request):
     """Settings of a short run on images."""
-    folder = BUILDERS["gemma3"](shared_data / "tokenizers/minimind", tmp_path / "gemma3")
+    family = getattr(request, "param", "gemma3")
+    folder = FAMILIES[family](shared_data / "tokenizers/minimind", tmp_path / family)
     rows = source(images_with_answers(tmp_path, 8))
     given = {"model.name": str(folder), "data.train": [{"path": rows}], "data.max_length": 512, "optim.max_steps": 3}
     return {**given, "optim.gradient_accumulation_steps": 1, "optim.per_device_train_batch_size": 2}
@@ -45,7 +47,9 @@ def made_by(tmp_path, monkeypatch):
     return pids
 
 
-@pytest.mark.parametrize("streaming", [False, True])
+@pytest.mark.parametrize(
+    ("seeing", "streaming"), [("gemma3", False), ("qwen2_5_vl", False), ("qwen2_5_vl", True)], indirect=["seeing"]
+)
 def test_other_processes_make_the_batches_and_nothing_else_changes(train, seeing, made_by, streaming):
     # Five steps are in two epochs, and dropout tells where numbers are drawn that a run without such processes does not draw.
     dropout = {"adapter.kind": "lora", "adapter.r": 4, "adapter.lora_dropout": 0.3, "optim.max_steps": 5}
@@ -97,6 +101,34 @@ def test_a_batch_that_waits_for_the_step_before_on_its_way_to_the_device_does_no
     waits = {event["step"]: event["data_seconds"] for event in lines(run, "metrics") if "data_seconds" in event}
     assert waits[2] < 0.5
     assert waits[3] < 0.5
+
+
+def test_a_second_epoch_decodes_nothing_while_images_are_kept(train, seeing, monkeypatch):
+    given, decoded, asked = {**seeing, "optim.max_steps": 8}, [], []
+    plain, decode = ImageBatch.__call__, vision.open_image
+
+    def decoding(reference):
+        decoded.append(reference)
+        return decode(reference)
+
+    def asking(self, rows, ids):
+        count = len(decoded)
+        made = plain(self, rows, ids)
+        asked.append(len(decoded) - count)
+        return made
+
+    monkeypatch.setattr(vision, "open_image", decoding)
+    monkeypatch.setattr(ImageBatch, "__call__", asking)
+    found = {}
+    for size in (0, 64):
+        asked.clear()
+        run = train({**given, "data.image_cache_size": size})
+        found[size] = [event["loss"] for event in lines(run, "metrics") if "loss" in event], list(asked)
+    assert found[0][0] == found[64][0]
+    without, kept = found[0][1], found[64][1]
+    assert all(without)
+    assert sum(kept) < sum(without)
+    assert not any(kept[4:])  # four batches are an epoch
 
 
 def test_an_image_that_cannot_be_read_there_ends_the_run_in_its_own_words(train, seeing, monkeypatch):

@@ -294,6 +294,7 @@ ELSEWHERE = {
     # the same losses with any number, by their purpose
     "data.dataloader_num_workers": f"{T}/test_loader_processes.py::test_other_processes_make_the_batches_and_nothing_else_changes",
     "data.dataloader_prefetch_factor": f"{T}/test_loader_processes.py::test_so_many_batches_are_made_ahead_and_no_more",
+    "data.image_cache_size": "tests/engine/data/test_decoded_images.py::test_what_comes_again_is_decoded_once_within_the_bound",
     "data.image_backend": "tests/engine/data/test_vision.py::test_images_are_read_by_one_library_and_the_choice_is_kept",
     "data.dataset_prepared_path": "tests/engine/data/test_cache.py::test_nothing_changed_hits_and_any_change_misses",
     # what a run that goes well never needs

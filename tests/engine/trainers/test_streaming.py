@@ -106,6 +106,7 @@ def test_two_epochs_of_a_stream_see_every_row_exactly_twice(train, source):
         pytest.param({"method.kind": "simpo"}, PAIRS, id="simpo", marks=pytest.mark.slow),
         pytest.param({"method.kind": "orpo"}, PAIRS, id="orpo", marks=pytest.mark.slow),
         pytest.param({"method.kind": "kto", **LORA}, RATED, id="kto", marks=pytest.mark.slow),
+        pytest.param({"method.kind": "kto", **LORA}, PAIRS, id="kto of pairs"),
         pytest.param({"method.kind": "reward", **LORA}, PAIRS, id="reward", marks=pytest.mark.slow),
         pytest.param({"method.kind": "prm"}, STEPS, id="prm", marks=pytest.mark.slow),
         pytest.param({"method.kind": "embedding"}, TEXTS, id="embedding", marks=pytest.mark.slow),
@@ -126,6 +127,29 @@ def test_every_method_goes_on_with_its_stream(train, source, tmp_path, settings,
     assert sorted(curve(whole, 0, 3)) == [4, 5]
     assert curve(again, 1, 3) == curve(whole, 0, 3)
     assert same_weights(whole, again, 5)
+
+
+def test_pairs_of_streamed_rankings_are_learned_and_resumed(train, source, tmp_path):
+    rows = [
+        {"prompt": f"What is {number}?", "output": [f"It is {number}{end}" for end in ("!", ".", "?", "")]}
+        for number in range(9)
+    ]
+    entry = {"path": source(rows), "format": "ranking", "ranking_pairs": "all"}
+    steps = {"optim.max_steps": 5, "run.save_steps": 3, "optim.per_device_train_batch_size": 4}
+    once = {"optim.gradient_accumulation_steps": 1, "method.kind": "dpo", **LORA}
+    whole = train({**STREAM, **once, **steps, "data.train": [entry]})
+    assert max(Counter(seen(whole)).values()) > 1  # pairs of one ranking
+    again = train(folder=resumed_from(whole, 3, tmp_path / "again"))
+    assert curve(again, 1, 3) == curve(whole, 0, 3)
+    assert same_weights(whole, again, 5)
+
+
+def test_an_epoch_of_streamed_pairs_has_two_rows_of_each_for_kto(train, source):
+    settings = {"method.kind": "kto", **LORA, "optim.max_steps": None, "optim.num_train_epochs": 1}
+    run = train({**STREAM, **settings, "data.train": [{"path": source(PAIRS)}]})
+    counted = Counter(seen(run))
+    assert set(counted.values()) == {2}
+    assert lines(run, "metrics")[-1]["epoch"] == 1
 
 
 def test_a_resume_may_begin_its_epoch_anew(train, source, tmp_path):

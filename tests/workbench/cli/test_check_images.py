@@ -59,6 +59,19 @@ def test_rows_whose_images_are_whole_are_taken(place: Path) -> None:
     assert errors(place, *rows) == []
 
 
+def test_the_first_bad_row_is_told_whatever_is_wrong_with_it_and_where_the_others_are(place: Path) -> None:
+    many = {"messages": [{"role": "user", "content": "<image><image>"}, TEXT["messages"][1]], "images": ["cat.png"]}
+    good = column("cat.png")
+    (told,) = errors(place, good, column("dog.png"), good, many, column("cow.png"), TEXT)
+    assert told.startswith("data.train.0.path: line 2: dog.png: there is no such file.")
+    assert "The others: lines 4, 5." in told
+    (told,) = errors(place, many, good, column("dog.png"), good)
+    assert told.startswith("data.train.0.path: line 1: the text has 2 places for images")
+    assert "The other: line 3." in told
+    (told,) = errors(place, good, *[column(f"{number}.png") for number in range(20)])
+    assert "The others: lines 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14 and 7 more." in told
+
+
 @pytest.mark.parametrize("row", [parts("cat.png"), column("cat.png")])
 def test_images_in_any_row_are_refused_by_a_model_that_has_no_processor(place: Path, row: dict[str, Any]) -> None:
     (told,) = errors(place, TEXT, TEXT, row, model={"name": "builtin/tiny"})

@@ -32,12 +32,6 @@ CASES: dict[str, list[Case]] = {
     "pairs-are-chosen-of-rankings": [
         (entry(ranking_pairs="all", format="ranking"), Facts(), "data.train.0.ranking_pairs", "error"),
         ({**DPO, **entry(ranking_pairs="all", format="preference")}, Facts(), "data.train.0.ranking_pairs", "error"),
-        (
-            {**DPO, "data.streaming": True, **entry(ranking_pairs="all", format="ranking")},
-            Facts(),
-            "data.train.0.ranking_pairs",
-            "error",
-        ),
         ({**DPO, **entry(ranking_pairs="adjacent")}, source(format="preference"), "data.train.0.ranking_pairs", "error"),
     ],
     "synthetic-rows-are-drawn-in-the-size-that-is-said": [

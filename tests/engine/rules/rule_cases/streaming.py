@@ -24,6 +24,16 @@ CASES: dict[str, list[Case]] = {
         ),
         (PACKED, Facts(), "optim.max_steps", "error"),
         (SHARDS, LISTED, "optim.max_steps", "error"),
+        (
+            {
+                "method.kind": "dpo",
+                "data.streaming": True,
+                "data.train": [{"path": "a.jsonl", "format": "ranking", "ranking_pairs": "all"}],
+            },
+            Facts(),
+            "optim.max_steps",
+            "error",
+        ),
         ({**STREAM, "data.packing": True}, Facts(), "optim.max_steps", "error"),
     ],
     "resuming-reads-again-what-is-read-in-order": [
