@@ -206,8 +206,9 @@ def reference(
     """Outputs of the trained model, the adapter beside its base, and of the base. With `format_of` a weight's name, a mixture
     of experts is merged and rounded too. `restore` gives a model that is opened whole the weights that training wrote, where
     the files of `base` were made of them."""
-    if (made := in_layers(config, base, adapted=adapter is not None, report=report)) is not None:
-        return _reference_in_layers(config, made, adapter, ids)
+    made = in_layers(config, base, adapted=adapter is not None, report=report)
+    if made is not None and _serves(made, adapter, format_of, restore):
+        return _reference_in_layers(config, made, adapter, ids, format_of)
     model = trained_base(config, base, adapted=adapter is not None)
     if adapter is None:
         if restore is not None:
@@ -245,8 +246,25 @@ def in_layers(config: RunConfig, folder: Path, *, adapted: bool, report: Layers 
     return made if (adapted and labels is not None) or streamed.complete(made) else None
 
 
+def _serves(
+    made: Streamed,
+    adapter: Path | None,
+    format_of: Callable[[str], torch.dtype] | None,
+    restore: Callable[[PreTrainedModel], None] | None,
+) -> bool:
+    """Whether a layer at a time gives what the whole model would."""
+    if adapter is None:
+        # Files that were put together of shares say nothing of themselves.
+        return restore is None or not made.together
+    return format_of is None or not made.numbers_of_experts or not streamed.adapts_tied(made, adapter)
+
+
 def _reference_in_layers(
-    config: RunConfig, made: Streamed, adapter: Path | None, ids: Sequence[list[int]]
+    config: RunConfig,
+    made: Streamed,
+    adapter: Path | None,
+    ids: Sequence[list[int]],
+    format_of: Callable[[str], torch.dtype] | None,
 ) -> Reference:
     together = METHODS[config.method.kind].head != "score"
     if adapter is None:
@@ -258,7 +276,10 @@ def _reference_in_layers(
         whole = streamed.adapted(made, adapter)
     except ValueError as problem:
         raise differs("PEFT", f"{visible(str(problem))[:200]}") from problem
-    return Reference(streamed.outputs(whole, ids, together=together), plain)
+    trained = streamed.outputs(whole, ids, together=together)
+    if format_of is None or not made.numbers_of_experts:
+        return Reference(trained, plain)
+    return Reference(trained, plain, streamed.outputs(streamed.merging(whole, format_of), ids, together=together))
 
 
 def trained_base(config: RunConfig, base: Path, *, adapted: bool) -> Any:
@@ -402,7 +423,10 @@ def memory_of(made: Streamed | None, numbers: int, ids: Sequence[list[int]], voc
     if made is None:
         return int(4.4 * numbers)
     padded = len(ids) * max(map(len, ids), default=1)
-    return made.largest + 4 * vocabulary * (2 * padded + 3 * sum(map(len, ids))) + (64 << 20)
+    # PEFT adds up what an adapter on experts says of all of them, beside their weight.
+    return (
+        made.largest + 8 * made.numbers_of_experts + 4 * vocabulary * (2 * padded + 3 * sum(map(len, ids))) + (64 << 20)
+    )
 
 
 def refuse_little_memory(needed: int) -> None:
