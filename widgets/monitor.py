@@ -207,6 +207,7 @@ class MonitorPart(Part):
             "names": entries(view),
             "gpu": devices(view),
             "end": telling.end(reader.end(view)),
+            "way": telling.way(view),
         }
         if page == "samples":
             parts["samples"] = telling.samples(view)
