@@ -87,6 +87,8 @@ def _differs(config: Any, name: str) -> Iterator[tuple[str, bool]]:
         yield "layers without experts", dense
     if name in ("QWEN3MOE", "OLMOE"):
         yield "the shares of experts (norm_topk_prob)", bool(config.norm_topk_prob) != (name == "QWEN3MOE")
+    if name == "OLMOE":
+        yield "keys of fewer heads", config.num_key_value_heads != config.num_attention_heads
     yield "queries and keys that are clipped", getattr(config, "clip_qkv", None) is not None
     yield "partly rotated heads", _rope(config).get("partial_rotary_factor", 1.0) not in (None, 1.0)
     kind = _rope(config).get("rope_type", "default")

@@ -28,6 +28,7 @@ from engine.export.families_of_gguf import (
     architecture,
     as_llama_cpp,
     as_transformers,
+    experts,
     is_stack,
     llama3_factors,
     stays_wide,
@@ -83,6 +84,8 @@ def write(model: Model, folder: Path, file: Path, quant: str, report: Report) ->
 
 def _judged(found: parity.Parity, model: Model, folder: Path, file: Path, quant: str, report: Report) -> parity.Parity:
     """The comparison with llama.cpp's own ids and logits. Raises ParityError where they are not the model's."""
+    from transformers import AutoConfig
+
     report("llama.cpp opens it", 0, 1)
     prompts = [text for text in parity.rendered(model.tokenizer) if text]
     texts = [*parity.texts(model.tokenizer), *prompts]
@@ -97,7 +100,10 @@ def _judged(found: parity.Parity, model: Model, folder: Path, file: Path, quant:
                 "llama.cpp", f"{visible(text)[:60]!r} becomes other ids ({made[:8]} instead of {wanted[:8]})"
             )
     ours = [each[0] for each in parity.open_folder(model.config, folder, model.inputs)]
-    return parity.judged_by_llama_cpp(found, ours, theirs, quant, len(prompts), len(texts) - len(prompts))
+    mixture = experts(AutoConfig.from_pretrained(folder).get_text_config()) > 0
+    return parity.judged_by_llama_cpp(
+        found, ours, theirs, quant, len(prompts), len(texts) - len(prompts), mixture=mixture
+    )
 
 
 def _write(
