@@ -52,7 +52,7 @@ BOUNDS = {torch.float32: 1e-4, torch.float16: 1e-2, torch.bfloat16: 6e-2}
 """How far logits may be from the reference's, as a share of their size, by the number format of the artefact."""
 JUDGED = {"F16": (4e-3, None), "BF16": (6e-2, 1e-2), "Q8_0": (None, 1e-2)}
 """How far llama.cpp's logits may be, by the format of a GGUF: as a share of their size, and in nats. llama.cpp rounds activations
-to the format too: small models of ten dense families differ by 0.0007 to 0.0027 in F16, by 0.012 to 0.028 in BF16, in Q8_0 by up
+to the format too: small models of nine dense families differ by 0.0007 to 0.0027 in F16, by 0.012 to 0.028 in BF16, in Q8_0 by up
 to 0.0062 nats. What K-quants lose is told."""
 LONGEST = 256
 Layers = Callable[[int, int], None]

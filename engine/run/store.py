@@ -11,6 +11,7 @@ import errno
 import json
 import os
 import re
+import shlex
 import tempfile
 import time
 import unicodedata
@@ -298,6 +299,11 @@ def runs_dir(explicit: str | os.PathLike[str] | None = None, config_dir: str | o
     """Where runs lie: `--runs`, else the config's `run.output_dir`, else $WORKBENCH_RUNS, else ./runs."""
     chosen = explicit or config_dir or os.environ.get("WORKBENCH_RUNS") or "runs"
     return Path(chosen).expanduser().absolute()
+
+
+def called(run: RunFolder) -> str:
+    """The run as an argument of a command: its id where that is found without more, else its folder."""
+    return shlex.quote(visible(run.id if run.path.parent == runs_dir() else str(run.path)))
 
 
 def runs_in(root: str | os.PathLike[str]) -> Iterator[RunFolder]:

@@ -134,6 +134,44 @@ def test_a_modelfile_renders_the_prompt_that_was_trained(make_run: Make, tmp_pat
         exported(run, ["modelfile"], tmp_path / "alone")
 
 
+def read_by_ollama(text: str) -> list[tuple[str, str]]:
+    """A Modelfile's commands with their values, as Ollama's parser cuts them (its `parser/parser.go`)."""
+    found, rest = [], text
+    while rest := rest.lstrip():
+        command, rest = rest.split(" ", 1)
+        if command == "PARAMETER":
+            name, rest = rest.split(" ", 1)
+            command = name
+        if rest.startswith('"""'):
+            value, rest = rest[3:].split('"""', 1)
+        elif rest.startswith('"'):
+            value, rest = rest[1:].split('"', 1)
+        else:
+            value, _, rest = rest.partition("\n")
+        found.append((command.lower(), value))
+    return found
+
+
+def test_a_modelfile_is_read_by_ollama_as_it_was_meant() -> None:
+    turns = {"user": ('<u name="user">\n', "</u>\n"), "assistant": ("<a>", '"end"\n')}
+    text = modelfile.text(turns, "<a>\n", "run-F16.gguf", ["</s>", "\n\n", 'a "word" more'])
+    assert read_by_ollama(text) == [
+        ("from", "./run-F16.gguf"),
+        (
+            "template",
+            '{{ range .Messages }}{{ if eq .Role "user" }}<u name="user">\n{{ .Content }}</u>\n{{ else if eq .Role '
+            '"assistant" }}<a>{{ .Content }}"end"\n{{ end }}{{ end }}<a>\n',
+        ),
+        ("stop", "</s>"),
+        ("stop", "\n\n"),
+        ("stop", 'a "word" more'),
+    ]
+    with pytest.raises(WorkbenchError, match="no plain sequence of turns"):
+        modelfile.text(turns, 'answer: "', "run-F16.gguf", [])
+    with pytest.raises(WorkbenchError, match="a stop token has quotation marks"):
+        modelfile.text(turns, "<a>", "run-F16.gguf", ['"'])
+
+
 def test_a_family_that_is_not_written_is_refused(make_run: Make, tmp_path: Path) -> None:
     run = make_run("gpt2", adapter={"target_modules": ["c_attn"]}, n_embd=64, n_layer=2, n_head=4)
     with pytest.raises(WorkbenchError, match=r"a model of type gpt2 is not written as GGUF"):
