@@ -201,12 +201,13 @@ class MonitorPart(Part):
 
     def _parts(self, run: str, reader: Reader, view: RunView, page: str) -> dict[str, Any]:
         """All that is said in words, each part travelling only when it changed."""
-        parts = {
+        parts: dict[str, Any] = {
             "now": self._now(run, view),
             "head": telling.head(view),
             "names": entries(view),
             "gpu": devices(view),
             "end": telling.end(reader.end(view)),
+            "way": telling.way(view),
         }
         if page == "samples":
             parts["samples"] = telling.samples(view)

@@ -17,6 +17,7 @@ from engine.run import proposals, silence
 from engine.run.best import best_text
 from engine.run.curves import concern, watch_for
 from engine.run.ending import End
+from engine.run.phases import TITLE, before_first_step
 from engine.run.pruning_choice import Choice, Kept
 from engine.run.stopping import ways
 from engine.run.store import RunFolder
@@ -26,6 +27,15 @@ from widgets.protocol import shown
 SAMPLE_PROMPTS, SAMPLE_ANSWERS = 8, 6
 GROUPS, GROUP_COMPLETIONS = 40, 16
 COMPLETION_CHARACTERS = 1200
+PHASES = 20
+
+
+def way(view: RunView) -> dict[str, Any] | None:
+    """The way to the first step while there is none: of each phase its word, whether it is done, now or later, and its time."""
+    phases = before_first_step(view)[-PHASES:]
+    if not phases:
+        return None
+    return {"title": TITLE, "phases": [[shown(each.word, 60), each.state, each.time] for each in phases]}
 
 
 def head(view: RunView) -> dict[str, Any]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from engine.errors import WorkbenchError, visible
+from engine.errors import WorkbenchError
 from engine.model_files import SHARES
 from engine.run.task import Report, Send, described, serve
 
@@ -14,14 +14,14 @@ def answer(request: dict[str, Any], send: Send, report: Report) -> dict[str, Any
     """Does what is asked; a part that fails leaves the others. Raises WorkbenchError where nothing can be begun."""
     report("Reading the checkpoint", 0, 1)
     from engine.export.places import source
-    from engine.run.store import RunFolder
+    from engine.run.store import RunFolder, called
 
     run = RunFolder(request["run"])
     taken = source(run, request["checkpoint"])
     if request["do"] == "merge" and not (taken.adapted or (taken.checkpoint / SHARES).is_dir()):
         raise WorkbenchError(
             f"{taken.checkpoint.name}: holds all weights of the model and no adapter, so there is nothing to merge.",
-            f"It is a model as it is: `workbench export {visible(run.id)} --to safetensors` takes it along.",
+            f"It is a model as it is: `workbench export {called(run)} --to safetensors` takes it along.",
         )
     report("Loading the libraries", 0, 1)
     from engine.compat import import_warnings

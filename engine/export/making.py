@@ -7,12 +7,13 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from engine.errors import WorkbenchError, visible
+from engine.errors import WorkbenchError
 from engine.export import modelfile, record
 from engine.export.folder import Model, bytes_of, write_adapter, write_model
 from engine.export.parity import Parity
 from engine.export.places import K_QUANTS, placed
 from engine.run import checkpoint
+from engine.run.store import called
 
 Report = Callable[[str, int, int], None]
 
@@ -22,7 +23,7 @@ def make(model: Model, form: str, place: Path, request: dict[str, Any], report: 
     if form == "adapter" and not model.source.adapted:
         raise WorkbenchError(
             f"{model.source.checkpoint.name}: holds all weights of the model and no adapter.",
-            f"Take the model along: `workbench export {visible(model.source.run.id)} --to safetensors`.",
+            f"Take the model along: `workbench export {called(model.source.run)} --to safetensors`.",
         )
     if form == "gguf":
         from engine.export.to_gguf import refuse_early

@@ -71,12 +71,23 @@ def _no_turns() -> ModelError:
 def text(turns: Turns, start: str, weights: str, stops: Sequence[str]) -> str:
     """The Modelfile. Raises ModelError for texts that it cannot hold."""
     parts = [each for pair in turns.values() for each in pair] + [start]
-    if any('"""' in each or "{{" in each for each in parts):
+    if any('"""' in each or "{{" in each for each in parts) or start.endswith('"'):
         raise _no_turns()
     cases = "".join(
         f'{{{{ {"if" if number == 0 else "else if"} eq .Role "{role}" }}}}{turns[role][0]}{{{{ .Content }}}}{turns[role][1]}'
         for number, role in enumerate(role for role in ROLES if role in turns)
     )
     template = f"{{{{ range .Messages }}}}{cases}{{{{ end }}}}{{{{ end }}}}{start}"
-    lines = [f"FROM ./{weights}", f'TEMPLATE """{template}"""', *(f'PARAMETER stop "{each}"' for each in stops)]
+    lines = [f"FROM ./{weights}", f'TEMPLATE """{template}"""', *(f"PARAMETER stop {_quoted(each)}" for each in stops)]
     return "\n".join(lines) + "\n"
+
+
+def _quoted(value: str) -> str:
+    """As Ollama reads a value: one line between single quotation marks, anything else between three."""
+    if '"' not in value and "\n" not in value:
+        return f'"{value}"'
+    if '"""' in value or value.endswith('"'):
+        raise ModelError(
+            "modelfile: a stop token has quotation marks, which Ollama cannot read.", "Export --to gguf alone."
+        )
+    return f'"""{value}"""'

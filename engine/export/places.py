@@ -150,6 +150,11 @@ def not_written(final: Path, needed: int, problem: OSError) -> WorkbenchError:
     if problem.errno in disk.CAUSES:
         told = f"about {figures.size(needed)} are needed, and nothing was kept"
         return disk.storage_error(shown, told, problem, then="then export again, or name another place with -o.")
+    file = next((each for each in final.parents if os.path.lexists(each) and not each.is_dir()), None)
+    if file is not None:
+        return WorkbenchError(
+            f"{visible(redact(str(file)))}: is a file, and results go into a folder.", "Name another place with -o."
+        )
     why = problem.strerror or problem
     return WorkbenchError(f"{visible(shown)}: cannot be written: {why}.", "Name another place with -o.")
 

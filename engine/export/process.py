@@ -47,12 +47,12 @@ def compared(parity: dict[str, Any]) -> str:
     elif parity["prompts"] or parity["probes"]:
         words += f": {parity['prompts']} prompts and {parity['probes']} texts are the same"
     if parity["logits_error"] is not None:
-        words += f", logits differ by {percent(parity['logits_error'], 3)} of their size"
+        words += f", logits differ by {percent(parity['logits_error'], 3)} of their size{' in the middle position' if parity.get('middle') else ''}"
         words += "" if parity["bound"] is None else f" (at most {percent(parity['bound'], 2)})"
         if parity["rounding_effect"] is not None:
             words += f" from those of the trained weights rounded alike, rounding moved them by {percent(parity['rounding_effect'], 1)}"
     if parity.get("divergence") is not None:
-        words += f", next tokens by {number(parity['divergence'], 3)} nats (mean KL)"
+        words += f", next tokens by {number(parity['divergence'], 3)} nats ({'KL of the middle position' if parity.get('middle') else 'mean KL'})"
     if parity["trained_effect"] is not None:
         words += f", training moved them by {percent(parity['trained_effect'], 1)}"
     return f"{words}; it stops at {' '.join(map(visible, parity['stop_tokens'])) or 'no token'}."

@@ -1,16 +1,16 @@
 """A model that computes with the weights of one layer in memory: each is read from its file when its layer begins.
 
-Serves models whose files hold each weight as the model has it, whole and under a name that can be told; a mixture's experts are
-put together by transformers while it loads, so those models are opened whole. A base that was quantized for training is
-rounded by bitsandbytes' own parameters as it is read.
+Serves models of whose files it can be told where they hold each weight: whole, or a mixture's experts one by one, which are put
+together here. A base that was quantized for training is rounded as it is read, by what held it then.
 """
 
 from __future__ import annotations
 
 import contextlib
+import itertools
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -20,14 +20,17 @@ from safetensors import safe_open
 
 from engine import model_files
 from engine.config.tree import RunConfig
-from engine.export.stored import stored_name
-from engine.features.packed_experts import EXPERTS_ALONE
+from engine.errors import ModelError
+from engine.export.stored import Share, is_turned, read_weight, shares, stored_name, wide_weights
+from engine.features.packed_experts import EXPERTS_ALONE, packs
+from engine.kernels.experts.packed import Packer
+from engine.models.packed_experts import PROJECTIONS
 
 Read = Callable[[], torch.Tensor]
 PREFIX = "base_model.model."
 READABLE = ("F64", "F32", "F16", "BF16", "I64", "I32", "I16", "I8", "U8", "BOOL")
-MODES = ("none", "nf4", "fp4", "int8")
-"""`model.quantization` that can be read so; the others belong to mixtures or to a base stored in FP8."""
+MODES = ("none", "nf4", "fp4", "int8", *EXPERTS_ALONE)
+"""`model.quantization` that can be read so; the other is of a base stored in FP8."""
 
 
 @dataclass
@@ -42,6 +45,12 @@ class Streamed:
     done: int = 0
     units: list[tuple[torch.nn.Module, list[tuple[torch.nn.Module, str, str]]]] = field(default_factory=list)
     """What is loaded at once: the module that begins to compute, and (owner, parameter, name) of what it needs."""
+    together: bool = False
+    """Whether a weight is put together of several of the files."""
+    numbers_of_experts: int = 0
+    """How many the largest weight of experts has."""
+    change: Callable[[torch.nn.Module, Sequence[tuple[torch.nn.Module, str, str]]], None] | None = None
+    """Called with what was loaded, before it computes."""
 
     @cached_property
     def sizes(self) -> list[int]:
@@ -60,9 +69,11 @@ class Streamed:
         hooks: list[Any] = []
         self.done, total = 0, sum(self.sizes)
         for (unit, needed), size in zip(self.units, self.sizes, strict=True):
-            hooks.append(unit.register_forward_pre_hook(lambda *_, n=needed: self._load(n)))
+            hooks.append(unit.register_forward_pre_hook(lambda *_, u=unit, n=needed: self._load(u, n)))
             hooks.append(
-                unit.register_forward_hook(lambda *_, n=needed, s=size: self._drop(n, s, total), always_call=True)
+                unit.register_forward_hook(
+                    lambda *_, u=unit, n=needed, s=size: self._drop(u, n, s, total), always_call=True
+                )
             )
         try:
             with torch.no_grad():
@@ -71,17 +82,25 @@ class Streamed:
             for hook in hooks:
                 hook.remove()
 
-    def _load(self, needed: Sequence[tuple[torch.nn.Module, str, str]]) -> None:
+    def _load(self, unit: torch.nn.Module, needed: Sequence[tuple[torch.nn.Module, str, str]]) -> None:
         for owner, leaf, name in needed:
             read = self.sources.get(name)
             if read is not None:
                 owner._parameters[leaf] = torch.nn.Parameter(read(), requires_grad=False)
+        if self.change is not None:
+            self.change(unit, needed)
 
-    def _drop(self, needed: Sequence[tuple[torch.nn.Module, str, str]], size: int, total: int) -> None:
+    def _drop(
+        self, unit: torch.nn.Module, needed: Sequence[tuple[torch.nn.Module, str, str]], size: int, total: int
+    ) -> None:
         for owner, leaf, _ in needed:
             held = owner._parameters[leaf]
             assert held is not None
             owner._parameters[leaf] = torch.nn.Parameter(torch.empty_like(held, device="meta"), requires_grad=False)
+        if self.change is not None:  # what was merged went with the weights
+            for module in unit.modules():
+                merged: Any = getattr(module, "merged_adapters", [])
+                merged.clear()
         self.done += size
         self.report(min(self.done, total), total)
 
@@ -99,19 +118,27 @@ def opened(folder: Path, loader: Any, shape: Any, config: RunConfig | None = Non
         model = loader.from_config(shape, dtype=torch.float32)
     model.tie_weights()
     model.eval()
-    if any(weight.ndim == 3 for weight in model.parameters()):
-        return None
     rounded = config is not None and config.model.quantization != "none"
     if rounded and any(type(module).__name__ == "Conv1D" for module in model.modules()):
         return None  # whose weights transformers turns before they are quantized
     stored = model_files.stored_weights(folder)
     files = {name: file for file in model_files.weight_files(folder) for name in model_files.header(file)}
+    wide = wide_weights(folder) if any(weight.ndim == 3 for weight in model.parameters()) else stored
     rounds = _rounding(config, model)
     sources: dict[str, Read] = {}
+    together, largest = False, 0
     for names in _tied(model).values():
         value = model.get_parameter(names[0])
         known = [(each, stored_name(model, each, stored)) for each in names]
         held = [(each, there) for each, there in known if there in stored]
+        if value.ndim == 3:
+            largest = max(largest, value.numel())
+        if value.ndim == 3 and not (held and stored[held[0][1]].shape == tuple(value.shape)):
+            if (parts := _put_together(folder, files, model, names[0], wide, rounds(names[0]))) is None:
+                return None
+            sources |= dict.fromkeys(names, parts)
+            together = True
+            continue
         if not held:
             continue
         if not _alike(files, {there for _, there in held}):
@@ -128,9 +155,7 @@ def opened(folder: Path, loader: Any, shape: Any, config: RunConfig | None = Non
         if name not in stored or stored[name].shape != tuple(value.shape) or stored[name].dtype not in READABLE:
             return None  # under another name, or in none: both sides would compute with what it begins as
         value.data = _reader(files[name], name)().to(value.dtype)
-    made = Streamed(model, sources)
-    made.units = _units(model)
-    return made
+    return Streamed(model, sources, units=_units(model), together=together, numbers_of_experts=largest)
 
 
 def complete(made: Streamed) -> bool:
@@ -163,6 +188,32 @@ def adapted(made: Streamed, adapter: Path) -> Streamed:
     return Streamed(model, sources, made.report, units=_units(model))
 
 
+def adapts_tied(made: Streamed, adapter: Path) -> bool:
+    """Whether the adapter changes a weight that the model has at two places, of which merging would change both."""
+    keys = model_files.header(adapter / model_files.ADAPTER_WEIGHTS)
+    tied = (name for names in _tied(made.model).values() if len(names) > 1 for name in names)
+    return any(key.startswith(f"{PREFIX}{name.rpartition('.')[0]}.lora_") for name in tied for key in keys)
+
+
+def merging(whole: Streamed, format_of: Callable[[str], torch.dtype]) -> Streamed:
+    """The same, each layer merged by PEFT's own layers as it is loaded, and its weights rounded to the format of their names."""
+    from peft.tuners.tuners_utils import BaseTunerLayer
+
+    def change(unit: torch.nn.Module, needed: Sequence[tuple[torch.nn.Module, str, str]]) -> None:
+        for module in unit.modules():
+            if isinstance(module, BaseTunerLayer):
+                module.merge()
+        for owner, leaf, name in needed:
+            held = owner._parameters[leaf]
+            if held is not None and ".lora_" not in name:
+                plain = name.removeprefix(PREFIX)
+                for part in (".base_layer", ".original_module", ".modules_to_save.default"):
+                    plain = plain.replace(part, "")
+                held.data = held.data.to(format_of(plain)).float()
+
+    return replace(whole, change=change)
+
+
 def _key(name: str, keys: set[str]) -> str | None:
     """The name in the adapter's file of a parameter of the model with PEFT's layers."""
     plain = name.replace(".modules_to_save.default", "").replace(".default", "")
@@ -175,6 +226,49 @@ def _reader(file: Path, name: str, after: Callable[[torch.Tensor], torch.Tensor]
             return after(weights.get_tensor(name))
 
     return read
+
+
+def _put_together(
+    folder: Path,
+    files: dict[str, Path],
+    model: Any,
+    name: str,
+    stored: dict[str, model_files.Tensor],
+    after: Callable[[torch.Tensor], torch.Tensor],
+) -> Read | None:
+    """Reads a weight of experts that the files hold in parts, or in MXFP4; None where that cannot be told."""
+    shape, turned = tuple(model.get_parameter(name).shape), is_turned(model, name)
+    try:
+        parts = shares(model, name, stored)
+    except ModelError:
+        return None
+    plain = {there: files.get(there) for there in parts}
+    if any(stored[there].dtype not in READABLE for there in parts):
+        return None
+
+    def read() -> torch.Tensor:
+        value = torch.empty(shape)
+        straight = value.mT if turned else value
+        for file, names in itertools.groupby(parts, plain.__getitem__):
+            if file is None:
+                for there in names:
+                    _fill(straight, parts[there], read_weight(folder, there))
+                continue
+            with safe_open(file, "pt") as weights:
+                for there in names:
+                    _fill(straight, parts[there], weights.get_tensor(there))
+        return after(value)
+
+    return read
+
+
+def _fill(straight: torch.Tensor, share: Share, value: torch.Tensor) -> None:
+    """Puts a part of the files into a weight [E, out, in]."""
+    part = value.mT if share.turned else value
+    if share.expert is None:
+        straight[:, share.rows] = part.float()
+    else:
+        straight[share.expert, share.rows] = part.float()
 
 
 def _alike(files: dict[str, Path], names: set[str]) -> bool:
@@ -217,9 +311,31 @@ def _rounding(config: RunConfig | None, model: Any) -> Callable[[str], Callable[
         return lambda name: torch.Tensor.float
     kind, dtype = config.model.quantization, getattr(torch, config.model.dtype)
     names = quantized_weights(config, model)
-    return lambda name: (
-        (lambda value: _quantized(value.to(dtype), kind)) if name in names else (lambda value: value.to(dtype).float())
-    )
+    packed = {
+        name
+        for name, value in model.named_parameters()
+        if packs(config) and value.ndim == 3 and ".experts." in name and name.endswith(PROJECTIONS)
+    }
+
+    def held(name: str) -> Callable[[torch.Tensor], torch.Tensor]:
+        if name in packed:
+            turned = kind in EXPERTS_ALONE and is_turned(model, name)
+            return lambda value: _packed(value, kind, dtype, turned=turned)
+        return (
+            (lambda value: _quantized(value.to(dtype), kind))
+            if name in names
+            else (lambda value: value.to(dtype).float())
+        )
+
+    return held
+
+
+def _packed(value: torch.Tensor, kind: str, dtype: torch.dtype, *, turned: bool) -> torch.Tensor:
+    """What training holds of the weight of experts in few bits, in float32."""
+    packer = Packer(len(value), kind, dtype, turned=turned)
+    for expert in value:
+        packer.add(expert)
+    return packer.done().all_unpacked().float()
 
 
 def quantized_weights(config: RunConfig, model: Any) -> set[str]:

@@ -2,13 +2,14 @@
 
 Where llama.cpp's Python package is installed, llama.cpp opens the file too and is the judge: its ids and its logits.
 
-Weights are mapped by the `gguf` package's own names. What llama.cpp computes otherwise than transformers for a family (the
-order of rotated pairs, norms counted from one, scales that it takes from the size) is changed here or refused by name.
+Weights are mapped by the `gguf` package's own names; what llama.cpp computes otherwise than transformers stands in
+`families_of_gguf`.
 """
 
 from __future__ import annotations
 
 import importlib.util
+import itertools
 import math
 import tempfile
 from collections import Counter
@@ -23,17 +24,22 @@ from safetensors import safe_open
 from engine import model_files
 from engine.errors import ModelError, WorkbenchError, visible
 from engine.export import llama_cpp, parity
+from engine.export.families_of_gguf import (
+    architecture,
+    as_llama_cpp,
+    as_transformers,
+    experts,
+    is_stack,
+    llama3_factors,
+    stays_wide,
+    tensors,
+    write_sizes,
+)
 from engine.export.folder import Model
 from engine.export.places import K_QUANTS, QUANTS
 from engine.export.tokens_of_gguf import Vocabulary, joined, vocabulary
 
 Report = Callable[[str, int, int], None]
-FAMILIES = {
-    "llama": "LLAMA", "mistral": "LLAMA", "qwen2": "QWEN2", "qwen3": "QWEN3", "gemma2": "GEMMA2", "gemma3_text": "GEMMA3",
-    "phi3": "PHI3",
-}  # fmt: skip
-"""llama.cpp's architecture of each `model_type`."""
-ACTIVATIONS = {"GEMMA2": "gelu_pytorch_tanh", "GEMMA3": "gelu_pytorch_tanh"}
 LARGEST_F16 = 65504.0
 ROUNDING = {
     "Q2_K": 0.6, "Q3_K": 0.32, "Q4_0": 0.2, "Q4_K": 0.16, "IQ4_XS": 0.16, "IQ4_NL": 0.16, "Q5_0": 0.1, "Q5_1": 0.1,
@@ -54,61 +60,6 @@ def refuse_early(quant: str) -> None:
         raise WorkbenchError("gguf: the package that writes GGUF files is not installed.", "Run `pip install gguf`.")
 
 
-def architecture(config: Any) -> str:
-    """llama.cpp's name of the architecture. Raises ModelError for one that is not written, or that it computes otherwise."""
-    kind = config.model_type
-    if kind not in FAMILIES:
-        raise ModelError(
-            f"gguf: a model of type {visible(kind)} is not written as GGUF here, only {', '.join(FAMILIES)}.",
-            "Export --to safetensors and convert that folder with llama.cpp's convert_hf_to_gguf.py.",
-        )
-    name = FAMILIES[kind]
-    for what, refused in _differs(config, name):
-        if refused:
-            raise ModelError(
-                f"gguf: llama.cpp computes {what} otherwise than this model.",
-                "Export --to safetensors, which vLLM and transformers read.",
-            )
-    return name
-
-
-def _differs(config: Any, name: str) -> Iterator[tuple[str, bool]]:
-    head, layers = _head_dim(config), config.num_hidden_layers
-    yield "the activation", config.to_dict().get("hidden_act", config.to_dict().get("hidden_activation")) not in (
-        ACTIVATIONS.get(name, "silu"), None
-    )  # fmt: skip
-    yield "sliding windows", name in ("QWEN2", "QWEN3") and bool(getattr(config, "use_sliding_window", False))
-    yield "partly rotated heads", getattr(config, "partial_rotary_factor", 1.0) not in (None, 1.0)
-    if name in ("GEMMA2", "GEMMA3"):
-        whole = {"GEMMA2": 2, "GEMMA3": 6}[name]
-        wanted = ["full_attention" if (at + 1) % whole == 0 else "sliding_attention" for at in range(layers)]
-        yield "the order of sliding and full layers", list(config.layer_types) != wanted
-        largest = {"GEMMA2": 46, "GEMMA3": 62}[name]
-        scale = config.hidden_size / config.num_attention_heads if layers == largest else head
-        yield "the scale of attention (query_pre_attn_scalar)", config.query_pre_attn_scalar != scale
-    if name == "GEMMA2":
-        yield "soft caps", not config.attn_logit_softcapping or not config.final_logit_softcapping
-    if name == "GEMMA3":
-        sliding = config.rope_parameters["sliding_attention"]
-        yield "soft caps", bool(config.final_logit_softcapping or config.attn_logit_softcapping)
-        yield (
-            "the rotation of sliding layers",
-            (sliding["rope_theta"] != 10000.0 or sliding.get("rope_type") != "default"),
-        )
-    yield "partly rotated heads", _rope(config).get("partial_rotary_factor", 1.0) not in (None, 1.0)
-    kind = _rope(config).get("rope_type", "default")
-    yield f"rotation of type {kind}", kind not in ("default", "linear", *(("llama3",) if name == "LLAMA" else ()))
-
-
-def _head_dim(config: Any) -> int:
-    return int(getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads)
-
-
-def _rope(config: Any) -> dict[str, Any]:
-    found = dict(config.rope_parameters)
-    return dict(found.get("full_attention", found))
-
-
 def write(model: Model, folder: Path, file: Path, quant: str, report: Report) -> parity.Parity:
     """Writes the GGUF of a model folder and compares it. Raises ModelError, and ParityError where it differs."""
     from transformers import AutoConfig
@@ -121,18 +72,20 @@ def write(model: Model, folder: Path, file: Path, quant: str, report: Report) ->
         with tempfile.TemporaryDirectory(prefix=f"{file.name}-", dir=file.parent) as room:
             plain = Path(room) / "plain.gguf"
             stored = {each.dtype for each in model_files.stored_weights(folder).values()}
-            names = _write(model, folder, plain, "BF16" if stored == {"BF16"} else "F16", config, name, vocab, report)
+            _write(model, folder, plain, "BF16" if stored == {"BF16"} else "F16", config, name, vocab, report)
             report(f"llama.cpp writes {quant}", 0, 1)
             llama_cpp.quantize(plain, file, quant)
     else:
-        names = _write(model, folder, file, quant, config, name, vocab, report)
+        _write(model, folder, file, quant, config, name, vocab, report)
     report("Opening it again", 0, 1)
-    found = _read_back(model, folder, file, names, config, name, vocab)
+    found = _read_back(model, folder, file, config, name, vocab)
     return _judged(found, model, folder, file, quant, report) if llama_cpp.installed() else found
 
 
 def _judged(found: parity.Parity, model: Model, folder: Path, file: Path, quant: str, report: Report) -> parity.Parity:
     """The comparison with llama.cpp's own ids and logits. Raises ParityError where they are not the model's."""
+    from transformers import AutoConfig
+
     report("llama.cpp opens it", 0, 1)
     prompts = [text for text in parity.rendered(model.tokenizer) if text]
     texts = [*parity.texts(model.tokenizer), *prompts]
@@ -147,13 +100,16 @@ def _judged(found: parity.Parity, model: Model, folder: Path, file: Path, quant:
                 "llama.cpp", f"{visible(text)[:60]!r} becomes other ids ({made[:8]} instead of {wanted[:8]})"
             )
     ours = [each[0] for each in parity.open_folder(model.config, folder, model.inputs)]
-    return parity.judged_by_llama_cpp(found, ours, theirs, quant, len(prompts), len(texts) - len(prompts))
+    mixture = experts(AutoConfig.from_pretrained(folder).get_text_config()) > 0
+    return parity.judged_by_llama_cpp(
+        found, ours, theirs, quant, len(prompts), len(texts) - len(prompts), mixture=mixture
+    )
 
 
 def _write(
     model: Model, folder: Path, file: Path, quant: str, config: Any, name: str, vocab: Vocabulary, report: Report
-) -> dict[str, str]:
-    """Writes the file in a format of `QUANTS`; its name of each weight."""
+) -> None:
+    """Writes the file in a format of `QUANTS`."""
     import gguf
 
     arch = getattr(gguf.MODEL_ARCH, name)
@@ -161,30 +117,35 @@ def _write(
     writer.add_name(model.source.run.id)
     writer.add_file_type(getattr(gguf.LlamaFileType, f"MOSTLY_{quant}"))
     writer.add_quantization_version(gguf.GGML_QUANT_VERSION)
-    _sizes(writer, config, name)
+    write_sizes(writer, config, name)
     _tokens(writer, vocab, model)
     stored = model_files.stored_weights(folder)
-    names = _names(gguf.get_tensor_name_map(arch, config.num_hidden_layers), stored)
-    factors = _llama3_factors(config)
-    kinds = {theirs: _kind(gguf, stored[ours].shape, quant) for ours, theirs in names.items()}
+    held = tensors(config, name, stored)
+    factors = llama3_factors(config)
+    shapes = {theirs: _shape(theirs, ours, stored) for theirs, ours in held.items()}
+    kinds = {theirs: _kind(gguf, theirs, shape, quant) for theirs, shape in shapes.items()}
     if factors is not None:
         writer.add_tensor_info("rope_freqs.weight", factors.shape, factors.dtype, factors.nbytes)
-    for ours, theirs in names.items():
-        shape = gguf.quants.quant_shape_to_byte_shape(stored[ours].shape, kinds[theirs])
-        writer.add_tensor_info(theirs, shape, np.dtype(np.uint8), math.prod(shape), raw_dtype=kinds[theirs])
+    for theirs, shape in shapes.items():
+        size = gguf.quants.quant_shape_to_byte_shape(shape, kinds[theirs])
+        writer.add_tensor_info(theirs, size, np.dtype(np.uint8), math.prod(size), raw_dtype=kinds[theirs])
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_ti_data_to_file()
     if factors is not None:
         writer.write_tensor_data(factors)
-    for done, (ours, value) in enumerate(_weights(folder, names)):
-        changed = _as_llama_cpp(config, name, ours, value)
-        if kinds[names[ours]].name == "F16" and float(np.abs(changed).max(initial=0)) > LARGEST_F16:
-            raise ModelError(f"gguf: {visible(ours)} has numbers beyond those of F16.", "Export with --quant BF16.")
-        writer.write_tensor_data(np.ascontiguousarray(gguf.quants.quantize(changed, kinds[names[ours]])).view(np.uint8))
-        report("Writing the GGUF", done + 1, len(names))
+    for done, (theirs, ours) in enumerate(held.items()):
+        kind = kinds[theirs]
+        size = gguf.quants.quant_shape_to_byte_shape(stored[ours[0]].shape, kind)
+        made = np.empty((len(ours), *size), np.uint8)
+        for number, (each, value) in enumerate(_weights(folder, ours)):
+            changed = as_llama_cpp(config, name, each, value)
+            if kind.name == "F16" and float(np.abs(changed).max(initial=0)) > LARGEST_F16:
+                raise ModelError(f"gguf: {visible(each)} has numbers beyond those of F16.", "Export with --quant BF16.")
+            made[number] = np.ascontiguousarray(gguf.quants.quantize(changed, kind)).view(np.uint8).reshape(size)
+        writer.write_tensor_data(made if is_stack(theirs) else made[0])
+        report("Writing the GGUF", done + 1, len(held))
     writer.close()
-    return names
 
 
 def _same_ids(vocab: Vocabulary, tokenizer: Any) -> None:
@@ -195,37 +156,6 @@ def _same_ids(vocab: Vocabulary, tokenizer: Any) -> None:
                 f"tokenizer.json: llama.cpp would join {visible(text)[:40]!r} to other ids.",
                 "Take the model along as safetensors (--to safetensors).",
             )
-
-
-def _sizes(writer: Any, config: Any, name: str) -> None:
-    rope, head = _rope(config), _head_dim(config)
-    window = getattr(config, "sliding_window", None)
-    length = config.max_position_embeddings
-    # llama.cpp has no windows for this family: within one window both attend alike.
-    writer.add_context_length(min(length, window) if config.model_type == "mistral" and window else length)
-    writer.add_embedding_length(config.hidden_size)
-    writer.add_block_count(config.num_hidden_layers)
-    writer.add_feed_forward_length(config.intermediate_size)
-    writer.add_head_count(config.num_attention_heads)
-    writer.add_head_count_kv(config.num_key_value_heads)
-    writer.add_layer_norm_rms_eps(config.rms_norm_eps)
-    writer.add_rope_freq_base(float(rope["rope_theta"]))
-    writer.add_rope_dimension_count(head)
-    writer.add_key_length(head)
-    writer.add_value_length(head)
-    writer.add_vocab_size(config.vocab_size)
-    if rope.get("rope_type") == "linear":
-        import gguf
-
-        writer.add_rope_scaling_type(gguf.RopeScalingType.LINEAR)
-        writer.add_rope_scaling_factor(float(rope["factor"]))
-    if name in ("GEMMA2", "GEMMA3", "PHI3"):
-        writer.add_sliding_window(int(window or 0))
-    if name == "PHI3":
-        writer.add_rope_scaling_orig_ctx_len(config.original_max_position_embeddings)
-    if name == "GEMMA2":
-        writer.add_attn_logit_softcapping(config.attn_logit_softcapping)
-        writer.add_final_logit_softcapping(config.final_logit_softcapping)
 
 
 def _tokens(writer: Any, vocab: Vocabulary, model: Any) -> None:
@@ -260,92 +190,42 @@ def _tokens(writer: Any, vocab: Vocabulary, model: Any) -> None:
         writer.add_chat_template(template)
 
 
-def _names(known: Any, stored: dict[str, Any]) -> dict[str, str]:
-    """llama.cpp's name of each weight. Raises ModelError for one that has none there."""
-    found = {}
-    for ours in stored:
-        theirs = known.get_name(ours, try_suffixes=(".weight", ".bias"))
-        if theirs is None:
-            raise ModelError(
-                f"gguf: llama.cpp has no place for the weight {visible(ours)} in this architecture.",
-                "Export --to safetensors, which vLLM and transformers read.",
-            )
-        found[ours] = theirs
-    return found
+def _shape(theirs: str, ours: list[str], stored: dict[str, Any]) -> tuple[int, ...]:
+    return (len(ours), *stored[ours[0]].shape) if is_stack(theirs) else tuple(stored[ours[0]].shape)
 
 
-def _kind(gguf: Any, shape: tuple[int, ...], quant: str) -> Any:
+def _kind(gguf: Any, theirs: str, shape: tuple[int, ...], quant: str) -> Any:
     kinds = gguf.GGMLQuantizationType
-    if len(shape) == 1:
+    if stays_wide(theirs, shape):
         return kinds.F32
     return kinds.F16 if quant == "Q8_0" and shape[-1] % 32 else kinds[quant]
 
 
-def _weights(folder: Path, names: dict[str, str]) -> Iterator[tuple[str, Any]]:
+def _weights(folder: Path, names: list[str]) -> Iterator[tuple[str, Any]]:
     """Each weight in float32, in the order of `names`."""
     places = {name: file for file in model_files.weight_files(folder) for name in model_files.header(file)}
-    for name in names:
-        with safe_open(places[name], "pt") as file:
-            yield name, file.get_tensor(name).to(torch.float32).numpy()
+    for file, together in itertools.groupby(names, places.__getitem__):
+        with safe_open(file, "pt") as weights:
+            for name in together:
+                yield name, weights.get_tensor(name).to(torch.float32).numpy()
 
 
-def _heads(config: Any, arch: str, name: str) -> int:
-    """Heads whose rotated pairs llama.cpp has side by side, where transformers has halves; 0 for other weights."""
-    if arch != "LLAMA":
-        return 0
-    part = name.rsplit(".", 2)[-2]
-    return {"q_proj": int(config.num_attention_heads), "k_proj": int(config.num_key_value_heads)}.get(part, 0)
-
-
-def _from_one(arch: str, name: str) -> bool:
-    """Whether the weight is a norm that transformers counts from zero and llama.cpp from one."""
-    return arch in ("GEMMA2", "GEMMA3") and name.endswith("norm.weight")
-
-
-def _as_llama_cpp(config: Any, arch: str, name: str, value: Any) -> Any:
-    if heads := _heads(config, arch, name):
-        halves = value.reshape(heads, 2, value.shape[0] // heads // 2, *value.shape[1:])
-        return np.ascontiguousarray(halves.swapaxes(1, 2).reshape(value.shape))
-    return value + np.float32(1) if _from_one(arch, name) else value
-
-
-def _as_transformers(config: Any, arch: str, name: str, value: Any) -> Any:
-    """Written for reading back, apart from the way there."""
-    if heads := _heads(config, arch, name):
-        rows = value.shape[0] // heads
-        order = [head * rows + pair * 2 + half for head in range(heads) for half in (0, 1) for pair in range(rows // 2)]
-        return value[order]
-    return value - np.float32(1) if _from_one(arch, name) else value
-
-
-def _llama3_factors(config: Any) -> Any:
-    """By how much each rotation is slowed (arXiv:2407.21783), as llama.cpp reads it; None for other rotations."""
-    rope = _rope(config)
-    if rope.get("rope_type") != "llama3":
-        return None
-    head, old = _head_dim(config), rope["original_max_position_embeddings"]
-    lengths = 2 * math.pi * rope["rope_theta"] ** (np.arange(0, head, 2, dtype=np.float64) / head)
-    share = (old / lengths - rope["low_freq_factor"]) / (rope["high_freq_factor"] - rope["low_freq_factor"])
-    share = np.clip(share, 0, 1)
-    return (1 / ((1 - share) / rope["factor"] + share)).astype(np.float32)
-
-
-def _read_back(
-    model: Model, folder: Path, file: Path, names: dict[str, str], config: Any, arch: str, vocab: Vocabulary
-) -> parity.Parity:
+def _read_back(model: Model, folder: Path, file: Path, config: Any, arch: str, vocab: Vocabulary) -> parity.Parity:
     """Every weight against its source, then what the file says of tokens, template and stop tokens."""
     import gguf
 
     reader = gguf.GGUFReader(file)
-    tensors = {tensor.name: tensor for tensor in reader.tensors}
-    if lost := set(names.values()) - tensors.keys():
+    written = {tensor.name: tensor for tensor in reader.tensors}
+    held = tensors(config, arch, model_files.stored_weights(folder))
+    if lost := held.keys() - written.keys():
         raise parity.differs("gguf", f"it lacks {sorted(lost)[0]}")
-    for ours, value in _weights(folder, names):
-        tensor = tensors[names[ours]]
-        read = gguf.quants.dequantize(tensor.data, tensor.tensor_type).reshape(value.shape)
-        kind = tensor.tensor_type.name
-        if not _is_rounding(kind, value, np.abs(_as_transformers(config, arch, ours, read) - value)):
-            raise parity.differs("gguf", f"the weight {visible(ours)} is further from its source than rounding")
+    for theirs, ours in held.items():
+        tensor, kind = written[theirs], written[theirs].tensor_type.name
+        for number, (each, value) in enumerate(_weights(folder, ours)):
+            data = tensor.data[number] if is_stack(theirs) else tensor.data
+            read = gguf.quants.dequantize(data, tensor.tensor_type).reshape(value.shape)
+            if not _is_rounding(kind, value, np.abs(as_transformers(config, arch, each, read) - value)):
+                raise parity.differs("gguf", f"the weight {visible(each)} is further from its source than rounding")
 
     def said(key: str) -> Any:
         field = reader.get_field(key)
@@ -364,8 +244,9 @@ def _read_back(
         raise parity.differs("gguf", f"its stop tokens are {found} instead of {model.stops}")
     stops = [str(each) for each in tokenizer.convert_ids_to_tokens(sorted(model.stops))]
     probes = len(parity.PROBES) if vocab.model == "llama" else 0
-    formats = Counter(tensors[theirs].tensor_type.name for theirs in names.values())
-    return parity.Parity("gguf", 0, probes, stops, weights=len(names), formats=dict(formats))
+    formats = Counter(written[theirs].tensor_type.name for theirs in held)
+    weights = len({each for ours in held.values() for each in ours})
+    return parity.Parity("gguf", 0, probes, stops, weights=weights, formats=dict(formats))
 
 
 def _is_rounding(kind: str, value: Any, error: Any) -> bool:

@@ -8,6 +8,7 @@ must give the tokenizer's own ids.
 from __future__ import annotations
 
 import heapq
+import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,14 +24,24 @@ _TEKKEN = (
     r"[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]*[\p{Ll}\p{Lm}\p{Lo}\p{M}]+|[^\r\n\p{L}\p{N}]?"
     r"[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]+[\p{Ll}\p{Lm}\p{Lo}\p{M}]*|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 )
-RULES: dict[tuple[str, ...], tuple[str, bool]] = {
-    ("bytes+words",): ("gpt-2", False),
-    ("digits", "bytes+words"): ("smollm", False),
-    (f"split {_WORDS}|\\p{{N}}{{1,3}}{_REST}", "bytes"): ("llama-bpe", True),
-    (f"split {_WORDS}|\\p{{N}}{_REST}", "bytes"): ("qwen2", False),
-    (f"split {_TEKKEN}", "bytes"): ("tekken", True),
+_CASES = (
+    r"[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]*[\p{Ll}\p{Lm}\p{Lo}\p{M}]+" + _ENDINGS + r"?|[^\r\n\p{L}\p{N}]?"
+    r"[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]+[\p{Ll}\p{Lm}\p{Lo}\p{M}]*"
+    + _ENDINGS
+    + r"?|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n/]*|"
+    r"\s*[\r\n]+|\s+(?!\S)|\s+"
+)
+_MARKS = _ENDINGS + r"|[^\r\n\p{L}\p{N}]?[\p{L}\p{M}]+|\p{N}| ?[^\s\p{L}\p{M}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+RULES: dict[tuple[str, ...], tuple[tuple[str, bool], ...]] = {
+    ("bytes+words",): (("gpt-2", False),),
+    ("digits", "bytes+words"): (("smollm", False),),
+    (f"split {_WORDS}|\\p{{N}}{{1,3}}{_REST}", "bytes"): (("llama-bpe", True), ("dbrx", False)),
+    (f"split {_WORDS}|\\p{{N}}{_REST}", "bytes"): (("qwen2", False),),
+    (f"split {_MARKS}", "bytes"): (("qwen35", False),),
+    (f"split {_TEKKEN}", "bytes"): (("tekken", True),),
+    (f"split {_CASES}", "bytes"): (("gpt-4o", False),),
 }
-"""What a tokenizer does before it joins, and llama.cpp's name of the same with whether it takes a whole word that is a token
+"""What a tokenizer does before it joins, and llama.cpp's names of the same with whether it takes a whole word that is a token
 without joining (`ignore_merges`)."""
 NORMAL, UNKNOWN, CONTROL, USER_DEFINED, UNUSED, BYTE = 1, 2, 3, 4, 5, 6
 MARK = "\u2581"
@@ -72,19 +83,32 @@ def vocabulary(folder: Path, tokenizer: Any, rows: int) -> Vocabulary:
         types.append(kind)
     if model.get("byte_fallback"):
         return _sentencepiece(content, tokens, types, merges)
-    pre = _pre_tokenizer(content, bool(model.get("ignore_merges")))
-    return Vocabulary("gpt2", pre, tokens, types, [], merges)
+    return Vocabulary("gpt2", _pre_tokenizer(content), tokens, types, [], merges)
 
 
-def _pre_tokenizer(content: dict[str, Any], whole_words: bool) -> str:
+def _pre_tokenizer(content: dict[str, Any]) -> str:
     steps = content.get("pre_tokenizer") or {}
     parts = steps.get("pretokenizers") if steps.get("type") == "Sequence" else [steps]
-    found = tuple(_step(part) for part in parts or [])
-    normalizer = content.get("normalizer")
-    name, words = RULES.get(found, ("", False))
-    if not name or words != whole_words or (normalizer and normalizer.get("type") != "NFC"):
+    normalizer, whole_words = content.get("normalizer"), bool(content["model"].get("ignore_merges"))
+    names = RULES.get(tuple(_step(part) for part in parts or []), ())
+    if not names or (normalizer and normalizer.get("type") != "NFC"):
         raise _unknown("a tokenizer that cuts texts by rules which llama.cpp does not have")
-    return name
+    alike = [name for name, words in names if words == whole_words]
+    if not alike and not _joins_every_token(content):
+        raise _unknown("a tokenizer with tokens that joining does not make")
+    return alike[0] if alike else names[0][0]
+
+
+def _joins_every_token(content: dict[str, Any]) -> bool:
+    """Whether joining makes each token of its own text, so that it is one whether or not whole words are looked up first."""
+    from tokenizers import Tokenizer
+
+    bare = {**content, "model": {**content["model"], "ignore_merges": False}, "added_tokens": []}
+    bare |= dict.fromkeys(("normalizer", "pre_tokenizer", "post_processor", "decoder", "truncation", "padding"))
+    special = {each["content"] for each in content.get("added_tokens") or []}
+    words = {text: number for text, number in content["model"]["vocab"].items() if text not in special}
+    made = Tokenizer.from_str(json.dumps(bare)).encode_batch(list(words), add_special_tokens=False)
+    return all(each.ids == [number] for each, number in zip(made, words.values(), strict=True))
 
 
 def _step(part: dict[str, Any]) -> str:

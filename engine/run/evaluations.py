@@ -19,7 +19,7 @@ from engine.run import checkpoint, devices, inside, launch
 from engine.run.curves import ordered, titled, worded
 from engine.run.index import open_view
 from engine.run.spawn import ALL_TOKENS, for_rewards
-from engine.run.store import RunFolder
+from engine.run.store import RunFolder, called
 from engine.run.task import Task
 
 COMMAND = (sys.executable, "-P", "-m", "engine.evaluate")
@@ -102,7 +102,7 @@ def step_of(run: RunFolder, wanted: str | None) -> int:
     if launch.at_work(run):
         raise RunBusy(
             f"run {name} is still {run.state}, and its checkpoints may go meanwhile.",
-            f"It measures held-out rows as it goes: `workbench watch {name}`; or wait until it has ended.",
+            f"It measures held-out rows as it goes: `workbench watch {called(run)}`; or wait until it has ended.",
         )
     if wanted is None:
         newest, skipped = checkpoint.newest_valid(run, hashes=False)

@@ -20,6 +20,10 @@ ORDER = {
 """The phases of a worker in their order, each in a word; others (timing kernels, compiling layers) come between."""
 
 
+TITLE = "before the first step"
+"""What a list of them is called."""
+
+
 @dataclass(frozen=True, slots=True)
 class Phase:
     """`state` is done, now or later; `seconds` is how long it took, or has gone on; None for what is still to come."""

@@ -11,6 +11,7 @@ import errno
 import json
 import os
 import re
+import shlex
 import tempfile
 import time
 import unicodedata
@@ -295,9 +296,21 @@ def is_run(path: Path) -> bool:
 
 
 def runs_dir(explicit: str | os.PathLike[str] | None = None, config_dir: str | os.PathLike[str] | None = None) -> Path:
-    """Where runs lie: `--runs`, else the config's `run.output_dir`, else $WORKBENCH_RUNS, else ./runs."""
+    """Where runs lie: `--runs`, else the config's `run.output_dir`, else $WORKBENCH_RUNS, else ./runs.
+
+    The config that a run keeps says it of its own folder; a run that is started from it goes beside the first, not into it.
+    """
+    if not explicit and config_dir:
+        within = Path(config_dir).expanduser().absolute().parent
+        if is_run(within):
+            return within.parent
     chosen = explicit or config_dir or os.environ.get("WORKBENCH_RUNS") or "runs"
     return Path(chosen).expanduser().absolute()
+
+
+def called(run: RunFolder) -> str:
+    """The run as an argument of a command: its id where that is found without more, else its folder."""
+    return shlex.quote(visible(run.id if run.path.parent == runs_dir() else str(run.path)))
 
 
 def runs_in(root: str | os.PathLike[str]) -> Iterator[RunFolder]:

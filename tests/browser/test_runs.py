@@ -86,6 +86,34 @@ def test_a_run_is_launched_and_found_again_after_a_reload_and_a_kernel_restart(
         assert (page.outside, page.errors) == ([], [])
 
 
+def test_the_way_to_the_first_step_is_shown_with_its_times(lab: browsing.Lab, chromium: Any) -> None:
+    run = store.create(lab.root / "starting", "version: 1\n", {"name": "written", "host": "another-machine"})
+    run.update_json(state="starting")
+    pen = EventWriter(run)
+    pen.write("phase", name="Loading the libraries")
+    pen.write("phase", name="Loading the tokenizer")
+    cells = [f"from widgets import Monitor\nMonitor({run.id!r}, runs={str(run.path.parent)!r})"]
+    browsing.write_notebook(lab.root / "way.ipynb", cells)
+    with browsing.opened(chromium, lab, "way.ipynb") as page:
+        page.run_all()
+        page.sees(".ftw-way li[data-state=now]", has_text="tokenizer")
+        done = page.tab.locator(".ftw-way li[data-state=done]")
+        assert done.locator("span").nth(1).inner_text() == "libraries"
+        assert done.locator("span").nth(2).inner_text().endswith("s")
+        words = page.tab.locator(".ftw-way li > span:nth-child(2)").all_inner_texts()
+        assert words == ["libraries", "tokenizer", "rows", "model", "trainer", "first step"]
+        # The seconds of what goes on go on.
+        page.shows(
+            "() => /^[1-9]/.test(document.querySelector('.ftw-way li[data-state=now] > :last-child').innerText)", "time"
+        )
+        if picture := os.environ.get("WORKBENCH_TEST_PICTURES"):
+            page.tab.screenshot(path=f"{picture}/way.png")
+        pen.write("started", method="sft", model="builtin/tiny", max_steps=50, epochs=1)
+        pen.write("metrics", step=1, loss=2.0)
+        page.shows("() => document.querySelector('.ftw-way').hidden", "the way is over")
+        assert (page.outside, page.errors) == ([], [])
+
+
 @pytest.fixture
 def endless(lab: browsing.Lab) -> Iterator[RunFolder]:
     """A run that a terminal's command started and that nothing ends but a request."""

@@ -176,6 +176,28 @@ def test_state_controls_and_cause_follow_the_run(watched: Any) -> None:
     assert head["lines"] == ["CUDA out of memory"]
 
 
+def test_the_way_to_the_first_step_is_told_until_there_is_one(watched: Any) -> None:
+    run, _, view = watched
+    view.look()
+    way = view.parts["way"]
+    assert way["title"] == "before the first step"
+    assert way["phases"][0] == ["process", "now", ""]
+    run.pen.write("phase", name="Loading the libraries")
+    run.pen.write("phase", name="Loading the tokenizer")
+    view.look()
+    libraries, tokenizer, rows, *_, last = view.parts["way"]["phases"]
+    assert libraries[:2] == ["libraries", "done"]
+    assert libraries[2].endswith("s")
+    assert tokenizer[:2] == ["tokenizer", "now"]
+    assert (rows, last) == (["rows", "later", ""], ["first step", "later", ""])
+    run.pen.write("phase", name="evil\u202ephase: and more")
+    view.look()
+    assert "\u202e" not in str(view.parts["way"])
+    run.pen.write("metrics", step=1, loss=2.0)
+    view.look()
+    assert view.parts["way"] is None
+
+
 def test_samples_receipt_log_and_config_travel_when_their_page_is_open(watched: Any) -> None:
     run, _, view = watched
     run.pen.write("sample", step=0, index=0, prompt="When?", completion="no idea")

@@ -26,11 +26,12 @@ export function headView(stage, run, held, leave, again, { talk, beside, watch }
   const progress = h("progress", { max: 1, "aria-label": "progress of the run" });
   const share = h("span", { class: "ftw-share" });
   const phase = h("div", { class: "ftw-phase", role: "status" });
+  const way = h("div", { class: "ftw-way", hidden: true });
   const menu = h("div", { class: "ftw-menu", hidden: true });
   const cause = h("div", { class: "ftw-card", hidden: true });
   const end = h("section", { class: "ftw-end", hidden: true, "aria-label": "what the run leaves" });
   const actions = h("span", { class: "ftw-actions" });
-  let [drawn, ended, mended] = [null, null, null];
+  let [drawn, ended, mended, walked] = [null, null, null, null];
   const taken = { forms: new Set(["safetensors"]), quant: "F16" };
   let task = "";
 
@@ -90,7 +91,7 @@ export function headView(stage, run, held, leave, again, { talk, beside, watch }
     const begin = button(entry.title, async () => (await stage.ask("score", { run, task })) && (stage.notice(""), again()));
     return h("div", {}, begin, file, h("span", { class: "ftw-quiet" }, entry.means, h("br"), h("code", {}, entry.command)));
   };
-  const way = (entry) => {
+  const onward = (entry) => {
     const act = entry.do === "chat" ? talk : entry.do === "prune" ? prune.open : async () => (await stage.ask(entry.do, { run })) && (stage.notice(""), again());
     if (entry.forms) return takeAlong(entry);
     if (entry.do === "tasks") return score(entry);
@@ -104,7 +105,7 @@ export function headView(stage, run, held, leave, again, { talk, beside, watch }
     if (end.hidden) return;
     const facts = left.facts.flatMap(([what, words]) => [h("dt", {}, what), h("dd", {}, words)]);
     const other = { do: "compare", title: "Compare it", means: "with other runs, marked in the list" };
-    fill(end, h("dl", {}, facts), h("div", { class: "ftw-ways" }, left.ways.map(way), beside ? h("div", {}, button(other.title, beside), h("span", { class: "ftw-quiet" }, other.means)) : null));
+    fill(end, h("dl", {}, facts), h("div", { class: "ftw-ways" }, left.ways.map(onward), beside ? h("div", {}, button(other.title, beside), h("span", { class: "ftw-quiet" }, other.means)) : null));
   };
 
   /** The change that would mend it as a diff with its button, or how to go on. */
@@ -112,6 +113,16 @@ export function headView(stage, run, held, leave, again, { talk, beside, watch }
     if (!left?.change.length) return [h("p", {}, left?.way_on ?? "")];
     const diff = left.change.flatMap(([path, before, after]) => [h("del", {}, `- ${path}: ${before}`), h("ins", {}, `+ ${path}: ${after}`)]);
     return [h("div", { class: "ftw-diff" }, diff), h("p", {}, `${left.why}.`), h("p", {}, mend, ` ${left.way_on}`)];
+  };
+
+  /** What is done before the first step and how long it took, what goes on, and what is still to come. */
+  const drawWay = (told) => {
+    if (told === walked) return;
+    walked = told;
+    way.hidden = !told;
+    if (!told) return;
+    const rows = told.phases.map(([word, state, time]) => h("li", { "data-state": state, "aria-current": state === "now" ? "step" : null }, h("span", { "aria-hidden": "true" }, { done: "✓", now: "▸" }[state] ?? ""), h("span", {}, word), h("span", {}, time)));
+    fill(way, h("div", { class: "ftw-quiet" }, told.title), h("ol", { "aria-label": told.title }, rows));
   };
 
   const draw = () => {
@@ -131,6 +142,7 @@ export function headView(stage, run, held, leave, again, { talk, beside, watch }
     const loading = held.loading < 1 ? `reading the whole curve, ${Math.round(held.loading * 100)} %` : "";
     say(phase, [loading, asked, ...head.warnings].filter(Boolean).join("  ·  "));
     phase.hidden = !phase.textContent;
+    drawWay(held.parts.way ?? null);
     where.hidden = !(silent && !RESTING.has(head.state));
     if (where.hidden) stack.hidden = true;
     accept.hidden = !(rowsChanged && RESTING.has(head.state));
@@ -150,5 +162,5 @@ export function headView(stage, run, held, leave, again, { talk, beside, watch }
   };
   const back = leave ? button("‹ Runs", leave, { class: "ftw-plain" }) : null;
   const top = h("header", { class: "ftw-head" }, back, state, name, facts, h("span", { class: "ftw-space" }), actions);
-  return { element: h("div", {}, top, h("div", { class: "ftw-progress" }, progress, share), phase, accept, fresh, where, stack, menu, prune.element, cause, end), draw };
+  return { element: h("div", {}, top, h("div", { class: "ftw-progress" }, progress, share), phase, way, accept, fresh, where, stack, menu, prune.element, cause, end), draw };
 }

@@ -19,7 +19,7 @@ from engine.run import silence, stopping
 from engine.run.best import best_text
 from engine.run.curves import concern, leading, titled, watch_for, worded
 from engine.run.ending import End, done_text
-from engine.run.phases import before_first_step
+from engine.run.phases import TITLE, before_first_step
 from engine.run.view import RunView
 from workbench.panels.bars import Bar, TextBar
 from workbench.panels.drawn import Drawn, Scrolled
@@ -119,7 +119,7 @@ class Numbers(Drawn):
             return [[("no values yet", "faint")]]
         done, here = ("* ", "> ") if ascii_only() else ("✓ ", "▸ ")
         signs = {"done": (done, "dim"), "now": (here, "here"), "later": ("  ", "faint")}
-        drawn: list[Line] = [[("before the first step", "dim")]]
+        drawn: list[Line] = [[(TITLE, "dim")]]
         for phase in phases:
             sign, style = signs[phase.state]
             drawn.append([(sign, style), *columns(phase.word, phase.time, width - 2, style)])

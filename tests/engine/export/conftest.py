@@ -77,10 +77,10 @@ def build(base: Path, family: str, tokenizer: Path, dtype: torch.dtype, sharded:
     import transformers
 
     words = AutoTokenizer.from_pretrained(tokenizer)
-    kind = {"llama": "Llama", "mistral": "Mistral", "qwen2": "Qwen2", "qwen3": "Qwen3", "gemma2": "Gemma2",
-            "gemma3_text": "Gemma3Text", "phi3": "Phi3", "gpt2": "GPT2", "olmo2": "Olmo2", "qwen3_moe": "Qwen3Moe",
+    kind = {"llama": "Llama", "mistral": "Mistral", "qwen2": "Qwen2", "qwen3": "Qwen3", "gemma": "Gemma", "gemma2": "Gemma2",
+                       "gemma3_text": "Gemma3Text", "phi3": "Phi3", "gpt2": "GPT2", "olmo2": "Olmo2", "granite": "Granite", "smollm3": "SmolLM3", "qwen3_moe": "Qwen3Moe",
             "olmoe": "Olmoe", "mixtral": "Mixtral", "gpt_oss": "GptOss", "deepseek_v3": "DeepseekV3",
-            "qwen3_5_moe": "Qwen3_5MoeText"}[family]  # fmt: skip
+            "qwen3_5_moe": "Qwen3_5MoeText"}.get(family, family)  # fmt: skip
     ids = {"eos_token_id": words.eos_token_id, "bos_token_id": words.bos_token_id, "pad_token_id": words.pad_token_id}
     sizes = {} if family == "gpt2" else SIZES
     config = getattr(transformers, f"{kind}Config")(vocab_size=len(words), **{**sizes, **ids, **shape})

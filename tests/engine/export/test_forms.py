@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -27,9 +28,16 @@ FAMILIES: dict[str, dict[str, Any]] = {
                                   "high_freq_factor": 4.0, "original_max_position_embeddings": 64}},
     "mistral": {"head_dim": 16},
     "qwen3": {"head_dim": 32},
+    "gemma": {"head_dim": 32},
     "gemma2": {"head_dim": 32, "query_pre_attn_scalar": 32},
     "gemma3_text": {"head_dim": 32, "query_pre_attn_scalar": 32},
     "phi3": {},
+    "mixtral": {"num_local_experts": 4, "num_experts_per_tok": 2},
+    "qwen3_moe": {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 96, "head_dim": 32, "norm_topk_prob": True},
+    "olmoe": {"num_experts": 4, "num_experts_per_tok": 2, "num_key_value_heads": 4},
+    "olmo2": {},
+    "granite": {"attention_multiplier": 0.2, "embedding_multiplier": 3.0, "residual_multiplier": 0.5, "logits_scaling": 2.0},
+    "smollm3": {"num_hidden_layers": 4},
 }  # fmt: skip
 
 
@@ -69,7 +77,7 @@ def test_a_model_that_sees_goes_along_with_its_pixel_limits(tmp_path: Path, shar
 
 @pytest.mark.parametrize("family", FAMILIES)
 def test_every_weight_of_a_family_comes_back(make_run: Make, tmp_path: Path, shared_data: Path, family: str) -> None:
-    spm = family in ("gemma2", "gemma3_text", "phi3")
+    spm = family in ("gemma", "gemma2", "gemma3_text", "phi3")
     tokenizer = shared_data / ("weights/tinystories-llama-260k" if spm else "tokenizers/minimind")
     run = make_run(family, adapter={}, tokenizer=tokenizer, **FAMILIES[family])
     part = exported(run, ["gguf"], tmp_path / "out", "BF16")[0]
@@ -78,7 +86,12 @@ def test_every_weight_of_a_family_comes_back(make_run: Make, tmp_path: Path, sha
     assert (
         reader.get_field("general.architecture").contents()
         == gguf.MODEL_ARCH_NAMES[
-            getattr(gguf.MODEL_ARCH, {"mistral": "LLAMA", "gemma3_text": "GEMMA3"}.get(family, family.upper()))
+            getattr(
+                gguf.MODEL_ARCH,
+                {"mistral": "LLAMA", "mixtral": "LLAMA", "gemma3_text": "GEMMA3"}.get(
+                    family, family.upper().replace("_", "")
+                ),
+            )
         ]
     )
     assert reader.get_field("tokenizer.ggml.model").contents() == ("llama" if spm else "gpt2")
@@ -121,11 +134,105 @@ def test_a_modelfile_renders_the_prompt_that_was_trained(make_run: Make, tmp_pat
         exported(run, ["modelfile"], tmp_path / "alone")
 
 
-def test_what_llama_cpp_reads_otherwise_is_refused(make_run: Make, tmp_path: Path) -> None:
-    run = make_run("olmo2", adapter={})
-    with pytest.raises(WorkbenchError, match=r"a model of type olmo2 is not written as GGUF"):
+def read_by_ollama(text: str) -> list[tuple[str, str]]:
+    """A Modelfile's commands with their values, as Ollama's parser cuts them (its `parser/parser.go`)."""
+    found, rest = [], text
+    while rest := rest.lstrip():
+        command, rest = rest.split(" ", 1)
+        if command == "PARAMETER":
+            name, rest = rest.split(" ", 1)
+            command = name
+        if rest.startswith('"""'):
+            value, rest = rest[3:].split('"""', 1)
+        elif rest.startswith('"'):
+            value, rest = rest[1:].split('"', 1)
+        else:
+            value, _, rest = rest.partition("\n")
+        found.append((command.lower(), value))
+    return found
+
+
+def test_a_modelfile_is_read_by_ollama_as_it_was_meant() -> None:
+    turns = {"user": ('<u name="user">\n', "</u>\n"), "assistant": ("<a>", '"end"\n')}
+    text = modelfile.text(turns, "<a>\n", "run-F16.gguf", ["</s>", "\n\n", 'a "word" more'])
+    assert read_by_ollama(text) == [
+        ("from", "./run-F16.gguf"),
+        (
+            "template",
+            '{{ range .Messages }}{{ if eq .Role "user" }}<u name="user">\n{{ .Content }}</u>\n{{ else if eq .Role '
+            '"assistant" }}<a>{{ .Content }}"end"\n{{ end }}{{ end }}<a>\n',
+        ),
+        ("stop", "</s>"),
+        ("stop", "\n\n"),
+        ("stop", 'a "word" more'),
+    ]
+    with pytest.raises(WorkbenchError, match="no plain sequence of turns"):
+        modelfile.text(turns, 'answer: "', "run-F16.gguf", [])
+    with pytest.raises(WorkbenchError, match="a stop token has quotation marks"):
+        modelfile.text(turns, "<a>", "run-F16.gguf", ['"'])
+
+
+def test_a_family_that_is_not_written_is_refused(make_run: Make, tmp_path: Path) -> None:
+    run = make_run("gpt2", adapter={"target_modules": ["c_attn"]}, n_embd=64, n_layer=2, n_head=4)
+    with pytest.raises(WorkbenchError, match=r"a model of type gpt2 is not written as GGUF"):
         exported(run, ["gguf"], tmp_path / "out")
     assert not list((tmp_path / "out").glob("*"))
+
+
+@pytest.mark.parametrize(
+    ("family", "shape", "what"),
+    [
+        ("olmo2", {"attention_bias": True}, "biases of attention"),
+        ("granite", {"hidden_act": "gelu"}, "the activation"),
+        ("qwen3_moe", {"mlp_only_layers": [0]}, "layers without experts"),
+        ("qwen3_moe", {"norm_topk_prob": False}, "the shares of experts"),
+        ("olmoe", {"norm_topk_prob": True}, "the shares of experts"),
+        ("olmoe", {"num_key_value_heads": 2}, "keys of fewer heads"),
+        ("olmoe", {"clip_qkv": 8.0}, "queries and keys that are clipped"),
+        ("smollm3", {"no_rope_layers": [1, 1, 1, 1]}, "which layers rotate"),
+        ("gemma", {"use_bidirectional_attention": True}, "attention that looks ahead"),
+        ("gemma2", {"query_pre_attn_scalar": 24}, "the scale of attention"),
+        (
+            "mixtral",
+            {"rope_parameters": {"rope_type": "yarn", "rope_theta": 1e4, "factor": 2.0}},
+            "rotation of type yarn",
+        ),
+    ],
+)
+def test_what_llama_cpp_computes_otherwise_is_refused(family: str, shape: dict[str, Any], what: str) -> None:
+    from transformers import AutoConfig
+
+    from engine.export.families_of_gguf import architecture
+
+    plain = {"num_hidden_layers": 4, "num_attention_heads": 4, "hidden_size": 64, **FAMILIES[family]}
+    if family not in ("mixtral", "gemma2"):
+        assert architecture(AutoConfig.for_model(family, **plain))
+    with pytest.raises(WorkbenchError, match=re.escape(f"llama.cpp computes {what}")):
+        architecture(AutoConfig.for_model(family, **{**plain, **shape}))
+
+
+def test_a_weight_that_the_files_hold_in_another_way_is_refused(make_run: Make, tmp_path: Path) -> None:
+    """Experts as one weight, which transformers writes where a base has them so, and a layer that lacks one."""
+    from safetensors.torch import load_file, save_file
+    from transformers import AutoConfig
+
+    from engine import model_files
+    from engine.export.families_of_gguf import tensors
+
+    make_run("qwen3_moe", adapter={}, **FAMILIES["qwen3_moe"])
+    base = tmp_path / "base"
+    config = AutoConfig.from_pretrained(base)
+    names = tensors(config, "QWEN3MOE", model_files.stored_weights(base))
+    assert names["blk.1.ffn_up_exps.weight"][3] == "model.layers.1.mlp.experts.3.up_proj.weight"
+    kept = load_file(base / "model.safetensors")
+    lost = {name: value for name, value in kept.items() if ".1.mlp.experts.3.up_proj" not in name}
+    save_file(lost, base / "model.safetensors", {"format": "pt"})
+    with pytest.raises(WorkbenchError, match=r"have 3 of 4 experts for blk\.1\.ffn_up_exps\.weight"):
+        tensors(config, "QWEN3MOE", model_files.stored_weights(base))
+    one = {"model.layers.0.mlp.experts.gate_up_proj": torch.zeros(4, 192, 64)}
+    save_file({**kept, **one}, base / "model.safetensors", {"format": "pt"})
+    with pytest.raises(WorkbenchError, match=r"no place for the weight .*gate_up_proj"):
+        tensors(config, "QWEN3MOE", model_files.stored_weights(base))
 
 
 def test_k_quants_are_made_by_llama_cpp_and_without_it_refused(
@@ -171,6 +278,15 @@ def test_unknown_rules_of_a_tokenizer_are_refused(make_run: Make, tmp_path: Path
     path = tmp_path / "base/tokenizer.json"
     content = json.loads(path.read_text())
     assert vocabulary(tmp_path / "base", None, 6400).pre == "gpt-2"
+    content["model"]["ignore_merges"] = True
+    path.write_text(json.dumps(content))
+    assert vocabulary(tmp_path / "base", None, 6400).pre == "gpt-2", "joining makes every token"
+    joins = content["model"]["merges"]
+    content["model"]["merges"] = joins[:-1]
+    path.write_text(json.dumps(content))
+    with pytest.raises(WorkbenchError, match=r"tokens that joining does not make"):
+        vocabulary(tmp_path / "base", None, 6400)
+    content["model"]["merges"], content["model"]["ignore_merges"] = joins, False
     content["pre_tokenizer"] = {"type": "Sequence", "pretokenizers": [
         {"type": "Split", "pattern": {"Regex": "[0-9]{1,2}"}, "behavior": "Isolated", "invert": False}, content["pre_tokenizer"],
     ]}  # fmt: skip

@@ -14,6 +14,7 @@ from engine.export.__main__ import _config
 from engine.export.folder import Model
 from engine.export.making import make
 from engine.export.places import places, source
+from engine.export.tokens_of_gguf import RULES
 from engine.run.store import RunFolder
 from tests.engine.export.test_forms import FAMILIES
 
@@ -36,7 +37,7 @@ def exported(run: RunFolder, folder: Path, quant: str) -> dict[str, Any]:
 def test_a_family_answers_in_llama_cpp_as_it_was_trained(
     make_run: Callable[..., RunFolder], tmp_path: Path, shared_data: Path, family: str
 ) -> None:
-    spm = family in ("gemma2", "gemma3_text", "phi3")
+    spm = family in ("gemma", "gemma2", "gemma3_text", "phi3")
     tokenizer = shared_data / ("weights/tinystories-llama-260k" if spm else "tokenizers/minimind")
     run = make_run(family, adapter={}, tokenizer=tokenizer, **{**FAMILIES[family], **WIDE})
     for quant in ("F16", "BF16", "Q8_0"):
@@ -45,6 +46,55 @@ def test_a_family_answers_in_llama_cpp_as_it_was_trained(
         assert found["probes"] > 5
         assert found["logits_error"] < 0.1
         assert found["divergence"] < 1e-2
+
+
+def words_of(steps: tuple[str, ...], whole_words: bool, text: str) -> Any:
+    """A tokenizer that cuts texts by these steps, trained on `text`."""
+    from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
+    from transformers import PreTrainedTokenizerFast
+
+    kinds: dict[str, Callable[[], Any]] = {
+        "bytes+words": lambda: pre_tokenizers.ByteLevel(add_prefix_space=False),
+        "bytes": lambda: pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
+        "digits": lambda: pre_tokenizers.Digits(individual_digits=True),
+    }
+    parts = [
+        pre_tokenizers.Split(Regex(step[6:]), "isolated") if step.startswith("split ") else kinds[step]()
+        for step in steps
+    ]
+    made = Tokenizer(models.BPE(ignore_merges=whole_words))
+    made.pre_tokenizer = parts[0] if len(parts) == 1 else pre_tokenizers.Sequence(parts)
+    made.decoder = decoders.ByteLevel()
+    alphabet = pre_tokenizers.ByteLevel.alphabet()
+    trainer = trainers.BpeTrainer(
+        vocab_size=1500, initial_alphabet=alphabet, special_tokens=["<|end|>"], show_progress=False
+    )
+    made.train_from_iterator([text, *parity.PROBES * 3], trainer)
+    return PreTrainedTokenizerFast(tokenizer_object=made, eos_token="<|end|>", pad_token="<|end|>")
+
+
+@pytest.mark.parametrize(
+    ("steps", "name", "whole_words"),
+    [(steps, name, words) for steps, names in RULES.items() for name, words in names],
+    ids=[name for names in RULES.values() for name, _ in names],
+)
+def test_llama_cpp_cuts_texts_as_each_known_tokenizer_does(
+    make_run: Callable[..., RunFolder],
+    tmp_path: Path,
+    shared_data: Path,
+    steps: tuple[str, ...],
+    name: str,
+    whole_words: bool,
+) -> None:
+    import gguf
+
+    text = next((shared_data / "tinyshakespeare").glob("*.txt")).read_text()[:100_000]
+    words_of(steps, whole_words, text).save_pretrained(tmp_path / "words")
+    run = make_run("llama", adapter={}, tokenizer=tmp_path / "words", **WIDE)
+    found = exported(run, tmp_path / "out", "F16")
+    assert found["probes"] > 5
+    file = next((tmp_path / "out").glob("*.gguf"))
+    assert gguf.GGUFReader(file).get_field("tokenizer.ggml.pre").contents() == name
 
 
 def test_k_quants_are_told_with_what_they_lose(make_run: Callable[..., RunFolder], tmp_path: Path) -> None:
@@ -61,11 +111,11 @@ def test_a_file_that_answers_otherwise_is_no_export(
     make_run: Callable[..., RunFolder], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The header alone is changed, which no comparison of weights and tokens sees."""
-    from engine.export import to_gguf
+    from engine.export import families_of_gguf
 
     run = make_run("llama", adapter={})
-    honest = to_gguf._rope
-    monkeypatch.setattr(to_gguf, "_rope", lambda config: {**honest(config), "rope_theta": 77.0})
+    honest = families_of_gguf._rope
+    monkeypatch.setattr(families_of_gguf, "_rope", lambda config: {**honest(config), "rope_theta": 77.0})
     with pytest.raises(parity.ParityError, match=r"opened by llama\.cpp, its logits are"):
         exported(run, tmp_path / "out", "F16")
     assert not list((tmp_path / "out").glob("*"))

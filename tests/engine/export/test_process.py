@@ -21,8 +21,16 @@ def test_a_run_of_all_weights_has_nothing_to_merge(make_run: Make, tmp_path: Pat
     run = make_run()
     with pytest.raises(WorkbenchError, match="no adapter, so there is nothing to merge") as refused:
         Export(request("merge", run.path, places={"safetensors": tmp_path / "out"})).run(lambda _: None)
-    assert f"workbench export {run.id} --to safetensors" in refused.value.hint
+    assert f"workbench export {run.path} --to safetensors" in refused.value.hint  # no place where runs are looked for
     assert not (tmp_path / "out").exists()
+
+
+def test_a_file_in_the_folder_s_place_is_named(make_run: Make, tmp_path: Path) -> None:
+    (tmp_path / "afile").write_text("of somebody else")
+    asked = request("export", make_run(adapter={}).path, places={"adapter": tmp_path / "afile/adapter"})
+    (part,) = Export(asked).run(lambda _: None)["parts"]
+    assert part["error"]["message"].endswith("afile: is a file, and results go into a folder.")
+    assert (tmp_path / "afile").read_text() == "of somebody else"
 
 
 def test_a_part_that_fails_leaves_the_others_and_cancelling_leaves_nothing(make_run: Make, tmp_path: Path) -> None:

@@ -10,8 +10,11 @@ from pathlib import Path
 
 import pytest
 
+from engine.config.files import absolute, load
 from engine.errors import RunNotFound, WorkbenchError
+from engine.rules import read
 from engine.run import inside, store
+from engine.run.from_config import runs_dir_of
 from engine.run.store import RunFolder
 
 
@@ -112,6 +115,14 @@ def test_where_runs_lie(tmp_path, monkeypatch):
     assert store.runs_dir() == tmp_path / "env"
     assert store.runs_dir(None, "/from/config") == Path("/from/config")
     assert store.runs_dir("given", "/from/config") == tmp_path / "given"
+    first = store.create(tmp_path / "elsewhere", "run: {output_dir: runs}\n", {"name": "first"})
+    kept = read(absolute(load(first.config).mapping, first.path))
+    assert runs_dir_of(kept.config, kept.given) == tmp_path / "elsewhere", (
+        "beside the run whose config it is, not in it"
+    )
+    assert store.called(first) == str(first.path)
+    monkeypatch.setenv("WORKBENCH_RUNS", str(tmp_path / "elsewhere"))
+    assert store.called(first) == "first-0001"
 
 
 def test_lists_leave_out_links_and_other_folders(run):
