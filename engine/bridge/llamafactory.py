@@ -78,7 +78,11 @@ def _datasets(setting: str) -> Any:
                 settings[f"{at}.rows"] = min(rows, settings.get(f"{at}.rows", rows))
             known += 1
         if missing:
-            where = f"{LIST} does not name {', '.join(missing)}." if listed else f"No {LIST} was found."
+            where = (
+                f"{LIST} does not name {', '.join(missing)}."
+                if listed
+                else f"No {LIST} was found; --data-dir names its folder."
+            )
             words = f"{where} {sentence_for('dataset')}"
             return changed(settings, words) if settings else unsupported(words)
         return mapped(settings)

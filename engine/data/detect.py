@@ -68,6 +68,11 @@ def detect(
         # A first row that fits nothing is one bad row where those after it fit.
         first = next((row for _, row in seen if _first_format(row, named) is not None), first)
         known = _first_format(first, named)
+    elif not format and known is not None and known.name == "prompts":
+        # A first row without its answer reads as a prompt alone; those with the same columns that have one tell the format.
+        fuller = next((row for _, row in seen if row.keys() == first.keys() and _answered(row, named)), None)
+        if fuller is not None:
+            first, known = fuller, _first_format(fuller, named)
     if known is None:
         sentence = (
             f"unknown format {visible(format)}; known are {', '.join(FORMATS)}"
@@ -86,6 +91,12 @@ def detect(
     why, places = _why(known, mapping, first, format, rows), tuple(sorted(found))
     problems = tuple(found[index] for index in places[:TOLD])
     return Detection(known.name, mapping, why, problems, first, looked, len(found), images, places)
+
+
+def _answered(row: Row, named: Mapping[str, str]) -> bool:
+    """Whether a row is of a format that holds what is to be said, not a prompt alone."""
+    found = _first_format(row, named)
+    return found is not None and found.name != "prompts"
 
 
 def _why(known: Format, mapping: Mapping[str, str], first: Row, format: str | None, rows: Rows) -> str:

@@ -11,7 +11,7 @@ import math
 from functools import partial
 
 from engine.config.facts import Facts, ModelFacts
-from engine.config.kinds import reference_of
+from engine.config.kinds import BUILTIN_MODELS, reference_of
 from engine.config.method import METHODS, learns_from_images
 from engine.config.optimizers import own_value
 from engine.config.tree import RunConfig
@@ -296,13 +296,19 @@ def layer_operations(config: RunConfig, facts: Facts) -> int | None:
     return 2 * weights * tokens_and_length(config, facts)[0]
 
 
+REST = 2 * MiB
+"""Of a checkpoint, what is neither weights nor states: a small tokenizer, the cards, what a resume needs."""
+TINY_REST = MiB // 8
+"""The same of a built-in model, whose tokenizer has some 20 KiB."""
+
+
 def checkpoint_bytes(config: RunConfig, facts: Facts) -> int | None:
     """Bytes of one checkpoint: trained weights, optimizer states, and the little rest."""
     counts = parameters(config, facts)
     if counts is None:
         return None
     trained = counts.trained * trained_size(config)
-    return int(trained + state_bytes(config, counts)) + 2 * MiB
+    return int(trained + state_bytes(config, counts)) + (TINY_REST if config.model.name in BUILTIN_MODELS else REST)
 
 
 def device_bytes(config: RunConfig, facts: Facts) -> int | None:

@@ -8,7 +8,7 @@ from operator import not_
 from engine.config.facts import DataFacts, Facts, SourceFacts
 from engine.config.files import DATA_SUFFIXES, REMOTE, scheme_of
 from engine.config.findings import Finding, Fix, Severity, must, say
-from engine.config.kinds import BUILTIN_ROWS
+from engine.config.kinds import BUILTIN_ROWS, example_row
 from engine.config.method import METHODS
 from engine.config.rule import Check, Refused, leave_out, one_of, other_than, refused, rule, take
 from engine.config.tree import FieldSpec, RunConfig, fields
@@ -118,18 +118,16 @@ def some_rows_are_held_out_and_some_trained_on(config: RunConfig, facts: Facts) 
         )
 
 
-@rule(reads=(fields.data.train,))
+@rule(reads=(fields.data.train, fields.method.kind))
 def training_data_is_named(config: RunConfig, facts: Facts) -> Iterator[Finding]:
     if not config.data.train:
         path = fields.data.train.path
-        todo = "Name a file, or take builtin/dates to try things out."
-        yield must(
-            path,
-            "at least one source of rows",
-            None,
-            todo,
-            fix=Fix("use builtin/dates", {path: [{"path": "builtin/dates"}]}),
-        )
+        todo, fix = "Name a file, or take builtin/dates to try things out.", None
+        if "messages" in config.method.formats:
+            fix = Fix("use builtin/dates", {path: [{"path": "builtin/dates"}]})
+        else:
+            todo = f"Name a file of rows such as {example_row(type(config.method))}."
+        yield must(path, "at least one source of rows", None, todo, fix=fix)
 
 
 @rule(reads=(fields.data.train, fields.data.eval))

@@ -280,6 +280,10 @@ def warmup_ends_before_the_run(config: RunConfig, facts: Facts) -> Iterator[Find
         yield must(path, f"less than the {steps:,} steps of the run", warmup, todo, fix=Fix("take 3 %", {path: 0.03}))
 
 
+SMALL_MODELS_RATE = 0.1
+"""More than any optimizer here takes, for models of any size."""
+
+
 @rule(reads=(fields.optim.learning_rate, fields.method.kind, fields.adapter.kind))
 def learning_rate_is_in_proportion(config: RunConfig, facts: Facts) -> Iterator[Finding]:
     """A rate far above the usual one for a pretrained model breaks it; a tiny built-in model wants more."""
@@ -288,7 +292,13 @@ def learning_rate_is_in_proportion(config: RunConfig, facts: Facts) -> Iterator[
     rate, path = config.optim.learning_rate, fields.optim.learning_rate.path
     usual = LEARNING_RATES[config.method.kind, config.adapter.kind]
     small = facts.model is not None and facts.model.parameters is not None and facts.model.parameters < 50_000_000
-    if rate == "auto" or config.model.name in BUILTIN_MODELS or small:
+    if rate == "auto":
+        return
+    if config.model.name in BUILTIN_MODELS or small:
+        if rate > SMALL_MODELS_RATE:
+            todo = "Even a tiny model only unlearns with so much."
+            fix = Fix("take 0.001", {path: 0.001})
+            yield must(path, f"at most about {SMALL_MODELS_RATE:g}", rate, todo, severity="warning", fix=fix)
         return
     if rate > 20 * usual:
         todo = f"Usual here is about {usual:g}; so much more breaks most models."

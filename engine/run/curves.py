@@ -163,10 +163,26 @@ def watch_for(method: str) -> str:
 
 
 STALLED = 5  # logged steps in a row: one such step is chance
+BROKEN = 2.0
+"""So many times the loss of the first step, for so many logged steps, and a run only unlearns: batches differ less."""
+LOSS_ROSE = "The loss is twice what it was at first: the learning rate is too high."
+_SAMPLED = ("grpo", "ppo")  # whose loss begins at nothing and says little
+
+
+def rose(method: str, series: Mapping[str, Series]) -> tuple[float, float] | None:
+    """The first and the newest loss of a run that has stayed far above where it began; None for one that has not."""
+    if _LIKE.get(method, method) in _SAMPLED or "loss" not in series:
+        return None
+    _, low, high = series["loss"].points()
+    if len(low) <= STALLED or high[0] <= 0 or min(low[-STALLED:]) <= BROKEN * high[0]:
+        return None
+    return high[0], low[-1]
 
 
 def concern(method: str, series: Mapping[str, Series]) -> str:
-    """What the newest steps of a run that compares its own answers warn of, in a sentence; mostly nothing."""
+    """What the newest steps warn of, in a sentence; mostly nothing: a loss that rose and stays, answers all alike or cut."""
+    if rose(method, series) is not None:
+        return LOSS_ROSE
     if _LIKE.get(method, method) != "grpo":  # PPO has one answer a prompt, which is always equal to itself
         return ""
     for name, words in CONCERNS.items():

@@ -12,6 +12,7 @@ from engine.errors import visible
 from engine.run import checkpoint, proposals
 from engine.run.batches import rows_of
 from engine.run.best import best_text, title_of
+from engine.run.curves import rose
 from engine.run.evaluations import has_harness, in_words, records_of
 from engine.run.in_flight import in_flight
 from engine.run.proposals import Change
@@ -112,6 +113,11 @@ def facts(view: RunView, folder: RunFolder) -> list[tuple[str, str]]:
             lines = [("model", f"{path}, the best; the end is checkpoint-{end}")]
         elif step != end:
             lines = [("model", f"{path}; checkpoint-{end} is not whole any more")]
+    if (risen := rose(view.method, view.series)) is not None:
+        began, ended = (figures.number(value, 4) for value in risen)
+        lines.append(
+            ("got worse", f"the loss ended at {ended}, far above its {began} at first: lower optim.learning_rate")
+        )
     if held_out := _held_out(view, _step(view, kept_steps) if kept_steps else None):
         lines.append(("held out", held_out))
     for first, last in _answers(view)[:PROMPTS]:

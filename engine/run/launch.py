@@ -20,7 +20,7 @@ from typing import Any
 
 from engine import figures
 from engine.errors import RunBusy, WorkbenchError, redact, visible
-from engine.run import checkpoint, control, devices, inside, slurm, store
+from engine.run import checkpoint, control, devices, inside, proposals, slurm, store
 from engine.run.devices import Choice
 from engine.run.events import last_numbers
 from engine.run.lock import file_system, is_held, try_flock
@@ -130,7 +130,9 @@ def resume(run: RunFolder, *, accept_data: bool = False) -> tuple[Path | None, l
     if at_work(run):
         raise RunBusy(f"run {run.id} is still {run.state}.", f"`workbench watch {run.id}` shows it.")
     if run.state == "finished" and not changed_settings(run):
-        raise WorkbenchError(f"{run.id} is finished; there is nothing left to go on with.", "Start another run.")
+        longer = proposals.longer(proposals.settings_of(run)).options
+        way = f"`workbench resume {run.id} {longer}` trains it longer."
+        raise WorkbenchError(f"{run.id} is finished; there is nothing left to go on with.", way)
     attend(run)
     newest, skipped = checkpoint.to_go_on_from(run)
     wanted = _devices_wanted(run)
@@ -363,11 +365,12 @@ def _preflight(root: Path, forecast: int) -> None:
             "Choose another folder with --runs or the WORKBENCH_RUNS variable.",
         ) from problem
     free = space.f_bavail * space.f_frsize
-    needed = forecast + _SMALL_FILES + store.BALLAST_BYTES
-    if free < needed:
+    beside = _SMALL_FILES + store.BALLAST_BYTES
+    if free < forecast + beside:
         raise WorkbenchError(
             f"{visible(str(root))}: the disk has {figures.size(free)} free, and this run is expected to need "
-            f"{figures.size(needed)}.",
+            f"{figures.size(forecast + beside)}: {figures.size(forecast)} for checkpoints, {figures.size(beside)} "
+            "beside them for curves, log and what saving needs to end well.",
             "Free some space, keep fewer checkpoints, or choose another folder with --runs.",
         )
     if space.f_files and space.f_favail < 200:

@@ -566,7 +566,9 @@ def claim(run: RunFolder, patience: float) -> int:
         if try_flock(handle) != "busy" and (now is None or now.pid == os.getpid() or not now.alive):
             return handle
         if time.monotonic() >= give_up:
-            raise RunBusy(f"run {run.id} already has a supervisor.")
+            raise RunBusy(
+                f"run {run.id} is being started or looked after already; `workbench watch {run.id}` shows it."
+            )
         time.sleep(0.05)
 
 

@@ -67,12 +67,13 @@ def _names(sources: Sequence[DataSource]) -> str:
 
 def _trained(config: RunConfig, estimate: Estimate) -> str:
     trained, total = estimate.trainable_parameters, estimate.total_parameters
-    how_many = "how many is not known yet" if trained is None else large(trained)
+    how_many = "" if trained is None else large(trained)
     if isinstance(config.adapter, Lora):
         share = f", {percent(trained / total, 1)} of all" if trained and total else ""
         held = {"nf4": ", held in 4 bits,", **dict.fromkeys(EXPERTS_ALONE, ", its experts held in 4 bits,")}
         bits = held.get(config.model.quantization, "")
-        lora = f"LoRA, rank {config.adapter.r}: {how_many} parameters{share}"
+        size_ = f"{how_many} parameters" if how_many else "how many parameters is not known yet"
+        lora = f"LoRA, rank {config.adapter.r}: {size_}{share}"
         return f"The model{bits} stays as it is; what learns are small matrices beside it ({lora})."
     if trained is not None and total is not None and trained < total:
         return f"{how_many} of its {large(total)} parameters learn."
@@ -127,9 +128,12 @@ def _memory(facts: Facts, estimate: Estimate) -> str:
 
 def _kept(config: RunConfig, facts: Facts, estimate: Estimate, runs_dir: Path | None) -> str:
     many = f"the newest {config.run.save_total_limit} checkpoints"
-    each_bytes = f" ({size(estimate.checkpoint_bytes)} each)" if estimate.checkpoint_bytes is not None else ""
+    if estimate.checkpoints_bytes is not None and estimate.checkpoints_bytes == estimate.checkpoint_bytes:
+        many = "the checkpoint of its end"  # nothing is saved before
+    each = " each" if many.endswith("s") else ""
+    each_bytes = f" ({size(estimate.checkpoint_bytes)}{each})" if estimate.checkpoint_bytes is not None else ""
     need = estimate.checkpoints_bytes
-    disk = f"up to {size(need)} of disk" if need is not None else "how much disk is not known yet"
+    disk = f"up to {size(need)} of disk" if need is not None else "how much disk they take is not known yet"
     free = facts.machine.disk_free_bytes if facts.machine is not None else None
     room = f", {size(free)} are free" if free is not None else ""
     where = f" in {short_path(visible(str(runs_dir)))}" if runs_dir is not None else ""

@@ -18,6 +18,7 @@ from typing import Any, NamedTuple
 import torch
 from transformers import TrainerCallback
 
+from engine import figures
 from engine.compat import collective_waits
 from engine.facts.counts import steps_between
 from engine.models.expert_shards import is_divided
@@ -25,6 +26,7 @@ from engine.models.sizes import weights_in
 from engine.run import inside
 from engine.run.async_writer import AsyncWriter
 from engine.run.control import Controls, Request
+from engine.run.disk import guarded
 from engine.run.events import Thinning
 from engine.run.in_flight import InFlight
 from engine.run.store import RunFolder
@@ -315,6 +317,7 @@ class _BatchFile:
     """Row ids of batches as little-endian int64, up to a cap; `add` gives the payload of the event, None past the cap."""
 
     def __init__(self, run: RunFolder) -> None:
+        self._path = run.batches
         self._handle = inside.open_file(run, run.batches, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
         self._size = os.fstat(self._handle).st_size // 8 * 8
         os.ftruncate(self._handle, self._size)
@@ -323,9 +326,20 @@ class _BatchFile:
         if self._size + 8 * len(rows) > BATCHES_CAP:
             return None
         place = self._size // 8
-        os.write(self._handle, array("q", rows).tobytes())
-        self._size += 8 * len(rows)
+        data = array("q", rows).tobytes()
+        guarded(self._path, lambda: f"{figures.size(len(data))} needed", lambda: self._write(data))
+        self._size += len(data)
         return {"step": step, "offset": place, "count": len(rows)}
+
+    def _write(self, data: bytes) -> None:
+        """All of it, or nothing: half a batch would shift those behind it."""
+        try:
+            done = 0
+            while done < len(data):
+                done += os.write(self._handle, data[done:])
+        except OSError:
+            os.ftruncate(self._handle, self._size)
+            raise
 
 
 class _GpuReader:

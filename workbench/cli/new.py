@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from pathlib import Path
 
 import click
@@ -48,5 +49,5 @@ def command(first: str | None, named: str | None, output: Path | None, force: bo
     if as_json:
         print_json({"recipe": name, "path": str(output.absolute()), "text": text})
         return 0
-    echo(f"Wrote {shown} from the recipe {name}. Next: `workbench check {shown}`", err=True)
+    echo(f"Wrote {shown} from the recipe {name}. Next: `workbench check {shlex.quote(shown)}`", err=True)
     return 0

@@ -148,7 +148,11 @@ def show(answer: dict[str, Any]) -> None:
     """Header with counts, then each row as text with the learned tokens marked."""
     total = answer.get("total")
     for source in answer.get("sources", []):
-        rows = f"{source['rows']:,} rows" if source["rows"] is not None else "rows still counted"
+        rows = (
+            f"{source['rows']:,} row{'' if source['rows'] == 1 else 's'}"
+            if source["rows"] is not None
+            else "rows still counted"
+        )
         template = f"; template {without_secrets(source['template'])}" if source.get("template") else ""
         echo(f"{without_secrets(source['path'])}: {source['why']} ({rows}){template}")
     echo(f"method {answer['method']}; {answer.get('template') or 'no chat template'}; mask {answer['fingerprint']}")

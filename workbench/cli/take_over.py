@@ -5,6 +5,7 @@ The ledger goes to standard error; the config to OUT, which is never one that ex
 
 from __future__ import annotations
 
+import shlex
 from pathlib import Path
 
 import click
@@ -44,5 +45,7 @@ def command(
     if lists is not None and not lists.is_dir():
         raise UsageError(f"{visible(str(lists))}: must be a folder with dataset_info.json; there is none.")
     ledger = take_over(load(file), known, out=place.parent if place else Path.cwd(), method=method, lists=lists)
-    deliver(ledger, output, place, as_json=as_json, after=f" Next: `workbench check {visible(str(output))}`")
+    deliver(
+        ledger, output, place, as_json=as_json, after=f" Next: `workbench check {shlex.quote(visible(str(output)))}`"
+    )
     return 0

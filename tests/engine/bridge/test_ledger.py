@@ -352,7 +352,8 @@ def test_data_sets_by_name_are_read_off_the_list_beside_the_file(shared_data: Pa
     assert (row.outcome, "does not name nowhere" in row.reason) == ("changed", True)
     (tmp_path / "data" / "dataset_info.json").unlink()
     gone = taken(glaive, "llamafactory", tmp_path)
-    assert next(row for row in gone.rows if row.key == "dataset").outcome == "unsupported"
+    lacking = next(row for row in gone.rows if row.key == "dataset")
+    assert (lacking.outcome, "--data-dir" in lacking.reason) == ("unsupported", True)
 
 
 def test_paths_are_written_as_the_new_file_needs_them(tmp_path: Path) -> None:

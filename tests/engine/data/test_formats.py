@@ -343,3 +343,15 @@ def test_preferences_as_openai_writes_them(write: Callable[..., Path]) -> None:
     assert isinstance(found.prompt, list)
     assert [turn["content"] for turn in (*found.prompt, *found.chosen, *found.rejected)] == ["one?", "good", "bad"]
     assert found.tools == [tool]
+
+
+@pytest.mark.parametrize("missing", [None, ...])
+def test_a_first_row_without_its_answer_does_not_make_the_source_one_of_prompts(write: Write, missing: object) -> None:
+    first = {"prompt": "1 + 1?", **({"completion": None} if missing is None else {})}
+    rows = [first, *({"prompt": f"{n} + 1?", "completion": str(n + 1)} for n in range(1, 4))]
+    found = detect(open_rows(write(rows)))
+    if missing is None:
+        assert (found.format, found.bad, len(found.problems)) == ("prompt_completion", 1, 1)
+        assert "completion" in found.problems[0]
+    else:
+        assert found.format == "prompts", "rows of other columns are another source's"

@@ -216,6 +216,21 @@ def test_dpo_with_full_weights_holds_a_second_model() -> None:
     assert "reference" not in of(method={"kind": "dpo", "reference": "precompute"}).memory
 
 
+@pytest.mark.parametrize(
+    ("settings", "written"),
+    [
+        ({"model": {"dtype": "float32"}}, 2_456_519),
+        ({"model": {"dtype": "bfloat16"}, "method": {"kind": "dpo"}, "adapter": {"kind": "lora", "r": 4}}, 209_204),
+    ],
+    ids=["all weights", "an adapter"],
+)
+def test_a_checkpoint_of_the_built_in_model_is_told_as_large_as_one_was(settings: dict[str, Any], written: int) -> None:
+    settings["model"]["name"] = "builtin/tiny"
+    found = estimate(read(settings).config, Facts(model=model_facts("builtin/tiny"))).checkpoint_bytes
+    assert found is not None
+    assert 0.9 <= found / written <= 1.2
+
+
 def test_disk_counts_the_kept_checkpoints_and_the_one_being_written() -> None:
     facts = Facts(machine=H100, model=MODEL, data=DataFacts(rows=100_000))
     found = of(facts, run={"save_total_limit": 3})

@@ -5,8 +5,30 @@ from __future__ import annotations
 import pytest
 
 from engine.config.tree import SECTIONS
-from engine.run.curves import CONCERNS, LEADING, Words, concern, leading, ordered, watch_for, words
+from engine.run.curves import CONCERNS, LEADING, LOSS_ROSE, Words, concern, leading, ordered, rose, watch_for, words
 from engine.run.series import Series
+
+
+def test_a_loss_that_rose_and_stays_is_told_and_one_that_only_jumped_is_not() -> None:
+    for method in ("sft", "dpo", "kto"):
+        rising = Series()
+        for step, loss in enumerate((2.0, 1.9, 5.0, 6.0, 7.0, 8.0)):
+            rising.add(step, loss)
+        assert concern(method, {"loss": rising}) == "", "four logged steps may be chance"
+        rising.add(6, 9.0)
+        assert concern(method, {"loss": rising}) == LOSS_ROSE
+        assert rose(method, {"loss": rising}) == (2.0, 9.0)
+        rising.add(7, 3.9)
+        assert concern(method, {"loss": rising}) == ""
+    falling = Series()
+    for step in range(20):
+        falling.add(step, 2.0 - step / 20)
+    assert concern("sft", {"loss": falling}) == ""
+    sampled = Series()
+    for step, loss in enumerate((0.001, 5, 5, 5, 5, 5, 5)):
+        sampled.add(step, loss)
+    assert concern("ppo", {"loss": sampled}) == "", "the loss of sampled answers begins at nothing"
+    assert len(LOSS_ROSE) <= 76
 
 
 def test_every_method_of_the_schema_says_which_curves_matter_and_what_to_look_for() -> None:

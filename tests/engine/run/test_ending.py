@@ -94,6 +94,25 @@ def test_training_longer_doubles_what_ends_the_run_and_a_measurement_is_told_bes
     assert ("measured", "checkpoint-20, 32 rows of data.eval: loss 0.500 (6.25 before training)") in lines
 
 
+def test_a_finished_run_whose_loss_only_rose_says_so_beside_its_model(tmp_path):
+    for name, losses in (("worse", (6.5, 5077, 900, 800, 950, 1000, 809)), ("better", (6.5, 5, 4, 3, 2, 1, 0.5))):
+        run = store.create(tmp_path / name, "version: 1\n", {"name": "my", "host": "another-machine"})
+        with EventWriter(run) as pen:
+            pen.write("started", method="sft", model="builtin/tiny", max_steps=7, epochs=1)
+            for step, loss in enumerate(losses, 1):
+                pen.write("metrics", step=step, loss=loss)
+            tmp = checkpoint.begin(run, 7)
+            (tmp / "model.safetensors").write_bytes(b"1")
+            checkpoint.commit(tmp, {})
+            pen.write("checkpoint", step=7, path="checkpoints/checkpoint-7", state="committed", bytes=1)
+            pen.write("finished", step=7, seconds=1.0)
+        run.update_json(state="finished")
+        with open_view(run) as watch:
+            said = dict(card(watch.view, run, "my-0001")).get("got worse")
+        told = "the loss ended at 809, far above its 6.500 at first: lower optim.learning_rate"
+        assert said == (told if name == "worse" else None)
+
+
 def test_a_run_that_failed_says_how_its_memory_went_and_which_rows_it_was_on(tmp_path):
     run = store.create(tmp_path, "version: 1\n", {"name": "my", "host": "another-machine"})
     note = InFlight(run).note

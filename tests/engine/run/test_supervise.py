@@ -7,9 +7,10 @@ from types import SimpleNamespace
 
 import pytest
 
+from engine.errors import RunBusy
 from engine.run.events import EventWriter
 from engine.run.process import host, identity
-from engine.run.supervise import Supervisor
+from engine.run.supervise import Supervisor, claim
 from engine.run.tail import Tail
 
 
@@ -58,3 +59,12 @@ def test_what_the_first_rank_says_of_itself_stands_whoever_is_gone_first(run, ra
     values = run.read_json()
     assert (values["state"], values["cause"], values["message"]) == ("failed", cause, message)
     assert [event["kind"] for event in Tail(run.events).read()] == ["failed"]
+
+
+def test_a_second_start_at_once_is_told_what_the_first_does(run):
+    handle = claim(run, patience=0.0)
+    try:
+        with pytest.raises(RunBusy, match=f"being started or looked after already; `workbench watch {run.id}`"):
+            claim(run, patience=0.0)
+    finally:
+        os.close(handle)

@@ -46,13 +46,18 @@ def test_each_figure_is_the_estimates(tmp_path: Path) -> None:
 
 def test_what_is_not_known_is_called_so() -> None:
     words = paragraph(Draft(TEXT).config, Facts(), Estimate())
-    for said in ("its size is not known yet", "the rows, not counted yet, of mine.jsonl", "how many is not known yet",
+    for said in ("its size is not known yet", "the rows, not counted yet, of mine.jsonl", "(LoRA, rank 16: how many parameters is not known yet)",
                  "How many steps it takes is not known until the rows are counted", "how long is not known yet",
-                 "How much memory it needs is not known yet", "how much disk is not known yet"):  # fmt: skip
+                 "How much memory it needs is not known yet", "how much disk they take is not known yet"):  # fmt: skip
         assert said in words, words
     assert not any(sign in words for sign in ("None", "nan", "MiB", "GiB")), words
     empty = paragraph(Draft().config, Facts(), Estimate())
     assert "still to be named" in empty
+
+
+def test_a_run_that_saves_only_its_end_is_not_told_to_keep_two_checkpoints() -> None:
+    once = paragraph(Draft(TEXT).config, Facts(), replace(KNOWN, checkpoints_bytes=KNOWN.checkpoint_bytes))
+    assert "Kept are the checkpoint of its end (40.0 MiB), curves, samples and log: up to 40.0 MiB of disk" in once
 
 
 def test_counts_of_a_sample_and_of_other_limits_are_not_told_as_all() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from pathlib import Path
 
 import pytest
@@ -29,6 +30,13 @@ def test_a_file_is_written_and_the_next_command_named(tmp_path: Path) -> None:
     assert place.read_text() == recipe_text("dpo")
     assert "workbench check" in result.stderr
     assert result.stdout == ""
+
+
+def test_the_next_command_can_be_typed_as_it_stands(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    said = run("--recipe", "demo", "-o", "my new config.yaml").stderr
+    command = said.rpartition("Next: `")[2].partition("`")[0]
+    assert shlex.split(command) == ["workbench", "check", "my new config.yaml"]
 
 
 def test_an_existing_file_is_kept_without_force(tmp_path: Path) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from engine.config.facts import DataFacts, Facts
-from tests.engine.rules.rule_cases.shared import TINY_FACTS, Case, rows, source
+from tests.engine.rules.rule_cases.shared import DPO, TINY_FACTS, Case, rows, source
 
 CASES: dict[str, list[Case]] = {
     "batches-ahead-need-loader-processes": [
@@ -19,7 +19,10 @@ CASES: dict[str, list[Case]] = {
         ({"data.val_set_size": 1.5}, Facts(), "data.val_set_size", "error"),
         ({"data.val_set_size": 40}, source(rows=40), "data.val_set_size", "error"),
     ],
-    "training-data-is-named": [({"data.train": []}, Facts(), "data.train", "error")],
+    "training-data-is-named": [
+        ({"data.train": []}, Facts(), "data.train", "error"),
+        ({**DPO, "data.train": []}, Facts(), "data.train", "error"),
+    ],
     "sources-exist": [
         ({}, source(exists=False), "data.train.0.path", "error"),
         ({}, source(problem="line 3: must be JSON."), "data.train.0.path", "error"),

@@ -81,7 +81,7 @@ CASES: dict[str, list[Case]] = {
     "checkpoints-fit-the-disk": [
         (
             {"run.save_total_limit": 5},
-            Facts(machine=replace(CPU, disk_free_bytes=8 * 1024**2), model=TINY_FACTS),
+            Facts(machine=replace(CPU, disk_free_bytes=2 * 1024**2), model=TINY_FACTS),
             "run.save_total_limit",
             "error",
         )

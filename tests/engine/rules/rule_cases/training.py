@@ -88,7 +88,8 @@ CASES: dict[str, list[Case]] = {
         ({"optim.warmup_steps": 50, "optim.max_steps": 50}, Facts(), "optim.warmup_steps", "error")
     ],
     "learning-rate-is-in-proportion": [
-        ({"model.name": "Qwen/Qwen3-8B", "optim.learning_rate": 0.1}, Facts(), "optim.learning_rate", "warning")
+        ({"model.name": "Qwen/Qwen3-8B", "optim.learning_rate": 0.1}, Facts(), "optim.learning_rate", "warning"),
+        ({"optim.learning_rate": 10.0}, Facts(), "optim.learning_rate", "warning"),
     ],
     "eval-batch-needs-held-out-data": [
         ({"optim.per_device_eval_batch_size": 9}, Facts(), "optim.per_device_eval_batch_size", "error")
