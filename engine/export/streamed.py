@@ -99,6 +99,7 @@ def opened(folder: Path, loader: Any, shape: Any, config: RunConfig | None = Non
         model = loader.from_config(shape, dtype=torch.float32)
     model.tie_weights()
     model.eval()
+    _computes_here(model)
     if any(weight.ndim == 3 for weight in model.parameters()):
         return None
     rounded = config is not None and config.model.quantization != "none"
@@ -161,6 +162,18 @@ def adapted(made: Streamed, adapter: Path) -> Streamed:
     if left:
         raise ValueError(f"{sorted(left)[0]} has no place in the model")
     return Streamed(model, sources, made.report, units=_units(model))
+
+
+def _computes_here(model: torch.nn.Module) -> None:
+    """Says of the model and its parts that they are on the CPU, where weights are read to: their device is that of the first
+    weight, which has none while it is not read, and some (Idefics3) move what they compute there."""
+    from transformers import PreTrainedModel
+
+    for module in model.modules():
+        if isinstance(module, PreTrainedModel):
+            kind = type(module)
+            here = {"device": torch.device("cpu"), "__module__": kind.__module__}
+            module.__class__ = type(kind.__name__, (kind,), here)
 
 
 def _key(name: str, keys: set[str]) -> str | None:

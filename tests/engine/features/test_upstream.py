@@ -359,3 +359,23 @@ def test_vision_towers_call_attention_for_each_region_with_what_they_were_given_
         assert "torch.split(tensor, lengths.tolist(), dim=2)" in source
         assert "is_causal=False, **kwargs, )[0] for q, k, v in zip(*splits)" in source
         assert "get_interface( self.config._attn_implementation" in source
+
+
+def test_peft_takes_layers_of_mixtures_for_experts_by_these_tables():
+    from peft.utils import transformers_weight_conversion as theirs
+
+    assert theirs._MODEL_TO_CONVERSION_PATTERN["deepseek_v3"] == "qwen2_moe"
+    assert set(theirs._MOE_TARGET_MODULE_MAPPING["qwen2_moe"]) == {"gate", "gate_proj", "up_proj", "down_proj"}
+    assert "qwen2_moe" in theirs._MOE_FUSED_TARGETS
+
+
+def test_peft_refuses_an_adapter_beside_the_same_layer_of_mamba():
+    from peft.tuners.tuners_utils import _check_lora_target_modules_mamba
+
+    from engine.facts.stored_linears import MAMBA
+
+    for kind in MAMBA:
+        model = torch.nn.Module()
+        model.config = SimpleNamespace(model_type=kind)
+        with pytest.raises(ValueError, match="incompatible"):
+            _check_lora_target_modules_mamba(LoraConfig(), model, "out_proj")
