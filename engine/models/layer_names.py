@@ -87,7 +87,7 @@ def name_for_files(adapted: PeftModel) -> None:
         return
     named = _shortest(layers, [name for name, _ in base.named_modules()])
     weights = {f"{name}.weight" for name in named if name.rpartition(".")[2] in ends}
-    config.target_modules = {name for name in named if name.rpartition(".")[2] not in ends}
+    config.target_modules = sorted(name for name in named if name.rpartition(".")[2] not in ends)
     config.target_parameters = sorted({*(config.target_parameters or ()), *weights})
     config.lora_dropout = 0.0
 
