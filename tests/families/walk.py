@@ -56,7 +56,7 @@ class Wrong(Exception):
 def walk(name: str, root: Path, tokenizer: Path, stations: Sequence[str] = STATIONS) -> dict[str, str]:
     """What each station says of this family. `WORKBENCH_CACHE` should be a cache of its own."""
     way = Way(name, root, tokenizer)
-    return {station: _said(getattr(way, station)) for station in stations}
+    return {station: _said(getattr(way, station)).replace(f"{root}/", "") for station in stations}
 
 
 def _said(station: Callable[[], str | None]) -> str:
@@ -352,11 +352,17 @@ class Way:
 
     def gguf(self) -> None:
         """One file for llama.cpp, compared weight by weight."""
-        if self.family.method == "embedding":
-            from engine.errors import WorkbenchError
+        from engine.errors import WorkbenchError
 
+        if self.family.method == "embedding":
             raise WorkbenchError("a model of embeddings is no file for llama.cpp here")
-        self._export("lora", "gguf")
+        try:
+            self._export("lora", "gguf")
+        except WorkbenchError as problem:
+            # The sentence goes on with all types that are; one more of them is no news of this family.
+            if "is not written as GGUF here" in problem.message:
+                raise WorkbenchError("no GGUF is written of this model type here") from problem
+            raise
 
     def chat(self) -> str | None:
         """The trained model and its base answer."""
