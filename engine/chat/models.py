@@ -257,14 +257,11 @@ def _model(config: RunConfig, device: torch.device, say: Phase) -> Any:
 
 def _with_adapter(model: Any, config: RunConfig, folder: Path, name: str) -> Any:
     """The model with the adapter of a checkpoint beside those that it has, in the number format of its training."""
-    from peft import PeftModel
+    from engine.models.layer_names import open_adapter
 
     own = isinstance(config.adapter, Lora) and config.adapter.autocast_adapter_dtype
     in_float32 = config.model.dtype != "bfloat16" or own
-    if isinstance(model, PeftModel):
-        model.load_adapter(str(folder), name, autocast_adapter_dtype=in_float32)
-        return model
-    return PeftModel.from_pretrained(model, str(folder), adapter_name=name, autocast_adapter_dtype=in_float32)
+    return open_adapter(model, str(folder), name, autocast_adapter_dtype=in_float32)
 
 
 def _finish(side: Side, model: Any) -> None:

@@ -27,8 +27,8 @@ def loaders_of(model_type: str) -> frozenset[str] | None:
     return frozenset(name for name, served in classes.items() if model_type in known and model_type in served)
 
 
-_BY_TORCHVISION = ("PixtralProcessor",)
-"""Processors that ask for torchvision themselves, whatever reads their images."""
+_BY_TORCHVISION = ("PixtralProcessor", "Gemma4Processor")
+"""Processors that ask for torchvision themselves or for their videos, whatever reads their images."""
 
 
 def needs_torchvision(processor: str, image_processor: str) -> bool | None:

@@ -51,6 +51,10 @@ class ModelFacts:
     experts: int | None = None
     linears: tuple[tuple[str, int, int, int], ...] = ()
     """Linear layers as `(name, in, out, how many)`, the head left out."""
+    tower: tuple[tuple[str, int, int, int], ...] = ()
+    """Linear layers of its vision tower, where its files are here; `linears` has those of the language model."""
+    projector: tuple[tuple[str, int, int, int], ...] = ()
+    """Linear layers from its vision tower to the language model, where its files are here."""
     expert_weights: tuple[tuple[str, int, int, int], ...] = ()
     """Weights that hold all experts of a layer, as `(name, in, out, how many)` for one expert."""
     chat_template: bool | None = None

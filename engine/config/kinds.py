@@ -61,9 +61,9 @@ SEEING = "AutoModelForImageTextToText"
 
 
 def loader_of(head: Head, served: frozenset[str] | None) -> str:
-    """The transformers class that loads a model of an architecture that these serve; `None` where that is not known."""
-    loader = LOADERS[head]
-    return SEEING if head == "vocabulary" and served and loader not in served and SEEING in served else loader
+    """The transformers class that loads a model of an architecture that these serve; `None` where that is not known. One that
+    sees is loaded whole: of Qwen3.5 and Llama 4 the class for text takes the language model alone, and images reach no one."""
+    return SEEING if head == "vocabulary" and served and SEEING in served else LOADERS[head]
 
 
 LANGUAGE_FORMATS = ("messages", "sharegpt", "alpaca", "prompt_completion", "tokens", "synthetic")

@@ -118,6 +118,7 @@ def opened(folder: Path, loader: Any, shape: Any, config: RunConfig | None = Non
         model = loader.from_config(shape, dtype=torch.float32)
     model.tie_weights()
     model.eval()
+    _computes_here(model)
     rounded = config is not None and config.model.quantization != "none"
     if rounded and any(type(module).__name__ == "Conv1D" for module in model.modules()):
         return None  # whose weights transformers turns before they are quantized
@@ -212,6 +213,18 @@ def merging(whole: Streamed, format_of: Callable[[str], torch.dtype]) -> Streame
                 held.data = held.data.to(format_of(plain)).float()
 
     return replace(whole, change=change)
+
+
+def _computes_here(model: torch.nn.Module) -> None:
+    """Says of the model and its parts that they are on the CPU, where weights are read to: their device is that of the first
+    weight, which has none while it is not read, and some (Idefics3) move what they compute there."""
+    from transformers import PreTrainedModel
+
+    for module in model.modules():
+        if isinstance(module, PreTrainedModel):
+            kind = type(module)
+            here = {"device": torch.device("cpu"), "__module__": kind.__module__}
+            module.__class__ = type(kind.__name__, (kind,), here)
 
 
 def _key(name: str, keys: set[str]) -> str | None:

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from engine.config.facts import Facts, ModelFacts
 from engine.config.method import METHODS
 from engine.config.tree import RunConfig
+from engine.facts.stored_linears import MAMBA
 from engine.facts.unfrozen import matrices_by_name, trained_by_name
 
 
@@ -203,7 +204,9 @@ def parameters(config: RunConfig, facts: Facts) -> Parameters | None:
     if not model.linears:
         return None
     trained, on_experts, factors = 0, 0, []
-    for name, wide_in, wide_out, count in model.linears:
+    for name, wide_in, wide_out, count in (*model.linears, *_that_see(config, model)):
+        if adapter.target_modules == "all-linear" and name == "out_proj" and model.model_type in MAMBA:
+            continue
         if _is_target(name, adapter.target_modules):
             trained += count * adapter.r * (wide_in + wide_out)
             factors += [(adapter.r, wide_in, count), (wide_out, adapter.r, count)]
@@ -217,6 +220,12 @@ def parameters(config: RunConfig, facts: Facts) -> Parameters | None:
             factors += [(rank, wide_in, count), (wide_out, rank, count)]
     saved = sum(_whole_module(name, model) for name in adapter.modules_to_save)
     return Parameters(model.parameters, 0, trained + on_experts + saved, tuple(factors), on_experts)
+
+
+def _that_see(config: RunConfig, model: ModelFacts) -> tuple[tuple[str, int, int, int], ...]:
+    """Linear layers of the parts that see beside which adapters are put."""
+    projector = model.projector if config.model.train_vision != "none" else ()
+    return (*projector, *model.tower) if config.model.train_vision == "all" else projector
 
 
 def _is_target(name: str, targets: str | list[str]) -> bool:

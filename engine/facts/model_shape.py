@@ -18,7 +18,7 @@ from engine import model_files
 from engine.config.architectures import loaders_of, needs_torchvision
 from engine.config.facts import ModelFacts, TokenizerFacts, VisionFacts
 from engine.errors import ModelError, visible
-from engine.facts import mixtures
+from engine.facts import mixtures, stored_linears
 from engine.facts.stored import PACKED, packed_size, refuse_without_note, stored_as
 from engine.model_files import Tensor
 
@@ -252,6 +252,8 @@ def _facts(name: str, config: Shape, folder: Path | None, template: bool | None,
     model_type = str(shape.get("model_type", ""))[:60]
     hidden, heads = _number(shape, "hidden_size", "n_embd"), _number(shape, "num_attention_heads", "n_head")
     experts = _number(shape, "num_experts", "num_local_experts", "n_routed_experts")
+    if model_type == "nemotron_h" and not _has_mixtures(shape):
+        experts = None  # its config counts experts also where no layer has any
     facts: dict[str, Any] = {
         "model_type": model_type,
         "hidden_size": hidden,
@@ -275,11 +277,21 @@ def _facts(name: str, config: Shape, folder: Path | None, template: bool | None,
     bare = ModelFacts(name, **facts)
     linears = tuple(_linears(bare, shape))
     stored, flaw = _stored_weights(folder, own, config)
+    held: tuple[tuple[str, int, int, int], ...] = ()
+    if not linears and stored and not facts["stored"]:
+        held = stored_linears.linears(stored, experts or 0)
+    sees = stored_linears.that_see(stored) if stored and facts["vision"] and not facts["stored"] else ((), ())
+    fused = tuple(_expert_weights(bare, shape)) if linears or held else ()
+    if held and stored is not None and not stored_linears.agrees(fused, experts or 0, stored):
+        fused = ()
     known = replace(
         bare,
-        linears=linears,
-        expert_weights=tuple(_expert_weights(bare, shape)) if linears else (),
-        parameters=_counted(stored) or _formula(bare, shape, linears),
+        linears=linears or held,
+        tower=sees[0],
+        projector=sees[1],
+        expert_weights=fused,
+        # Of a model that sees, the formula counts the language model alone.
+        parameters=_counted(stored) or (_formula(bare, shape, linears) if shape is config else None),
         flaw=flaw,
         loaders=loaders_of(str(config.get("model_type", ""))),
     )
@@ -295,6 +307,11 @@ def _facts(name: str, config: Shape, folder: Path | None, template: bool | None,
         biases=any(key.endswith("bias") for key in stored),
         modules=None if experts else frozenset(_modules(stored)),
     )
+
+
+def _has_mixtures(shape: Shape) -> bool:
+    """Whether a hybrid's list of layers names a mixture of experts: by words, or by a letter each as files have it."""
+    return "moe" in (shape.get("layers_block_type") or ()) or "E" in str(shape.get("hybrid_override_pattern") or "")
 
 
 def _stored_weights(folder: Path | None, own: bool, config: Shape) -> tuple[dict[str, Tensor] | None, str]:
@@ -394,7 +411,7 @@ def _linears(model: ModelFacts, shape: Shape) -> Iterator[tuple[str, int, int, i
         shared = _number(shape, "shared_expert_intermediate_size")
         if shared:
             yield from (("gate_proj", hidden, shared, layers), ("up_proj", hidden, shared, layers))
-            yield ("down_proj", shared, hidden, layers)
+            yield from (("down_proj", shared, hidden, layers), ("shared_expert_gate", hidden, 1, layers))
         return
     yield from (("gate_proj", hidden, wide, layers), ("up_proj", hidden, wide, layers))
     yield ("down_proj", wide, hidden, layers)
@@ -437,8 +454,6 @@ def _formula(model: ModelFacts, shape: Shape, linears: tuple[tuple[str, int, int
     if model.experts:
         wide = _number(shape, "moe_intermediate_size") or model.intermediate_size or 0
         total += layers * (model.experts * 3 * hidden * wide + hidden * model.experts)
-        if _number(shape, "shared_expert_intermediate_size"):
-            total += layers * hidden
     if model.model_type == "gpt_oss":  # biases of experts and routers, and a sink for each head
         total += layers * ((model.experts or 0) * (2 * (model.intermediate_size or 0) + hidden + 1) + model.heads)
     if model.model_type == "olmo":

@@ -11,13 +11,17 @@ from collections.abc import Iterator
 
 from engine.config.facts import ModelFacts
 
-_ATTENTION = ("q_proj", "k_proj", "v_proj", "o_proj")
+_ATTENTION = ("q_proj", "k_proj", "v_proj", "o_proj", "qkv_proj")
+_NAMED = {*_ATTENTION, "gate_proj", "up_proj", "down_proj", "gate_up_proj"}
+"""Layers whose place in a block is known by their name."""
 
 
 def trained_by_name(model: ModelFacts, patterns: list[str]) -> int | None:
     """Parameters whose names begin with a match of one of the regular expressions; None where no name can be known, as those
     of a mixture's experts."""
     if model.experts or not model.linears or not model.layers or not model.hidden_size or not model.vocab_size:
+        return None
+    if not {name for name, *_ in model.linears} <= _NAMED:
         return None
     try:
         known = [re.compile(pattern) for pattern in patterns]

@@ -37,7 +37,8 @@ def lora_config(config: RunConfig, adapter: Lora) -> LoraConfig:
     return LoraConfig(
         # PEFT trains a new head whole beside the adapter where the task has one; `all-linear` must then leave it out.
         task_type=TASKS[head],
-        exclude_modules=["score", "classifier"] if head == "steps" else None,
+        # An embedding is pooled from hidden states: a pooler of the model's own is not asked.
+        exclude_modules={"steps": ["score", "classifier"], "none": ["pooler.dense"]}.get(head),
         r=adapter.r,
         lora_alpha=adapter.lora_alpha,
         lora_dropout=adapter.lora_dropout,
@@ -69,6 +70,7 @@ def add_adapter(model: PreTrainedModel, config: RunConfig) -> PreTrainedModel | 
     from peft import get_peft_model
 
     from engine.models.expert_shards import as_if_whole
+    from engine.models.layer_names import as_named, name_for_files
 
     _check_targets(model, adapter.target_modules)
     _check_parameters(model, adapter.target_parameters)
@@ -78,7 +80,7 @@ def add_adapter(model: PreTrainedModel, config: RunConfig) -> PreTrainedModel | 
     if (excluded := without_vision(model, vision, config.model.train_vision)) is not None:
         asked.exclude_modules = excluded
     try:
-        with as_if_whole(model):
+        with as_if_whole(model), as_named(model):
             adapted = get_peft_model(model, asked, autocast_adapter_dtype=in_float32)
     except ValueError as problem:
         first = visible(str(problem).strip().split("\n")[0])
@@ -86,6 +88,7 @@ def add_adapter(model: PreTrainedModel, config: RunConfig) -> PreTrainedModel | 
             f"adapter.target_modules: PEFT has no such adapter for this model: {first}",
             "Name other layers, and experts that are one weight in adapter.target_parameters.",
         ) from problem
+    name_for_files(adapted)
     _check_head(model, config)
     _check_biases(adapted, adapter.bias)
     for name, weight in adapted.named_parameters():
@@ -100,16 +103,23 @@ def add_adapter(model: PreTrainedModel, config: RunConfig) -> PreTrainedModel | 
 
 
 def _linear_alone(asked: LoraConfig, model: PreTrainedModel) -> LoraConfig:
-    """The same with `all-linear` as names, where experts are one weight.
+    """The same with `all-linear` as names, where experts are one weight or PEFT would take what no adapter acts on.
 
     PEFT would take their weights and the router's for linear layers too in some families (Qwen3-MoE, Mixtral, OLMoE) and
     leave them in others (Qwen3.5-MoE, gpt-oss); here they have an adapter where `target_parameters` names them.
     """
     from peft.tuners.tuners_utils import _maybe_include_all_linear_layers
 
-    if asked.target_modules == "all-linear" and any(weight.ndim == 3 for weight in model.parameters()):
-        return cast("LoraConfig", _maybe_include_all_linear_layers(asked, model))
-    return asked
+    from engine.models.layer_names import no_plain_layers
+
+    if asked.target_modules != "all-linear":
+        return asked
+    left_out = no_plain_layers(model)
+    if not left_out and not any(weight.ndim == 3 for weight in model.parameters()):
+        return asked
+    named = cast("LoraConfig", _maybe_include_all_linear_layers(asked, model))
+    named.target_modules = [name for name in named.target_modules or () if name not in left_out]
+    return named
 
 
 def _frozen_but(model: PreTrainedModel, patterns: list[str]) -> PreTrainedModel:

@@ -108,6 +108,7 @@ def _model(config: RunConfig, source: str, device: torch.device | None) -> Loade
     import transformers
 
     from engine.models.attention_direction import refuse_the_wrong_direction
+    from engine.models.expert_counts import name_experts
     from engine.models.expert_shards import part_of
     from engine.models.four_bits import keep_differentiable
 
@@ -154,6 +155,10 @@ def _model(config: RunConfig, source: str, device: torch.device | None) -> Loade
         vars(model).pop("hf_device_map", None)
     refuse_the_wrong_direction(config, model)
     keep_differentiable(model)
+    name_experts(model.config.get_text_config())
+    if model.base_model is model and isinstance(getattr(model, "model", None), transformers.PreTrainedModel):
+        # Llama 4's language model names its layers otherwise than its class says.
+        model.base_model_prefix = "model"
     if head == "steps" and isinstance(dropout := getattr(model, "dropout", None), torch.nn.Dropout):
         # transformers drops a tenth of what a new head of tokens reads, unasked.
         dropout.p = 0.0

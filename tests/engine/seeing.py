@@ -76,7 +76,7 @@ def gemma3(tokenizer: Path, target: Path) -> Path:
     images = Gemma3ImageProcessorPil(size={"height": 32, "width": 32})
     processor = Gemma3Processor(images, loaded, chat_template=template("<start_of_image>"), image_seq_length=4)
     config = Gemma3Config(
-        vision_config={**SMALL, "image_size": 32, "patch_size": 8},
+        vision_config={**SMALL, "image_size": 32, "patch_size": 8, "vision_use_head": False},
         text_config={**TEXT, "vocab_size": len(loaded), "sliding_window": 64},
         mm_tokens_per_image=4,
         image_token_index=loaded.image_token_id,

@@ -448,3 +448,23 @@ def test_transformers_tells_where_a_name_of_the_files_belongs():
     assert [type(each).__name__ for each in converter.operations] == ["MergeModulelist", "Concatenate"]
     # What is filled in afterwards is named to neither user nor log.
     assert isinstance(model._keys_to_ignore_on_load_unexpected, set)
+
+
+def test_peft_takes_layers_of_mixtures_for_experts_by_these_tables():
+    from peft.utils import transformers_weight_conversion as theirs
+
+    assert theirs._MODEL_TO_CONVERSION_PATTERN["deepseek_v3"] == "qwen2_moe"
+    assert set(theirs._MOE_TARGET_MODULE_MAPPING["qwen2_moe"]) == {"gate", "gate_proj", "up_proj", "down_proj"}
+    assert "qwen2_moe" in theirs._MOE_FUSED_TARGETS
+
+
+def test_peft_refuses_an_adapter_beside_the_same_layer_of_mamba():
+    from peft.tuners.tuners_utils import _check_lora_target_modules_mamba
+
+    from engine.facts.stored_linears import MAMBA
+
+    for kind in MAMBA:
+        model = torch.nn.Module()
+        model.config = SimpleNamespace(model_type=kind)
+        with pytest.raises(ValueError, match="incompatible"):
+            _check_lora_target_modules_mamba(LoraConfig(), model, "out_proj")
