@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import os
+import subprocess
+import sys
 from multiprocessing import get_context
 from pathlib import Path
 
@@ -84,6 +86,12 @@ def test_it_is_the_same_model_in_every_cache_and_making_it_draws_no_random_numbe
     assert again.name == made.name
     for name in ("model.safetensors", "tokenizer.json", "config.json", "chat_template.jinja"):
         assert (again / name).read_bytes() == (made / name).read_bytes(), name
+
+
+def test_a_process_that_was_not_forked_calls_it_by_the_same_name(made: Path) -> None:
+    code = "from engine.builtin import tiny; print(tiny._digest(tiny._recipe()))"
+    other = subprocess.run([sys.executable, "-P", "-c", code], capture_output=True, text=True, check=True)
+    assert made.name == f"tiny-{other.stdout.strip()}"
 
 
 def test_processes_that_ask_at_once_get_one_whole_folder(cache: Path) -> None:
