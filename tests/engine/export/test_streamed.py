@@ -258,7 +258,7 @@ LARGE: dict[str, tuple[dict[str, Any], int]] = {
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="reads /proc, as a device of Linux")
-@pytest.mark.parametrize("family", LARGE)
+@pytest.mark.parametrize("family", ["qwen3", pytest.param("qwen3_moe", marks=pytest.mark.slow)])
 def test_an_export_with_its_comparison_takes_a_shard_and_a_layer(make_run: Make, tmp_path: Path, family: str) -> None:
     shape, layer = LARGE[family]
     adapter = {"target_modules": ["q_proj", "o_proj"]}
