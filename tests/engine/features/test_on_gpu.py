@@ -228,7 +228,7 @@ def compile_config(tier):
         memory=SimpleNamespace(gradient_checkpointing=tier),
         data=SimpleNamespace(packing=True),
         model=SimpleNamespace(name="nobody/of-no-shape", revision=None),
-        distributed=SimpleNamespace(strategy="auto"),
+        distributed=SimpleNamespace(strategy="auto", expert_parallel_size=1),
     )
 
 

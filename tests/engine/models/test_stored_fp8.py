@@ -107,7 +107,7 @@ def config(folder, dtype="float32", adapter="lora", method="sft", **changes):
         model=SimpleNamespace(revision=None, train_vision="all", quantize_moe_experts=True, **model),
         adapter=SimpleNamespace(**lora),
         method=SimpleNamespace(kind=method),
-        distributed=SimpleNamespace(strategy="auto", cpu_offload=False),
+        distributed=SimpleNamespace(strategy="auto", cpu_offload=False, expert_parallel_size=1),
         memory=SimpleNamespace(layer_offloading=False),
     )
 

@@ -40,7 +40,7 @@ def config(value=True, options=None, tier=False, packing=True):
         memory=SimpleNamespace(gradient_checkpointing=tier),
         data=SimpleNamespace(packing=packing),
         model=SimpleNamespace(name="nobody/of-no-shape", revision=None),
-        distributed=SimpleNamespace(strategy="auto"),
+        distributed=SimpleNamespace(strategy="auto", expert_parallel_size=1),
     )
 
 

@@ -95,7 +95,7 @@ def check_one_graph(nested, allowed, targets=("q_proj", "down_proj")):
         memory=SimpleNamespace(gradient_checkpointing="full"),
         data=SimpleNamespace(packing=True),
         model=SimpleNamespace(name="nobody/of-no-shape", revision=None),
-        distributed=SimpleNamespace(strategy="auto"),
+        distributed=SimpleNamespace(strategy="auto", expert_parallel_size=1),
     )
     graphs, breaks = counters["stats"]["unique_graphs"], sum(counters["graph_break"].values())
     compiled.apply(on, built_of(SimpleNamespace(model=model, training_step=None)))

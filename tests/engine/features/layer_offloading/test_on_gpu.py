@@ -297,7 +297,7 @@ def test_compiled_layers_stream_too(tier):
         memory=SimpleNamespace(gradient_checkpointing=tier),
         data=SimpleNamespace(packing=True),
         model=SimpleNamespace(name="nobody/of-no-shape", revision=None),
-        distributed=SimpleNamespace(strategy="auto"),
+        distributed=SimpleNamespace(strategy="auto", expert_parallel_size=1),
     )
 
     def steps(model, stream=None):
