@@ -19,7 +19,7 @@ from engine.config.architectures import loaders_of, needs_torchvision
 from engine.config.facts import ModelFacts, TokenizerFacts, VisionFacts
 from engine.errors import ModelError, visible
 from engine.facts import mixtures, stored_linears
-from engine.facts.stored import PACKED, packed_size, refuse_without_note, stored_as
+from engine.facts.stored import PACKED, growth, packed_size, refuse_without_note, stored_as
 from engine.model_files import Tensor
 
 Shape = Mapping[str, Any]
@@ -296,7 +296,7 @@ def _facts(name: str, config: Shape, folder: Path | None, template: bool | None,
         loaders=loaders_of(str(config.get("model_type", ""))),
     )
     if stored and known.stored in PACKED:
-        return replace(known, stored_size=_packed_size(known, stored))
+        return replace(known, stored_size=_packed_size(known, stored, config["quantization_config"]))
     if not stored or facts["stored"] or shape is not config:
         return known
     tied = shape.get("tie_word_embeddings", model_type in _TIED_UNLESS_SAID)
@@ -333,11 +333,15 @@ def _stored_weights(folder: Path | None, own: bool, config: Shape) -> tuple[dict
     return stored, ""
 
 
-def _packed_size(model: ModelFacts, stored: Mapping[str, Tensor]) -> float:
+def _packed_size(model: ModelFacts, stored: Mapping[str, Tensor], note: Any) -> float:
     """Bytes of a number of the layers by the headers, what was left out of quantizing among them."""
     numbers = sum(into * out * count for _, into, out, count in model.linears)
     numbers += sum(into * out * count * (model.experts or 0) for _, into, out, count in model.expert_weights)
-    held = sum(math.prod(each.shape) * _bits(each.dtype) / 8 for name, each in stored.items() if "layers." in name)
+    held = sum(
+        math.prod(each.shape) * _bits(each.dtype) / 8 * growth(name, stored, note)
+        for name, each in stored.items()
+        if "layers." in name and not stored_linears.sees(name)
+    )
     return held / numbers if numbers and held else model.stored_size
 
 

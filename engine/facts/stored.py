@@ -17,6 +17,9 @@ _ROUNDED = "int-quantized", "pack-quantized", "nvfp4-pack-quantized", "mxfp4-pac
 """Formats of compressed-tensors in which layers stay as they are stored."""
 
 
+_WORDS = "qweight", "weight_packed"
+
+
 def stored_as(note: Any) -> str:
     """`quant_method` of a `quantization_config`, with `fp8` for every writer's FP8 numbers with scales and, in parentheses, the
     form of a method of which others are served; empty for plain numbers."""
@@ -40,6 +43,19 @@ def packed_size(note: Any) -> float:
     floating = told.get("type") == "float"
     each = 1.0 if floating else 2.0 + (uneven or note["quant_method"] == "awq")
     return numbers + (each / group if type(group) is int and group > 0 else 0.0)
+
+
+def growth(name: str, tensors: Mapping[str, Tensor], note: Any) -> float:
+    """How many times the bytes of this entry of the files it is held in: codes of two and three bits each take four, of five to
+    seven eight."""
+    layer, _, end = name.rpartition(".")
+    if end not in _WORDS or tensors[name].dtype != "I32":
+        return 1.0
+    told = next(iter(_groups(note)), {}) if note["quant_method"] == PACKED[2] else note
+    bits, order = told.get("bits", told.get("num_bits")), tensors.get(f"{layer}.g_idx")
+    if order is not None and end == "qweight":
+        bits = tensors[name].shape[0] * 32 // order.shape[0]
+    return (4 if bits <= 4 else 8) / bits if type(bits) is int and bits in range(2, 9) else 1.0
 
 
 def _unserved(method: str, note: Mapping[str, Any]) -> str:
@@ -86,15 +102,31 @@ def _hashable(told: Mapping[str, Any]) -> bool:
 
 
 def refuse_without_note(folder: Path, config: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> None:
-    """Raises ModelError for numbers in eight bits of a folder whose config.json does not say so: transformers would take them
-    as they stand, without their scales."""
+    """Raises ModelError for numbers in eight bits or packed ones of a folder whose config.json does not say so, which
+    transformers would take as they stand or leave out, and for scales beside packed ones that no weight has."""
+    method = stored_as(config.get("quantization_config"))
     name = next((name for name, each in sorted(tensors.items()) if each.dtype.startswith(("F8_", "F6_", "F4"))), None)
-    if name is not None and not stored_as(config.get("quantization_config")):
+    packed = next((name for name in sorted(tensors) if name.endswith(tuple(f".{end}" for end in _WORDS))), None)
+    if packed is not None and not method:
+        raise ModelError(
+            f"{place(folder)}: {visible(packed)} is packed, and config.json says nothing of quantization, without which its "
+            "numbers mean nothing.",
+            'Copy the note on quantization into it as "quantization_config", with its "quant_method"; older tools wrote it as '
+            "quantize_config.json (GPTQ) or quant_config.json (AWQ).",
+        )
+    if name is not None and not method:
         raise ModelError(
             f"{place(folder)}: {visible(name)} is stored in {visible(tensors[name].dtype)}, and config.json says nothing of "
             "scales, without which its numbers mean nothing.",
             'Copy the note on quantization into it; where hf_quant_config.json names FP8 it is "quantization_config": '
             '{"quant_method": "modelopt", "quant_algo": "FP8"}.',
+        )
+    alone = (name for name in sorted(tensors) if name.endswith(".scales") and f"{name[:-6]}qweight" not in tensors)
+    if method in PACKED[:2] and (name := next(alone, None)) is not None:
+        raise ModelError(
+            f"{place(folder)}: {visible(name)} is no scale of a packed weight but of what a layer computes, by which AWQ "
+            "divides after some activations; transformers' model has no place for it.",
+            "Take the model that it was made from, and model.quantization: nf4 holds it in as few bits.",
         )
 
 

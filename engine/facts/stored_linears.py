@@ -40,6 +40,11 @@ def _counted(matrices: Iterable[tuple[str, tuple[int, ...]]]) -> tuple[Linear, .
     return tuple((name, wide_in, wide_out, count) for (name, wide_in, wide_out), count in found.items())
 
 
+def sees(name: str) -> bool:
+    """Whether a weight of this name belongs to the vision tower or its projector."""
+    return _part(name) != ""
+
+
 def agrees(fused: Iterable[Linear], experts: int, stored: Mapping[str, Tensor]) -> bool:
     """Whether the experts of these layers have as many numbers as those in the files."""
     held = sum(math.prod(each.shape) for name, each in stored.items() if _EXPERT.search(name) and len(each.shape) > 1)

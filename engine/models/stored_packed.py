@@ -45,7 +45,7 @@ from engine.models.strict_load import load_strictly
 _LEADS = "qweight", "weight_packed"
 _ENDS = (
     *_LEADS, "qzeros", "scales", "g_idx", "weight_scale", "weight_zero_point", "weight_g_idx", "weight_shape",
-    "weight_global_scale",
+    "weight_global_scale", "input_global_scale", "input_scale", "input_zero_point",
 )  # fmt: skip
 _AWQ_ORDER = 0, 2, 4, 6, 1, 3, 5, 7
 """Which of eight outputs each four bits of a word are, from the lowest on."""
@@ -122,11 +122,20 @@ class Entries:
                     self._files.setdefault(name, {})[end] = file, each.shape
         self._files = {name: ends for name, ends in self._files.items() if {*_LEADS, "weight"} & ends.keys()}
         self.zero_biases = self._zero_biases()
-        """Whether each layer has a bias of zeros, as older tools write them, also where the model has none."""
+        """Layers with a bias of zeros in every block, as older tools write them also where the model has none, such as beside
+        the true ones of Qwen2's attention."""
 
-    def _zero_biases(self) -> bool:
-        every = bool(self._files) and all("bias" in ends for ends in self._files.values())
-        return every and not any(bool(self.read(name, "bias").any()) for name in self._files)
+    def _zero_biases(self) -> frozenset[str]:
+        alike: dict[str, list[str]] = {}
+        for name, ends in self._files.items():
+            if {"bias", "qweight"} <= ends.keys():
+                alike.setdefault(name.rpartition(".")[2], []).append(name)
+        return frozenset(
+            name
+            for names in alike.values()
+            if not any(bool(self.read(each, "bias").any()) for each in names)
+            for name in names
+        )
 
     def __iter__(self) -> Iterator[str]:
         return iter(sorted(self._files, key=dot_natural_key))
@@ -140,7 +149,7 @@ class Entries:
     def holds(self, key: str) -> bool:
         """Whether this entry of the files is a part of a packed weight, or a bias that says nothing."""
         name, _, end = key.rpartition(".")
-        return end in self._files.get(name, ()) and (end != "bias" or self.zero_biases)
+        return end in self._files.get(name, ()) and (end != "bias" or name in self.zero_biases)
 
     def leads(self, key: str) -> bool:
         """Whether this entry of the files holds the numbers themselves."""
@@ -521,7 +530,7 @@ class _Places:
     joined: dict[str, tuple[WeightConverter, dict[str, list[str]]]] = field(default_factory=dict)
     """By the path of a weight that joins several: its conversion, and the names in the files of each of its sources."""
     zero_biases: bool = False
-    """Whether the files hold a bias of zeros beside each of them."""
+    """Whether the files hold biases of zeros beside some of them."""
 
     def others(self) -> Iterator[str]:
         """Names in the files of what is joined."""
@@ -633,7 +642,7 @@ def _placed(entries: Entries, shell: PreTrainedModel) -> _Places:
     renamings = [each for each in mapping if isinstance(each, WeightRenaming)]
     converters = [each for each in mapping if isinstance(each, WeightConverter)]
     by_source = {source: each for each in converters for source in each.source_patterns}
-    state, found = shell.state_dict(), _Places(zero_biases=entries.zero_biases)
+    state, found = shell.state_dict(), _Places(zero_biases=bool(entries.zero_biases))
     ignored = [*(shell._keys_to_ignore_on_load_unexpected or ())]
     for name in entries:
         key = f"{name}.weight"

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
 
 from engine.run.store import RunFolder
 from tests.engine.export.test_experts import FAMILIES, exported, on_experts
@@ -53,6 +53,35 @@ def test_a_packed_base_leaves_the_house_in_bfloat16_as_training_saw_it(
         asked = value.bfloat16().float() + scale * (b @ a)
         # Nothing but the one rounding of the sum.
         assert (held[name].float() - asked).abs().max() <= asked.abs().max() * 2**-8, name
+
+
+def test_biases_of_zeros_that_older_tools_add_beside_true_ones_stay_behind(make_run: Make, tmp_path: Path) -> None:
+    """Qwen2's files of GPTQ: true biases of attention's inputs, and zeros beside each other layer."""
+    run = make_run("qwen2", adapter={"target_modules": ["o_proj", "q_proj"]}, dtype=torch.bfloat16)
+    wide = packed_base(run, tmp_path, "gptq", group=32)
+    held = load_file(tmp_path / "base/model.safetensors")
+    for key in [key for key in held if key.endswith(".qweight")]:
+        bias = key.replace("qweight", "bias")
+        held[bias] = torch.full_like(held[bias], 0.25) if bias in held else torch.zeros(held[key].shape[1])
+    save_file(held, tmp_path / "base/model.safetensors", {"format": "pt"})
+    assert exported(run, tmp_path / "out")["parity"]["logits_error"] < 0.05
+    merged = load_file(tmp_path / "out/model.safetensors")
+    assert merged.keys() == wide.keys()
+    assert {value.unique().item() for key, value in merged.items() if key.endswith(".bias")} == {0.25}
+
+
+def test_scales_of_activations_stay_behind(make_run: Make, tmp_path: Path) -> None:
+    run = make_run("llama", adapter={"target_modules": ["o_proj"]}, dtype=torch.bfloat16)
+    wide = packed_base(run, tmp_path, "floats", group=16)
+    held = load_file(tmp_path / "base/model.safetensors")
+    held |= {
+        key.replace("weight_packed", "input_global_scale"): torch.tensor([90.0])
+        for key in held
+        if "weight_packed" in key
+    }
+    save_file(held, tmp_path / "base/model.safetensors", {"format": "pt"})
+    assert exported(run, tmp_path / "out")["parity"]["logits_error"] < 0.05
+    assert load_file(tmp_path / "out/model.safetensors").keys() == wide.keys()
 
 
 @pytest.mark.parametrize(("family", "kind"), [("qwen3_moe", "gptq"), ("mixtral", "packed")])

@@ -219,6 +219,39 @@ def test_other_forms_are_named(plain, tmp_path, note, stored):
         load(config(packed))
 
 
+def test_packed_numbers_without_a_note_are_refused_by_what_is_missing(plain, tmp_path):
+    packed, _ = packed_folders(plain, tmp_path, "gptq")
+    told = json.loads((packed / "config.json").read_text())
+    (packed / "quantize_config.json").write_text(json.dumps(told.pop("quantization_config")))
+    (packed / "config.json").write_text(json.dumps(told))
+    sentence = r"qweight is packed, and config\.json says nothing of quantization"
+    assert "quantize_config.json (GPTQ)" in model_facts(str(packed)).flaw
+    with pytest.raises(ModelError, match=sentence):
+        load(config(packed))
+
+
+def test_scales_after_an_activation_are_refused(plain, tmp_path):
+    """AutoAWQ divides after the activations of some families; transformers leaves out what it has no place for."""
+    packed, _ = packed_folders(plain, tmp_path, "awq")
+    tensors = load_file(packed / "model.safetensors")
+    tensors["model.layers.0.mlp.act_fn.scales"] = torch.ones(128)
+    save_file(tensors, packed / "model.safetensors", {"format": "pt"})
+    assert "by which AWQ divides" in model_facts(str(packed)).flaw
+    with pytest.raises(ModelError, match=r"act_fn\.scales is no scale of a packed weight"):
+        load(config(packed))
+
+
+@pytest.mark.parametrize("form", ["gptq-2", "gptq-3", "packed-3", "gptq-8"])
+def test_an_estimate_counts_bits_as_they_are_held(plain, tmp_path, form):
+    kind, told = FORMS[form]
+    packed, _ = packed_folders(plain, tmp_path, kind, **told)
+    tensors = load_file(packed / "model.safetensors")
+    tensors["vision_tower.encoder.layers.0.mlp.fc1.weight"] = torch.zeros(4096, 64)  # no layer of the language model
+    save_file(tensors, packed / "model.safetensors", {"format": "pt"})
+    held = load(config(packed)).stored_packed.packed_bytes
+    assert model_facts(str(packed)).stored_size * 4 * (4 * 64 * 64 + 3 * 64 * 128) == pytest.approx(held, rel=0.12)
+
+
 def test_config_json_alone_tells_the_bytes(plain, tmp_path):
     assert packed_size(note_of("gptq", group=128, symmetric=True)) == 0.5 + 2 / 128
     assert packed_size(note_of("awq", group=128)) == 0.5 + 3 / 128
