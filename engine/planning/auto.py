@@ -110,6 +110,8 @@ def _ten_times(label: str) -> Resolve:
 
 def _evaluations(config: RunConfig, facts: Facts) -> tuple[Any, str]:
     wanted = config.run.evals_per_epoch
+    if not config.data.evaluates:
+        return _ten_times("evaluates")(config, facts)[0], "not used: no rows are held out"
     return (
         _ten_times("evaluates")(config, facts) if wanted is None else _in_an_epoch("evaluates", wanted, config, facts)
     )

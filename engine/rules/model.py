@@ -30,6 +30,8 @@ _STORED = {
 }
 """What files hold in few bits, and what model.quantization may be beside it."""
 _FULL_PRECISION = leave_out(_QUANTIZATION, "keep full precision")
+_READS_ITS_WEIGHTS = ("gemma3n", "gemma3n_text")
+"""Model types whose blocks read a layer's weight instead of calling the layer (Gemma 3n's AltUp), which finds packed bytes there."""
 
 refused(
     __name__,
@@ -288,6 +290,14 @@ def stored_weights_are_of_a_known_format(config: RunConfig, facts: Facts) -> Ite
             f"one in {visible(model.stored)}",
             todo,
         )
+
+
+@rule(reads=(_QUANTIZATION, fields.model.name))
+def weights_that_blocks_read_stay_numbers(config: RunConfig, facts: Facts) -> Iterator[Finding]:
+    model, kind = counted.known_model(config, facts), config.model.quantization
+    if model is not None and model.model_type in _READS_ITS_WEIGHTS and _BY_BITSANDBYTES(kind):
+        todo = "Its blocks compute with weights of layers themselves, which would be packed bytes."
+        yield must(_QUANTIZATION.path, f"none for the model type {model.model_type}", kind, todo, fix=_FULL_PRECISION)
 
 
 @rule(reads=(fields.model.quantization, fields.model.name))

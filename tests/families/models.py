@@ -108,12 +108,14 @@ FAMILIES: dict[str, Family] = {
     "qwen2": Family("Qwen2, Qwen2.5", "Qwen2", {}, "qwen2_5"),
     "qwen2_moe": Family("Qwen2-MoE", "Qwen2Moe", {**EXPERTS, **SHARED}, "qwen2_5"),
     "qwen3": Family("Qwen3", "Qwen3", {**HEADS, "tie_word_embeddings": True}, "qwen3"),
-    "qwen3_moe": Family("Qwen3-MoE", "Qwen3Moe", {**HEADS, **EXPERTS}, "qwen3_instruct_2507"),
+    "qwen3_moe": Family("Qwen3-MoE", "Qwen3Moe", {**HEADS, **EXPERTS, "norm_topk_prob": True}, "qwen3_instruct_2507"),
     "qwen3_next": Family("Qwen3-Next", "Qwen3Next", {**HEADS, **EXPERTS, **SHARED, **LINEAR}, "qwen3_instruct_2507"),
     "qwen3_5": Family("Qwen3.5 (text)", "Qwen3_5Text", {**HEADS, **LINEAR}, "qwen3_5_think"),
     "qwen3_5_moe": Family("Qwen3.5-MoE (text)", "Qwen3_5MoeText", {**HEADS, **EXPERTS, **SHARED, **LINEAR}, "qwen3_5_think"),
-    "gemma2": Family("Gemma 2", "Gemma2", {**HEADS, "sliding_window": 32}, "gemma", "<bos>", "<end_of_turn>"),
-    "gemma3_text": Family("Gemma 3 (text)", "Gemma3Text", {**HEADS, **SLIDING}, "gemma3", "<bos>", "<end_of_turn>"),
+    "gemma2": Family("Gemma 2", "Gemma2", {**HEADS, "sliding_window": 32, "query_pre_attn_scalar": 16}, "gemma", "<bos>", "<end_of_turn>"),
+    "gemma3_text": Family("Gemma 3 (text)", "Gemma3Text", {
+        **HEADS, "sliding_window": 32, "num_hidden_layers": 6, "query_pre_attn_scalar": 16,
+    }, "gemma3", "<bos>", "<end_of_turn>"),
     "gemma4": Family("Gemma 4 (text)", "Gemma4Text", {
         **HEADS, **SLIDING, "global_head_dim": 32, "hidden_size_per_layer_input": 16, "num_kv_shared_layers": 0,
     }, "gemma4", "<bos>", "<turn|>"),
@@ -139,7 +141,7 @@ FAMILIES: dict[str, Family] = {
     "olmo": Family("OLMo", "Olmo", {}, OLMO, None, "<|endoftext|>"),
     "olmo2": Family("OLMo 2", "Olmo2", {}, OLMO, None, "<|endoftext|>"),
     "olmo3": Family("OLMo 3", "Olmo3", SLIDING, CHATML),
-    "olmoe": Family("OLMoE", "Olmoe", {"num_experts": 4, "num_experts_per_tok": 2}, OLMO, None, "<|endoftext|>"),
+    "olmoe": Family("OLMoE", "Olmoe", {"num_experts": 4, "num_experts_per_tok": 2, "num_key_value_heads": 4}, OLMO, None, "<|endoftext|>"),
     "minimax": Family("MiniMax-Text-01", "MiniMax", {
         **HEADS, **LOCAL, "layer_types": ["linear_attention", "full_attention"], "block_size": 32,
     }, MINIMAX, None, "<end_of_sentence>"),
@@ -150,7 +152,7 @@ FAMILIES: dict[str, Family] = {
         **LOCAL, **MAMBA, "shared_intermediate_size": 64, "layer_types": ["mamba", "attention"], "attention_multiplier": 0.1,
         "mamba_expand": 2,
     }, GRANITE, None, "<|end_of_text|>"),
-    "smollm3": Family("SmolLM3", "SmolLM3", {"no_rope_layers": [1, 0]}, CHATML),
+    "smollm3": Family("SmolLM3", "SmolLM3", {"num_hidden_layers": 4, "no_rope_layers": [1, 1, 1, 0]}, CHATML),
     "lfm2": Family("LFM2", "Lfm2", {"layer_types": ["conv", "full_attention"], "block_ff_dim": 96}, "lfm2", "<|startoftext|>"),
     "lfm2_moe": Family("LFM2-MoE", "Lfm2Moe", {
         **EXPERTS, "layer_types": ["conv", "full_attention"], "num_dense_layers": 1,

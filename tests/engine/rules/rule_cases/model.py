@@ -28,6 +28,15 @@ MIXTURE = Facts(
 
 CASES: dict[str, list[Case]] = {
     "model-is-named": [({"model.name": ""}, Facts(), "model.name", "error")],
+    "weights-that-blocks-read-stay-numbers": [
+        (
+            {**LORA, "model.quantization": kind},
+            model(model_type="gemma3n_text", parameters=1000),
+            "model.quantization",
+            "error",
+        )
+        for kind in ("nf4", "int8")
+    ],
     "model-exists": [
         ({}, model(missing="there is no such folder"), "model.name", "error"),
         ({}, model(remote=True), "model.name", "warning"),
