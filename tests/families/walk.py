@@ -367,7 +367,7 @@ class Way:
     def chat(self) -> str | None:
         """The trained model and its base answer."""
         if self.family.method == "embedding":
-            return "✓ (none: it embeds)"
+            return "none: it embeds"
         from engine.chat.answering import Sampling, answer
         from engine.chat.models import load_sides
 
