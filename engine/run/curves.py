@@ -13,6 +13,7 @@ import re
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
+from itertools import pairwise
 
 from engine.errors import visible
 from engine.figures import brief, number, size
@@ -163,9 +164,11 @@ def watch_for(method: str) -> str:
 
 
 STALLED = 5  # logged steps in a row: one such step is chance
+LOOKED_BACK = 20
+"""Logged steps at most over which a loss must have stayed up: a quarter of them all. A first batch may have been easy."""
 BROKEN = 2.0
-"""So many times the loss of the first step, for so many logged steps, and a run only unlearns: batches differ less."""
-LOSS_ROSE = "The loss is twice what it was at first: the learning rate is too high."
+"""So many times the loss of the first step, and so many times what a step differs from the next: batches differ less."""
+LOSS_ROSE = "The loss is twice what it was at first: the learning rate may be too high."
 _SAMPLED = ("grpo", "ppo")  # whose loss begins at nothing and says little
 
 
@@ -174,9 +177,11 @@ def rose(method: str, series: Mapping[str, Series]) -> tuple[float, float] | Non
     if _LIKE.get(method, method) in _SAMPLED or "loss" not in series:
         return None
     _, low, high = series["loss"].points()
-    if len(low) <= STALLED or high[0] <= 0 or min(low[-STALLED:]) <= BROKEN * high[0]:
+    newest = low[-min(max(STALLED, len(low) // 4), LOOKED_BACK) :]
+    if len(low) <= STALLED or high[0] <= 0 or min(newest) <= BROKEN * high[0]:
         return None
-    return high[0], low[-1]
+    differs = sum(abs(later - each) for each, later in pairwise(newest)) / (len(newest) - 1)
+    return (high[0], low[-1]) if min(newest) - high[0] > BROKEN * differs else None
 
 
 def concern(method: str, series: Mapping[str, Series]) -> str:
