@@ -176,12 +176,14 @@ def rose(method: str, series: Mapping[str, Series]) -> tuple[float, float] | Non
     """The first and the newest loss of a run that has stayed far above where it began; None for one that has not."""
     if _LIKE.get(method, method) in _SAMPLED or "loss" not in series:
         return None
-    _, low, high = series["loss"].points()
+    # Of a long run in groups, of which the first holds steps behind it too.
+    _, low, _ = series["loss"].points()
     newest = low[-min(max(STALLED, len(low) // 4), LOOKED_BACK) :]
-    if len(low) <= STALLED or high[0] <= 0 or min(newest) <= BROKEN * high[0]:
+    if len(low) <= STALLED or low[0] <= 0 or min(newest) <= BROKEN * low[0]:
         return None
     differs = sum(abs(later - each) for each, later in pairwise(newest)) / (len(newest) - 1)
-    return (high[0], low[-1]) if min(newest) - high[0] > BROKEN * differs else None
+    last = series["loss"].last
+    return (low[0], last[1]) if last is not None and min(newest) - low[0] > BROKEN * differs else None
 
 
 def concern(method: str, series: Mapping[str, Series]) -> str:

@@ -53,6 +53,14 @@ def test_a_loss_that_rose_late_is_told_too() -> None:
     assert rose("sft", {"loss": series}) is not None
 
 
+def test_a_long_run_does_not_forget_where_its_loss_began() -> None:
+    """Old steps are kept in groups; that of the first holds steps after it."""
+    series = Series()
+    for step in range(25_000):
+        series.add(step, 7.0 + step % 2 / 2 if step else 2.0)
+    assert rose("sft", {"loss": series}) == (2.0, 7.5)
+
+
 def test_every_method_of_the_schema_says_which_curves_matter_and_what_to_look_for() -> None:
     for method in SECTIONS["method"]:
         assert method in LEADING
