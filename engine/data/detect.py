@@ -62,17 +62,19 @@ def detect(
         problems = tuple(found.values())[:TOLD] or ("no rows",)
         return Detection(None, named, "no row could be read", problems, looked=bad, bad=bad, bad_at=tuple(found))
     looked = bad + len(seen)
-    first = seen[0][1]
+    at, first = seen[0]
     known = FORMATS.get(format) if format else _first_format(first, named)
     if known is None and not format:
         # A first row that fits nothing is one bad row where those after it fit.
-        first = next((row for _, row in seen if _first_format(row, named) is not None), first)
+        at, first = next(((index, row) for index, row in seen if _first_format(row, named) is not None), seen[0])
         known = _first_format(first, named)
     elif not format and known is not None and known.name == "prompts":
-        # A first row without its answer reads as a prompt alone; those with the same columns that have one tell the format.
-        fuller = next((row for _, row in seen if row.keys() == first.keys() and _answered(row, named)), None)
-        if fuller is not None:
-            first, known = fuller, _first_format(fuller, named)
+        # A first row without its answer reads as a prompt alone; where most with the same columns have one, they tell the format.
+        alike = [(index, row) for index, row in seen if row.keys() == first.keys()]
+        fuller = [(index, row) for index, row in alike if _answered(row, named)]
+        if 2 * len(fuller) >= len(alike):
+            at, first = fuller[0]
+            known = _first_format(first, named)
     if known is None:
         sentence = (
             f"unknown format {visible(format)}; known are {', '.join(FORMATS)}"
@@ -83,7 +85,7 @@ def detect(
     mapping = _columns(known, first, named)
     images: dict[int, tuple[Any, ...]] = {}
     for index, row in seen:
-        problem, shown = _judged(rows, index, row, known, mapping, named if not format else None)
+        problem, shown = _judged(rows, index, row, known, mapping, named if not format else None, at)
         if shown:
             images[index] = shown
         if problem:
@@ -111,13 +113,20 @@ def _why(known: Format, mapping: Mapping[str, str], first: Row, format: str | No
 
 
 def _judged(
-    rows: Rows, index: int, row: Row, known: Format, mapping: Mapping[str, str], free: Mapping[str, str] | None
+    rows: Rows,
+    index: int,
+    row: Row,
+    known: Format,
+    mapping: Mapping[str, str],
+    free: Mapping[str, str] | None,
+    at: int,
 ) -> tuple[str | None, tuple[Any, ...]]:
-    """What is wrong with a row, and the images that it names."""
+    """What is wrong with a row, and the images that it names; `at` is the row that told the format."""
     if free is not None and any(row.get(mapping.get(part, part)) is None for part in known.required()):
         other = _first_format(row, free)
         if other is not None and other is not known:
-            place = rows.error(index, f"this row is {other.title}, the rows before are {known.title}; row {index}")
+            others = "before" if index > at else "after"
+            place = rows.error(index, f"this row is {other.title}, the rows {others} are {known.title}; row {index}")
             return place.message, ()
     try:
         checked = read_example(row, known.name, mapping)

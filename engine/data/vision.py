@@ -119,16 +119,30 @@ class DecodedImages:
         if (image := self._images.get(key)) is not None:
             self._images.move_to_end(key)
             return image
-        image = open_image(reference)
-        self.held += _bytes(image)
+        image = _bare(open_image(reference))
+        if (size := _bytes(image)) > self.most:
+            return image  # it would drive out all the others and itself
+        self.held += size
         self._images[key] = image
         while self.held > self.most:
             self.held -= _bytes(self._images.popitem(last=False)[1])
         return image
 
 
+def _bare(image: Image) -> Image:
+    """The pixels alone: what a file says beside them (a profile, a thumbnail, the file itself) may be far larger."""
+    from PIL import Image
+
+    return Image.Image()._new(image.im)
+
+
 def _bytes(image: Image) -> int:
-    return 4 * image.width * image.height  # Pillow's own layout: a byte of each pixel is empty
+    # Pillow's own layout, where a byte of each pixel is empty, and what it and its name take beside.
+    return 4 * image.width * image.height + BESIDE
+
+
+BESIDE = 1024
+"""Bytes that an image which is kept takes beside its pixels."""
 
 
 def small_copy(reference: str) -> dict[str, Any]:

@@ -25,6 +25,7 @@ GEMMAS = ("GEMMA", "GEMMA2", "GEMMA3")
 PAIRS_SIDE_BY_SIDE = ("LLAMA", "GRANITE", "SMOLLM3")
 """Those whose rotated pairs llama.cpp has side by side, where transformers has halves."""
 WITH_BIASES = ("LLAMA", "QWEN2", "GRANITE")
+WITH_MLP_BIASES = ("LLAMA", "GRANITE")
 HEAD_NEEDED = ("OLMO2", "OLMOE")
 """Those of which llama.cpp opens no file without a head of its own, also where it is the embeddings."""
 EMBEDDINGS, HEAD = "model.embed_tokens.weight", "lm_head.weight"
@@ -59,6 +60,7 @@ def _differs(config: Any, name: str) -> Iterator[tuple[str, bool]]:
     yield "sliding windows", name.startswith(("QWEN", "SMOLLM3")) and bool(getattr(config, "use_sliding_window", False))
     yield "partly rotated heads", getattr(config, "partial_rotary_factor", 1.0) not in (None, 1.0)
     yield "biases of attention", name not in WITH_BIASES and bool(getattr(config, "attention_bias", False))
+    yield "biases of the MLP", name not in WITH_MLP_BIASES and bool(getattr(config, "mlp_bias", False))
     if name in ("GEMMA2", "GEMMA3"):
         whole = {"GEMMA2": 2, "GEMMA3": 6}[name]
         wanted = ["full_attention" if (at + 1) % whole == 0 else "sliding_attention" for at in range(layers)]
@@ -87,6 +89,8 @@ def _differs(config: Any, name: str) -> Iterator[tuple[str, bool]]:
         yield "layers without experts", dense
     if name in ("QWEN3MOE", "OLMOE"):
         yield "the shares of experts (norm_topk_prob)", bool(config.norm_topk_prob) != (name == "QWEN3MOE")
+    if name in ("OLMO2", "OLMOE", "PHI3"):
+        yield "heads of this size (head_dim)", head * config.num_attention_heads != config.hidden_size
     if name == "OLMOE":
         yield "keys of fewer heads", config.num_key_value_heads != config.num_attention_heads
     yield "queries and keys that are clipped", getattr(config, "clip_qkv", None) is not None

@@ -70,6 +70,8 @@ class Plan:
     """Other weights that the files name otherwise than the model: name in the files to name in the model."""
     packed: dict[str, tuple[str, Share]] = field(default_factory=dict)
     """By its name in the files, what a weight there holds of experts that training held in few bits, by their name in the model."""
+    left_out: set[str] = field(default_factory=set)
+    """Weights of the files that the model has no place for: the head that a base for text predicts with, where it judges now."""
 
     def factors(self, path: str, weights: Any) -> ExpertLoRA:
         """The adapter of a wrapped weight, as views of its file `weights`."""
@@ -153,7 +155,21 @@ def plan(config: RunConfig, base: Path, adapter: Path, *, merging: bool = True) 
     names = [*trained, *(f"{path}.weight" for path in layers)]
     renamed = {there: name for name in names if (there := stored_name(bare, name, stored)) != name}
     packed = _packed(config, bare, stored) if merging else {}
-    return Plan(skeleton, bare, layers, trained, low_rank, quantized, tied, wrapped, held, renamed, packed)
+    left_out = _words_head(shape, bare) & stored.keys() if labels is not None else set()
+    return Plan(skeleton, bare, layers, trained, low_rank, quantized, tied, wrapped, held, renamed, packed, left_out)
+
+
+def _words_head(shape: Any, judge: Any) -> set[str]:
+    """The weights of the head that a base for text predicts with, where a judge has none of that name."""
+    import transformers
+
+    if type(shape) not in transformers.MODEL_FOR_CAUSAL_LM_MAPPING:
+        return set()
+    with torch.device("meta"):
+        model = transformers.AutoModelForCausalLM.from_config(shape)
+    head = model.get_output_embeddings()
+    paths = [path for path, module in model.named_modules() if module is head]
+    return {f"{path}.{leaf}" for path in paths for leaf in ("weight", "bias")} - judge.state_dict().keys()
 
 
 def _packed(config: RunConfig, bare: Any, stored: Mapping[str, model_files.Tensor]) -> dict[str, tuple[str, Share]]:
@@ -233,7 +249,9 @@ def merge(config: RunConfig, base: Path, adapter: Path, into: Path, report: Repo
     with safe_open(adapter / model_files.ADAPTER_WEIGHTS, "pt") as weights:
         for number, file in enumerate(files):
             last = added if number == len(files) - 1 else {}
-            header = wide_header(file, every)
+            header = _kept(made, wide_header(file, every))
+            if not header and not last:
+                continue
 
             def tensors(
                 file: Path = file, header: Mapping[str, model_files.Tensor] = header, last: Mapping[str, str] = last
@@ -257,11 +275,15 @@ def merge(config: RunConfig, base: Path, adapter: Path, into: Path, report: Repo
     index = base / model_files.INDEX
     if len(files) > 1 or (files and files[0].name != model_files.WEIGHTS and index.is_file()):
         content = model_files.read_json(index)
-        content["weight_map"] = {name: file.name for file in files for name in wide_header(file, every)}
+        content["weight_map"] = {name: file.name for file in files for name in _kept(made, wide_header(file, every))}
         content["weight_map"] |= dict.fromkeys(added, files[-1].name)
         size = sum(path.stat().st_size for path in into.glob("*.safetensors"))
         content.setdefault("metadata", {})["total_size"] = size
         (into / model_files.INDEX).write_text(json.dumps(content, indent=2) + "\n", "utf-8")
+
+
+def _kept(made: Plan, header: Mapping[str, model_files.Tensor]) -> dict[str, model_files.Tensor]:
+    return {name: each for name, each in header.items() if name not in made.left_out}
 
 
 def _extra(made: Plan, stored: Mapping[str, model_files.Tensor]) -> dict[str, str]:

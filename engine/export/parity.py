@@ -245,8 +245,7 @@ def in_layers(config: RunConfig, folder: Path, *, adapted: bool, report: Layers 
         return None
     _fit_padding(made.model)
     made.report = report or made.report
-    # A head that is new comes with the adapter.
-    return made if (adapted and labels is not None) or streamed.complete(made) else None
+    return made if streamed.complete(made, new_head=adapted and labels is not None) else None
 
 
 def _serves(

@@ -159,9 +159,12 @@ def opened(folder: Path, loader: Any, shape: Any, config: RunConfig | None = Non
     return Streamed(model, sources, units=_units(model), together=together, numbers_of_experts=largest)
 
 
-def complete(made: Streamed) -> bool:
-    """Whether each weight has a file that it is read from; a module that an adapter replaces whole needs none."""
-    return all(name in made.sources or ".original_module." in name for _, needed in made.units for _, _, name in needed)
+def complete(made: Streamed, *, new_head: bool = False) -> bool:
+    """Whether each weight has a file that it is read from; a module that an adapter replaces whole needs none, and neither does
+    a `new_head`, which comes with the adapter."""
+    body = f"{made.model.base_model_prefix}." if new_head else ""
+    needed = (name for _, each in made.units for _, _, name in each if name.startswith(body))
+    return all(name in made.sources or ".original_module." in name for name in needed)
 
 
 def adapted(made: Streamed, adapter: Path) -> Streamed:

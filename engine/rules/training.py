@@ -281,18 +281,19 @@ def warmup_ends_before_the_run(config: RunConfig, facts: Facts) -> Iterator[Find
 
 
 SMALL_MODELS_RATE = 0.1
-"""More than any optimizer here takes, for models of any size."""
+"""More than any optimizer but SGD takes, for models of any size."""
 
 
-@rule(reads=(fields.optim.learning_rate, fields.method.kind, fields.adapter.kind))
+@rule(reads=(fields.optim.learning_rate, fields.optim.optim, fields.method.kind, fields.adapter.kind))
 def learning_rate_is_in_proportion(config: RunConfig, facts: Facts) -> Iterator[Finding]:
-    """A rate far above the usual one for a pretrained model breaks it; a tiny built-in model wants more."""
+    """A rate far above the usual one for a pretrained model breaks it; a tiny built-in model wants more. The steps of plain SGD
+    are as long as its gradients, so that its rates are other ones."""
     from engine.config.method import LEARNING_RATES
 
     rate, path = config.optim.learning_rate, fields.optim.learning_rate.path
     usual = LEARNING_RATES[config.method.kind, config.adapter.kind]
     small = facts.model is not None and facts.model.parameters is not None and facts.model.parameters < 50_000_000
-    if rate == "auto":
+    if rate == "auto" or config.optim.optim == "sgd":
         return
     if config.model.name in BUILTIN_MODELS or small:
         if rate > SMALL_MODELS_RATE:

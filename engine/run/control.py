@@ -23,7 +23,7 @@ from engine.errors import WorkbenchError, visible
 from engine.run import inside, slurm
 from engine.run.inside import UnsafeRunFile
 from engine.run.process import signal_name
-from engine.run.store import ENDED, RunFolder
+from engine.run.store import ENDED, RunFolder, called
 
 if TYPE_CHECKING:
     from engine.run.async_writer import AsyncWriter
@@ -61,7 +61,7 @@ def request(folder: RunFolder, do: str, by: str = "", *, now: bool = False) -> s
     if state in ENDED:
         raise WorkbenchError(
             f"run {folder.id} is {state}; there is nothing to ask of it.",
-            "" if state == "finished" else f"`workbench resume {folder.id}` goes on.",
+            "" if state == "finished" else f"`workbench resume {called(folder)}` goes on.",
         )
     name = f"{time.time_ns():020d}-{secrets.token_hex(4)}"
     body: dict[str, Any] = {

@@ -13,6 +13,7 @@ import re
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
+from itertools import pairwise
 
 from engine.errors import visible
 from engine.figures import brief, number, size
@@ -163,9 +164,11 @@ def watch_for(method: str) -> str:
 
 
 STALLED = 5  # logged steps in a row: one such step is chance
+LOOKED_BACK = 20
+"""Logged steps at most over which a loss must have stayed up: a quarter of them all. A first batch may have been easy."""
 BROKEN = 2.0
-"""So many times the loss of the first step, for so many logged steps, and a run only unlearns: batches differ less."""
-LOSS_ROSE = "The loss is twice what it was at first: the learning rate is too high."
+"""So many times the loss of the first step, and so many times what a step differs from the next: batches differ less."""
+LOSS_ROSE = "The loss is twice what it was at first: the learning rate may be too high."
 _SAMPLED = ("grpo", "ppo")  # whose loss begins at nothing and says little
 
 
@@ -173,10 +176,14 @@ def rose(method: str, series: Mapping[str, Series]) -> tuple[float, float] | Non
     """The first and the newest loss of a run that has stayed far above where it began; None for one that has not."""
     if _LIKE.get(method, method) in _SAMPLED or "loss" not in series:
         return None
-    _, low, high = series["loss"].points()
-    if len(low) <= STALLED or high[0] <= 0 or min(low[-STALLED:]) <= BROKEN * high[0]:
+    # Of a long run in groups, of which the first holds steps behind it too.
+    _, low, _ = series["loss"].points()
+    newest = low[-min(max(STALLED, len(low) // 4), LOOKED_BACK) :]
+    if len(low) <= STALLED or low[0] <= 0 or min(newest) <= BROKEN * low[0]:
         return None
-    return high[0], low[-1]
+    differs = sum(abs(later - each) for each, later in pairwise(newest)) / (len(newest) - 1)
+    last = series["loss"].last
+    return (low[0], last[1]) if last is not None and min(newest) - low[0] > BROKEN * differs else None
 
 
 def concern(method: str, series: Mapping[str, Series]) -> str:

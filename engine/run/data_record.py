@@ -21,7 +21,7 @@ from typing import Any
 
 from engine.errors import WorkbenchError
 from engine.run import inside
-from engine.run.store import RunFolder
+from engine.run.store import RunFolder, called
 
 NAME = "data.json"
 VERSION = 1
@@ -39,8 +39,8 @@ class DataChanged(WorkbenchError):
     def __init__(self, run: RunFolder, messages: Sequence[str]) -> None:
         super().__init__(
             "; ".join(messages) + ".",
-            f"`workbench preview {run.config} --against {run.id}` shows the difference token by token; put the rows back, "
-            f"or go on knowingly with `workbench resume {run.id} --accept-data`.",
+            f"`workbench preview {run.config} --against {called(run)}` shows the difference token by token; put the rows back, "
+            f"or go on knowingly with `workbench resume {called(run)} --accept-data`.",
         )
         self.said = list(messages)
 
@@ -146,7 +146,7 @@ def read(run: RunFolder) -> dict[str, SplitRecord] | None:
         raise RecordDamaged(
             f"run {run.id}: its record of the rows it was trained on ({NAME}) is damaged, so today's rows cannot be "
             "compared with it.",
-            f"`workbench resume {run.id} --accept-data` goes on with the rows as they are.",
+            f"`workbench resume {called(run)} --accept-data` goes on with the rows as they are.",
         ) from None
 
 

@@ -128,10 +128,10 @@ def resume(run: RunFolder, *, accept_data: bool = False) -> tuple[Path | None, l
     if run.state == "queued":
         attend(run)
     if at_work(run):
-        raise RunBusy(f"run {run.id} is still {run.state}.", f"`workbench watch {run.id}` shows it.")
+        raise RunBusy(f"run {run.id} is still {run.state}.", f"`workbench watch {store.called(run)}` shows it.")
     if run.state == "finished" and not changed_settings(run):
         longer = proposals.longer(proposals.settings_of(run)).options
-        way = f"`workbench resume {run.id} {longer}` trains it longer."
+        way = f"`workbench resume {store.called(run)} {longer}` trains it longer."
         raise WorkbenchError(f"{run.id} is finished; there is nothing left to go on with.", way)
     attend(run)
     newest, skipped = checkpoint.to_go_on_from(run)

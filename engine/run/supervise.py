@@ -567,7 +567,7 @@ def claim(run: RunFolder, patience: float) -> int:
             return handle
         if time.monotonic() >= give_up:
             raise RunBusy(
-                f"run {run.id} is being started or looked after already; `workbench watch {run.id}` shows it."
+                f"run {run.id} is being started or looked after already; `workbench watch {store.called(run)}` shows it."
             )
         time.sleep(0.05)
 

@@ -105,13 +105,15 @@ def _devices(config: RunConfig, facts: Facts) -> str:
     how = "each holds a share of the model (fsdp2)" if taken == "fsdp2" else "each holds the whole model (ddp)"
     if taken == "fsdp2" and (replicas := config.distributed.dp_replicate_size) > 1:
         how = f"every {many // replicas} hold one of {replicas} replicas of the model between them (fsdp2)"
+    if (shared := config.distributed.expert_parallel_size) > 1:
+        how, why = "each holds its part of the experts and all else of the model (ddp)", ""
     if config.distributed.cpu_offload and taken == "fsdp2":
         how += ", in main memory"
     sentence = f"Of {many} devices {how}{f': {why}' if why else ''}."
     if (ring := config.distributed.context_parallel_size) > 1:
         sentence += f" {'All' if ring == many else f'Every {ring}'} divide the tokens of each row between them."
-    if (size := config.distributed.expert_parallel_size) > 1:
-        sentence += f" {'All' if size == many else f'Every {size}'} divide the experts between them."
+    if shared > 1:
+        sentence += f" {'All' if shared == many else f'Every {shared}'} divide the experts between them."
     return sentence
 
 

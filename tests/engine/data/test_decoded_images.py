@@ -18,7 +18,7 @@ from engine.data.vision import DecodedImages, open_image
 from tests.engine.seeing import FAMILIES
 
 SIDE = 512
-EACH = 4 * SIDE * SIDE
+EACH = 4 * SIDE * SIDE + vision.BESIDE
 
 
 def pictures(folder: Path, count: int) -> list[str]:
@@ -78,6 +78,31 @@ def test_nothing_is_kept_where_none_may_be_and_none_that_is_larger(tmp_path: Pat
         kept(paths[0])
         assert kept.held == 0
     assert len(decoded) == 4
+
+
+def test_what_files_hold_beside_their_pixels_is_not_kept(tmp_path: Path) -> None:
+    """A profile, a thumbnail and notes are often larger than a small image."""
+    paths = [str(tmp_path / f"{number}.{'jpg' if number % 2 else 'png'}") for number in range(400)]
+    notes = Image.Exif()
+    notes[0x010E] = "x" * 60_000
+    for path in paths:
+        Image.new("RGB", (16, 16)).save(path, exif=notes, icc_profile=os.urandom(60_000))
+    kept = DecodedImages(64 << 20)
+    before = resident()
+    for path in paths:
+        assert kept(path).info == {}
+    assert resident() - before < kept.held + (8 << 20)
+    assert np.array_equal(np.array(kept(paths[0])), np.array(open_image(paths[0])))
+
+
+def test_an_image_that_is_larger_than_all_that_may_be_kept_drives_none_out(tmp_path: Path, decoded: list[str]) -> None:
+    small, large = str(tmp_path / "small.png"), str(tmp_path / "large.png")
+    Image.new("RGB", (64, 64)).save(small)
+    Image.new("RGB", (2048, 2048)).save(large)
+    kept = DecodedImages(EACH)
+    for path in (small, large, small):
+        kept(path)
+    assert decoded == [small, large]
 
 
 def test_an_image_that_changed_is_decoded_anew(tmp_path: Path) -> None:

@@ -353,5 +353,14 @@ def test_a_first_row_without_its_answer_does_not_make_the_source_one_of_prompts(
     if missing is None:
         assert (found.format, found.bad, len(found.problems)) == ("prompt_completion", 1, 1)
         assert "completion" in found.problems[0]
+        assert "rows after are" in found.problems[0], "none are before it"
     else:
         assert found.format == "prompts", "rows of other columns are another source's"
+
+
+def test_one_row_with_an_answer_does_not_make_a_source_of_prompts_another(write: Write) -> None:
+    asked = [{"prompt": f"{n} + 1?", "completion": None} for n in range(8)]
+    answered = {"prompt": "1 + 1?", "completion": "2"}
+    found = detect(open_rows(write([*asked[:5], answered, *asked[5:]])))
+    assert found.format == "prompts"
+    assert found.bad <= 1

@@ -183,6 +183,8 @@ def test_a_family_that_is_not_written_is_refused(make_run: Make, tmp_path: Path)
     ("family", "shape", "what"),
     [
         ("olmo2", {"attention_bias": True}, "biases of attention"),
+        ("smollm3", {"mlp_bias": True}, "biases of the MLP"),
+        ("olmo2", {"head_dim": 32}, "heads of this size"),
         ("granite", {"hidden_act": "gelu"}, "the activation"),
         ("qwen3_moe", {"mlp_only_layers": [0]}, "layers without experts"),
         ("qwen3_moe", {"norm_topk_prob": False}, "the shares of experts"),

@@ -11,6 +11,8 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
+from engine.export.parity import in_layers
+from engine.rules import read
 from engine.run.store import RunFolder
 from tests.engine.export.test_experts import FAMILIES, exported, on_experts
 from tests.engine.models.packed_files import packed_folders
@@ -99,3 +101,17 @@ def test_packed_experts_leave_it_too(make_run: Make, tmp_path: Path, family: str
     assert all(torch.equal(held[name], wide[name].bfloat16()) for name in untouched)
     assert all(not torch.equal(held[name], wide[name].bfloat16()) for name in wide if ".experts." in name)
     assert exported(run, tmp_path / "cut", "adapter", per_expert=True)["parity"]["logits_error"] < 1e-3
+
+
+@pytest.mark.parametrize("method", ["reward", "prm"])
+def test_a_judge_on_a_packed_base_is_not_computed_without_its_weights(
+    make_run: Make, tmp_path: Path, method: str
+) -> None:
+    """Its head alone comes with the adapter; layers whose numbers are packed are opened whole."""
+    run = make_run("llama", adapter={"target_modules": ["o_proj"]}, dtype=torch.bfloat16)
+    base = tmp_path / "base"
+    settings = {"model": {"name": str(base)}, "method": {"kind": method}, "adapter": {"kind": "lora"}}
+    config = read(settings).config
+    assert in_layers(config, base, adapted=True) is not None
+    packed_base(run, tmp_path, "gptq")
+    assert in_layers(config, base, adapted=True) is None

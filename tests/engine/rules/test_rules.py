@@ -132,6 +132,13 @@ def test_answers_of_a_batch_are_not_taken_for_rows() -> None:
     assert not {"a-batch-has-enough-rows", "there-are-prompts-for-one-sampling"} & set(found)
 
 
+def test_rates_of_plain_sgd_are_not_judged_by_those_of_adam() -> None:
+    """The built-in model's loss falls from 6.5 to 1.9 in 60 steps of SGD at 0.5, and not at all at 0.001."""
+    for optimizer, found in (("sgd", 0), ("adamw_torch", 1)):
+        told = read(mapping_of({"optim.optim": optimizer, "optim.learning_rate": 0.5})).findings
+        assert sum(finding.rule == "learning-rate-is-in-proportion" for finding in told) == found
+
+
 def test_an_old_card_is_named_in_the_sentence() -> None:
     old = Machine(gpus=(Gpu("Tesla V100", 32 * GiB, (7, 0)),))
     assert "Tesla V100" in next(f.message for f in read(GOOD, Facts(machine=old)).findings if f.path == "model.dtype")

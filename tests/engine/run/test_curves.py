@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from random import Random
+
 import pytest
 
 from engine.config.tree import SECTIONS
@@ -29,6 +31,34 @@ def test_a_loss_that_rose_and_stays_is_told_and_one_that_only_jumped_is_not() ->
         sampled.add(step, loss)
     assert concern("ppo", {"loss": sampled}) == "", "the loss of sampled answers begins at nothing"
     assert len(LOSS_ROSE) <= 76
+
+
+@pytest.mark.parametrize("spread", [0.3, 0.5])
+def test_a_first_batch_that_was_easy_is_no_loss_that_rose(spread: float) -> None:
+    """Of runs with one row a batch, whose losses lie far apart, hardly one is told what would be wrong."""
+    wrong = 0
+    for seed in range(200):
+        noise, series, told = Random(seed), Series(), False
+        for step in range(100):
+            series.add(step, noise.lognormvariate(0, spread) * (1 - step / 300))
+            told = told or rose("sft", {"loss": series}) is not None
+        wrong += told
+    assert wrong <= 6
+
+
+def test_a_loss_that_rose_late_is_told_too() -> None:
+    series = Series()
+    for step in range(100):
+        series.add(step, 2.0 - step / 100 if step < 60 else 7.0 + step % 2 / 2)
+    assert rose("sft", {"loss": series}) is not None
+
+
+def test_a_long_run_does_not_forget_where_its_loss_began() -> None:
+    """Old steps are kept in groups; that of the first holds steps after it."""
+    series = Series()
+    for step in range(25_000):
+        series.add(step, 7.0 + step % 2 / 2 if step else 2.0)
+    assert rose("sft", {"loss": series}) == (2.0, 7.5)
 
 
 def test_every_method_of_the_schema_says_which_curves_matter_and_what_to_look_for() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from types import SimpleNamespace
 
 import pytest
@@ -64,7 +65,9 @@ def test_what_the_first_rank_says_of_itself_stands_whoever_is_gone_first(run, ra
 def test_a_second_start_at_once_is_told_what_the_first_does(run):
     handle = claim(run, patience=0.0)
     try:
-        with pytest.raises(RunBusy, match=f"being started or looked after already; `workbench watch {run.id}`"):
+        with pytest.raises(
+            RunBusy, match=f"being started or looked after already; `workbench watch {re.escape(str(run.path))}`"
+        ):
             claim(run, patience=0.0)
     finally:
         os.close(handle)

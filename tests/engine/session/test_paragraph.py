@@ -83,3 +83,11 @@ def test_every_recipe_reads_as_sentences_with_its_own_figures(name: str) -> None
         assert value is None or write(value) in words, (name, words)
     if known.trainable_parameters is not None:
         assert large(known.trainable_parameters) in words
+
+
+def test_devices_that_divide_experts_are_not_told_to_hold_the_whole_model() -> None:
+    for many, how in ((2, "All divide"), (4, "Every 2 divide")):
+        more = f"run: {{devices: {many}}}\ndistributed: {{expert_parallel_size: 2}}\n"
+        words = paragraph(Draft(TEXT + more).config, Facts(), KNOWN)
+        assert f"Of {many} devices each holds its part of the experts and all else of the model (ddp). {how}" in words
+        assert "whole model" not in words
