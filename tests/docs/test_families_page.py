@@ -57,10 +57,10 @@ def _plain(text: str) -> str:
 def written(walks: Walks, version: str) -> str:
     """The page with this table."""
     before, _, after = PAGE.read_text().partition(BEGIN)
-    whole = sum(all(said[each].startswith((YES, "none")) for each in STATIONS if each != "gguf") for said in walks.values())
-    head = (
-        f"transformers {version}, on a CPU: {len(walks)} families, {whole} of them through every station that they have, GGUF aside.\n\n"
+    whole = sum(
+        all(said[each].startswith((YES, "none")) for each in STATIONS if each != "gguf") for said in walks.values()
     )
+    head = f"transformers {version}, on a CPU: {len(walks)} families, {whole} of them through every station that they have, GGUF aside.\n\n"
     return before + BEGIN + head + table(walks) + END + after.partition(END)[2]
 
 
