@@ -35,6 +35,10 @@ WIDE = 3
 """Columns of a probe: more are not needed to see which side of a weight is which."""
 
 
+_OF_THE_CACHE = ".self_attn.k_scale", ".self_attn.v_scale", ".k_proj.output_scale", ".v_proj.output_scale"
+"""Scales of a cache of keys and values in eight bits, as llm-compressor writes them, for servers alone."""
+
+
 @dataclass(frozen=True)
 class Share:
     """What one weight of the files holds of a weight of the model."""
@@ -66,6 +70,8 @@ def wide_header(file: Path, every: Mapping[str, model_files.Tensor]) -> dict[str
             if packed.leads(name):
                 layer = name.rpartition(".")[0]
                 found[f"{layer}.weight"] = model_files.Tensor("BF16", packed.shape(layer))
+            continue
+        if name.endswith(_OF_THE_CACHE) and len(each.shape) <= 1:
             continue
         whole, _, end = name.rpartition("_")
         blocks = every.get(f"{whole}_blocks")

@@ -58,6 +58,11 @@ def growth(name: str, tensors: Mapping[str, Tensor], note: Any) -> float:
     return (4 if bits <= 4 else 8) / bits if type(bits) is int and bits in range(2, 9) else 1.0
 
 
+def bits_of(note: Any) -> tuple[int, ...]:
+    """Bits of the weights of each group of layers that compressed-tensors tells of."""
+    return tuple(each["num_bits"] for each in _groups(note) if each.get("num_bits") in range(2, 9))
+
+
 def _unserved(method: str, note: Mapping[str, Any]) -> str:
     """Which form of a method it is, where others are served and this is not."""
     if method == "gptq":

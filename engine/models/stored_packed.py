@@ -33,7 +33,7 @@ from transformers.utils.quantization_config import QuantizationConfigMixin
 
 from engine.config.kinds import Head
 from engine.errors import ModelError, visible
-from engine.facts.stored import PACKED, stored_as
+from engine.facts.stored import PACKED, bits_of, stored_as
 from engine.kernels.experts import groups
 from engine.kernels.experts.packed import Form, Held, PackedExperts, matrix_unpacked, of_groups
 from engine.model_files import header, weight_files
@@ -209,7 +209,7 @@ class Entries:
                 if self.note.get("quant_method") == "awq":
                     return _checked(name, _of_awq(read, rows, columns), rows, columns)
                 return _checked(name, _of_gptq(read, rows, columns, self.note), rows, columns)
-            return _checked(name, _of_compressed_tensors(read, rows, columns), rows, columns)
+            return _checked(name, _of_compressed_tensors(read, rows, columns, self.note), rows, columns)
         except _Unfit as problem:
             raise ModelError(f"model.name: {visible(name)} cannot be read: {problem}.") from problem
 
@@ -271,7 +271,9 @@ def _in_order(words: torch.Tensor) -> torch.Tensor:
     return codes.index_select(2, place).flatten(1)
 
 
-def _of_compressed_tensors(read: Callable[[str], torch.Tensor | None], rows: int, columns: int) -> Parts:
+def _of_compressed_tensors(
+    read: Callable[[str], torch.Tensor | None], rows: int, columns: int, note: Mapping[str, Any]
+) -> Parts:
     words, eights, scales = read("weight_packed"), read("weight"), read("weight_scale")
     if scales is None:
         raise _Unfit("it has no scales")
@@ -284,16 +286,18 @@ def _of_compressed_tensors(read: Callable[[str], torch.Tensor | None], rows: int
     scales = scales.reshape(rows, -1).contiguous() if scales.numel() % rows == 0 else scales
     if scales.dim() != 2 or len(scales) != rows:
         raise _Unfit(f"its scales have the shape {tuple(scales.shape)} for {rows} rows")
+    read_codes = _codes
     if words is not None:
-        bits = words.shape[1] * 32 // columns
-        kind, numbers = _numbers(words.contiguous(), bits, columns)
+        bits, whole = _in_words(words.shape[1], columns, bits_of(note))
+        read_codes = _codes_in_whole_words if whole else _codes
+        kind, numbers = _numbers(words.contiguous(), bits, columns, whole=whole)
     else:
         assert eights is not None
         bits, kind, numbers = 8, "uint8", eights.view(torch.uint8) ^ 128
     half = 1 << (bits - 1)
     zeros, of_column = read("weight_zero_point"), read("weight_g_idx")
     if zeros is not None and zeros.dtype == torch.int32:
-        zeros = _codes(zeros.T.contiguous(), bits)[:, :rows].T.to(torch.int16)
+        zeros = read_codes(zeros.T.contiguous(), bits)[:, :rows].T.to(torch.int16)
     elif zeros is not None:
         zeros = (zeros.to(torch.int16) + half).reshape(-1, 1 if zeros.numel() in (1, rows) else scales.shape[1])
         zeros = zeros.expand(rows, -1)
@@ -318,8 +322,24 @@ def _of_four_bit_floats(numbers: torch.Tensor, scales: torch.Tensor, whole: torc
     return Parts("nvfp4", numbers, scales.view(torch.uint8), 16, middle=1 / whole.float().reshape(1))
 
 
-def _numbers(words: torch.Tensor, bits: int, columns: int) -> tuple[str, torch.Tensor]:
-    """The kind, and the bytes, of words int32 [rows, n] in which codes of so many bits follow each other."""
+def _in_words(count: int, columns: int, told: tuple[int, ...]) -> tuple[int, bool]:
+    """Bits of a code where so many words hold a row, and whether no code lies across the end of a word, as compressed-tensors
+    wrote them until it put each behind the one before."""
+    for bits in told:
+        if count == -(-columns * bits // 32):
+            return bits, False
+    for bits in told:
+        if count == -(-columns // (32 // bits)):
+            return bits, True
+    return count * 32 // columns, False
+
+
+def _numbers(words: torch.Tensor, bits: int, columns: int, *, whole: bool = False) -> tuple[str, torch.Tensor]:
+    """The kind, and the bytes, of words int32 [rows, n] in which codes of so many bits follow each other, none of them across
+    the end of a word where they are `whole`."""
+    if whole:
+        kind = "uint4" if bits < 4 else "uint8"
+        return kind, groups.in_bytes(_codes_in_whole_words(words, bits)[:, :columns].contiguous(), groups.BITS[kind])
     if bits not in range(2, 9) or words.shape[1] != -(-columns * bits // 32):
         raise _Unfit(f"{words.shape[1]} words of 32 bits are no {columns} numbers")
     if bits == 4:  # the first code lies in a word's lowest bits, and so in its first byte's
@@ -345,6 +365,12 @@ def _codes(words: torch.Tensor, bits: int) -> torch.Tensor:
             value = value | runs[..., word + 1] << (32 - shift)
         codes[..., place] = (value & ((1 << bits) - 1)).to(torch.uint8)
     return codes.flatten(1)
+
+
+def _codes_in_whole_words(words: torch.Tensor, bits: int) -> torch.Tensor:
+    """The codes [rows, ...], uint8, of words int32 [rows, n] that each hold as many as fit whole."""
+    shifts = torch.arange(32 // bits, device=words.device) * bits
+    return ((words.long()[..., None] >> shifts) & ((1 << bits) - 1)).to(torch.uint8).flatten(1)
 
 
 def _group(columns: int, count: int, told: Any, of_column: torch.Tensor | None) -> int:

@@ -72,7 +72,7 @@ def test_biases_of_zeros_that_older_tools_add_beside_true_ones_stay_behind(make_
     assert {value.unique().item() for key, value in merged.items() if key.endswith(".bias")} == {0.25}
 
 
-def test_scales_of_activations_stay_behind(make_run: Make, tmp_path: Path) -> None:
+def test_scales_of_activations_and_of_the_cache_stay_behind(make_run: Make, tmp_path: Path) -> None:
     run = make_run("llama", adapter={"target_modules": ["o_proj"]}, dtype=torch.bfloat16)
     wide = packed_base(run, tmp_path, "floats", group=16)
     held = load_file(tmp_path / "base/model.safetensors")
@@ -81,6 +81,7 @@ def test_scales_of_activations_stay_behind(make_run: Make, tmp_path: Path) -> No
         for key in held
         if "weight_packed" in key
     }
+    held |= {f"model.layers.{layer}.self_attn.k_scale": torch.tensor([0.5]) for layer in range(2)}
     save_file(held, tmp_path / "base/model.safetensors", {"format": "pt"})
     assert exported(run, tmp_path / "out")["parity"]["logits_error"] < 0.05
     assert load_file(tmp_path / "out/model.safetensors").keys() == wide.keys()

@@ -29,6 +29,15 @@ def words_of(codes, bits):
     return [signed(stream >> (32 * word) & 0xFFFFFFFF) for word in range(count)]
 
 
+def in_whole_words(codes, bits):
+    """Codes [rows, n] as compressed-tensors wrote them for long: as many in each word as fit, none across its end."""
+    each = 32 // bits
+    return torch.tensor(
+        [[words_of(row[at : at + each], bits)[0] for at in range(0, len(row), each)] for row in codes.tolist()],
+        dtype=torch.int32,
+    )
+
+
 def in_words(codes, bits):
     """The same for each row [rows, n]."""
     return torch.tensor([words_of(row, bits) for row in codes.tolist()], dtype=torch.int32)
@@ -87,17 +96,18 @@ def awq(weight, *, group=32):
     return found, out
 
 
-def packed_integers(weight, *, bits=4, group=32, symmetric=True, ordered=False):
+def packed_integers(weight, *, bits=4, group=32, symmetric=True, ordered=False, whole=False):
+    words = in_whole_words if whole else in_words
     of_column = side_by_side(weight.shape[1], group)
     if ordered:
         of_column = of_column[torch.randperm(weight.shape[1], generator=torch.Generator().manual_seed(8))]
     codes, scales, zeros, out = quantized(weight, bits, of_column, symmetric=symmetric, dtype=torch.bfloat16)
     found = {
-        "weight_packed": in_words(codes, bits), "weight_scale": scales,
+        "weight_packed": words(codes, bits), "weight_scale": scales,
         "weight_shape": torch.tensor(weight.shape, dtype=torch.int64),
     }  # fmt: skip
     if not symmetric:
-        found["weight_zero_point"] = in_words(zeros.T, bits).T.contiguous()
+        found["weight_zero_point"] = words(zeros.T, bits).T.contiguous()
     if ordered:
         found["weight_g_idx"] = of_column.to(torch.int32)
     return found, out

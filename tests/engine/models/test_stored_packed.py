@@ -41,6 +41,8 @@ FORMS = {
     "packed-uneven": ("packed", {"symmetric": False}),
     "packed-ordered": ("packed", {"ordered": True}),
     "packed-3": ("packed", {"bits": 3, "symmetric": False}),
+    "packed-3-whole": ("packed", {"bits": 3, "symmetric": False, "whole": True}),
+    "packed-7-whole": ("packed", {"bits": 7, "group": -1, "whole": True}),
     "eights": ("eights", {}),
     "mxfp4": ("floats", {"group": 32}),
     "nvfp4": ("floats", {"group": 16}),
