@@ -19,6 +19,8 @@ from engine.trainers.clock import StepClock
 from engine.trainers.ranks import Waits
 from tests.caches import own_cache
 from tests.engine.trainers.conftest import CONVERSATIONS
+from tests.engine.trainers.test_fsdp2 import Place
+from tests.engine.trainers.test_fsdp2_mixtures import ON_EXPERTS, mixture
 from tests.engine.trainers.two_ranks import TwoRanks, run_folder
 
 LATE = 0.15
@@ -43,6 +45,7 @@ def late_where_asked() -> None:
 class Pair:
     def __init__(self, root: Path, cache: str, two: TwoRanks) -> None:
         self._root, self._asked, self._two = root, Path(cache) / "late", two
+        self.mixture = mixture(Place(root, two), "qwen3_moe")
         self._rows = root / "rows.jsonl"
         self._rows.write_text("".join(json.dumps({"messages": row}) + "\n" for row in CONVERSATIONS))
 
@@ -70,9 +73,12 @@ def seen(run: RunFolder) -> tuple[RunView, dict[str, Any]]:
     return fold_many(RunView(), events), last
 
 
-@pytest.mark.parametrize("strategy", ["ddp", "fsdp2"])
-def test_a_late_rank_shows_as_the_others_waiting_and_is_named(pair: Pair, strategy: str) -> None:
-    chosen = {"distributed.strategy": strategy}
+@pytest.mark.parametrize("way", ["ddp", "fsdp2", "divided experts"])
+def test_a_late_rank_shows_as_the_others_waiting_and_is_named(pair: Pair, way: str) -> None:
+    """Where experts are divided, processes wait for each other's tokens in each layer, within the forward pass."""
+    chosen: dict[str, Any] = {"distributed.strategy": way}
+    if way == "divided experts":
+        chosen = {"model.name": pair.mixture, "distributed.expert_parallel_size": 2, **ON_EXPERTS}
     calm, (view, late) = seen(pair.train(late=False, **chosen))[1], seen(pair.train(late=True, **chosen))
     first, second = late["communication_seconds"]
     assert 0.8 * LATE < first < 1.5 * LATE + max(calm["communication_seconds"]), (
