@@ -29,7 +29,10 @@ SETTINGS["optim.gradient_accumulation_steps"] = 1
 
 
 def late_where_asked() -> None:
-    """Has the second process sleep before each backward pass of a run, where a file of the cache says so."""
+    """Has the second process sleep before each backward pass of a run, where a file of the cache says so, and in the attention of
+    Qwen3-MoE's layers."""
+    from transformers.models.qwen3_moe.modeling_qwen3_moe import Qwen3MoeAttention
+
     from engine.trainers.saving import RunTrainer
 
     asked, step = Path(os.environ["WORKBENCH_CACHE"]) / "late", RunTrainer.training_step
@@ -40,6 +43,14 @@ def late_where_asked() -> None:
         return step(self, *args, **kwargs)
 
     RunTrainer.training_step = late  # type: ignore[method-assign]
+    attend = Qwen3MoeAttention.forward
+
+    def late_attention(self: Any, *args: Any, **kwargs: Any) -> Any:
+        if os.environ.get("RANK") == "1":
+            time.sleep(LATE / 2)
+        return attend(self, *args, **kwargs)
+
+    Qwen3MoeAttention.forward = late_attention  # type: ignore[method-assign]
 
 
 class Pair:
@@ -73,12 +84,9 @@ def seen(run: RunFolder) -> tuple[RunView, dict[str, Any]]:
     return fold_many(RunView(), events), last
 
 
-@pytest.mark.parametrize("way", ["ddp", "fsdp2", "divided experts"])
-def test_a_late_rank_shows_as_the_others_waiting_and_is_named(pair: Pair, way: str) -> None:
-    """Where experts are divided, processes wait for each other's tokens in each layer, within the forward pass."""
-    chosen: dict[str, Any] = {"distributed.strategy": way}
-    if way == "divided experts":
-        chosen = {"model.name": pair.mixture, "distributed.expert_parallel_size": 2, **ON_EXPERTS}
+@pytest.mark.parametrize("strategy", ["ddp", "fsdp2"])
+def test_a_late_rank_shows_as_the_others_waiting_and_is_named(pair: Pair, strategy: str) -> None:
+    chosen = {"distributed.strategy": strategy}
     calm, (view, late) = seen(pair.train(late=False, **chosen))[1], seen(pair.train(late=True, **chosen))
     first, second = late["communication_seconds"]
     assert 0.8 * LATE < first < 1.5 * LATE + max(calm["communication_seconds"]), (
@@ -97,6 +105,18 @@ def test_a_late_rank_shows_as_the_others_waiting_and_is_named(pair: Pair, way: s
     assert view.slowest is not None
     assert view.slowest[:2] == (1, "own work")
     assert view.slowest_text.startswith("rank 1 takes ")
+
+
+def test_waiting_for_tokens_of_divided_experts_is_no_forward_pass(pair: Pair) -> None:
+    """The first process waits in the layer behind the second's attention, and would seem to take as long for it."""
+    chosen = {"model.name": pair.mixture, "distributed.expert_parallel_size": 2, **ON_EXPERTS}
+    view, late = seen(pair.train(late=False, **chosen))
+    first, second = late["communication_seconds"]
+    assert first > 0.8 * LATE > 1.6 * second
+    passes = late["forward_seconds"]
+    assert passes[1] > 0.9 * LATE > 1.8 * passes[0]
+    assert view.slowest is not None
+    assert view.slowest[:2] == (1, "forward pass")
 
 
 def test_what_is_measured_takes_microseconds() -> None:
