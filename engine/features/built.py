@@ -35,6 +35,8 @@ class Training(Protocol):
     args: TrainingArguments
     accelerator: Any
     state: TrainerState
+    ranks: Any
+    """What this process does by itself; its `waits.span` is around what is waiting for others."""
 
     def training_step(self, model: torch.nn.Module, inputs: dict[str, Any], *args: Any, **kwargs: Any) -> torch.Tensor:
         """The loss of one batch, its gradients added."""

@@ -22,6 +22,7 @@ SPEC = fields.distributed.strategy
 REPLICAS, SHARES = fields.distributed.dp_replicate_size, fields.distributed.dp_shard_size
 OFFLOADED = fields.distributed.cpu_offload
 _DDP = take(SPEC, "ddp")
+_DIVIDED = "experts are divided, and each device holds all else"
 _BY_DDP = "Each process holds the whole model there."
 OPTIMIZERS = ("adamw_torch_fused", "adamw_torch", "sgd", "adagrad", "rmsprop", "muon")
 """Those whose step takes each number by itself, so that a share of a weight is enough to it, and torch's Muon, whose products
@@ -139,7 +140,7 @@ def _asked(config: RunConfig) -> tuple[FieldSpec, ...]:
     return tuple(spec for spec in (REPLICAS, SHARES, OFFLOADED) if spec.value(config) != spec.default)
 
 
-@rule(reads=(SPEC, REPLICAS, SHARES, OFFLOADED))
+@rule(reads=(SPEC, REPLICAS, SHARES, OFFLOADED, fields.distributed.expert_parallel_size))
 def replicas_need_fsdp2(config: RunConfig, facts: Facts) -> Iterator[Finding]:
     taken = config.distributed.strategy
     problem = _unserved(config, facts) if taken == "auto" and _asked(config) else None
@@ -226,7 +227,7 @@ def chosen(config: RunConfig, facts: Facts) -> tuple[Literal["ddp", "fsdp2"], st
     if devices == 1:
         return "ddp", "one device has nothing to share"
     if config.distributed.expert_parallel_size > 1:
-        return "ddp", "experts are divided, and each device holds all else"
+        return "ddp", _DIVIDED
     if _asked(config):
         if (problem := _unserved(config, facts)) is None:
             return "fsdp2", f"shares are asked for by {' and '.join(spec.path for spec in _asked(config))}"
@@ -264,6 +265,8 @@ def _with(config: RunConfig, strategy: Literal["ddp", "fsdp2"]) -> RunConfig:
 
 def _unserved(config: RunConfig, facts: Facts) -> str | None:
     """What the first row that refuses fsdp2 says it must be."""
+    if config.distributed.expert_parallel_size > 1:
+        return f"{_DIVIDED}."
     asked = _with(config, "fsdp2")
     findings = own_findings(__name__, asked, facts)
     return next((finding.todo for finding in findings if finding.path == SPEC.path), None)

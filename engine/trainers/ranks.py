@@ -59,8 +59,8 @@ class Waits:
     the communication nothing hides (exposed communication, waiting for a rank that is late included), and seconds of its forward
     passes without that.
 
-    Counted are gradients, buffers, the weights that FSDP2 puts together, counts and means over ranks and what they agree on after a
-    step; not what lies inside attention over several GPUs, and not the norm of sharded gradients. On a GPU they are spans between
+    Counted are gradients, buffers, the weights that FSDP2 puts together, tokens that go to the experts of others, counts and means over
+    ranks and what they agree on after a step; not what lies inside attention over several GPUs, and not the norm of sharded gradients or of divided experts'. On a GPU they are spans between
     two events on the stream that computes, read when they are over; the host waits for none.
     """
 

@@ -21,7 +21,7 @@ from engine.errors import ModelError
 from engine.features.applied import Applied
 from engine.features.built import Built
 from engine.features.expert_parallel import SETTING
-from engine.features.expert_parallel.dispatch import dispatch, of_known_ids
+from engine.features.expert_parallel.dispatch import Span, dispatch, of_known_ids
 from engine.features.fused_experts.apply import Block, blocks, is_fused
 from engine.models.expert_shards import Group, Share, is_divided, share_of
 
@@ -35,7 +35,8 @@ def apply(config: RunConfig, built: Built) -> Applied | None:
     found = [(block, share) for block in blocks(built) if (share := _share(block)) is not None]
     held = {id(weight): weight for module in built.modules() for weight in module.parameters(recurse=False)}
     parts = [weight for weight in held.values() if share_of(weight) is not None]
-    undos = [_asked_where_they_are(block, share) for block, share in found]
+    waiting = built.training.ranks.waits.span
+    undos = [_asked_where_they_are(block, share, waiting) for block, share in found]
     group, ranks = found[0][1].group, found[0][1].group.ranks
     trained = [weight for weight in built.policy.parameters() if weight.requires_grad]
     if all(share_of(weight) is not None for weight in trained):
@@ -47,7 +48,7 @@ def apply(config: RunConfig, built: Built) -> Applied | None:
     for weight in trained:
         if share_of(weight) is not None:
             undos.append(noted(weight.register_hook(lambda gradient: gradient / ranks).remove))
-    undos.append(put(built.training.accelerator, "clip_grad_norm_", _clip(built.training.accelerator, group)))
+    undos.append(put(built.training.accelerator, "clip_grad_norm_", _clip(built.training.accelerator, group, waiting)))
     here, layers = sum(part.nbytes for part in parts), len(found)
     share = found[0][1]
     detail = f"layers, of whose {share.experts} experts each process holds {share.held}: {here:,} bytes with what is trained "
@@ -61,19 +62,26 @@ def _share(block: Block) -> Share | None:
     return share_of(block.experts.get_parameter("down_proj"))
 
 
-def _asked_where_they_are(block: Block, share: Share) -> Callable[[], None]:
+def _asked_where_they_are(block: Block, share: Share, waiting: Span) -> Callable[[], None]:
     outermost, group, held = block.outermost, share.group, share.held
     experts = outermost.forward if is_fused(block) else of_known_ids(outermost.forward, held)
 
     def forward(hidden_states: Tensor, top_k_index: Tensor, top_k_weights: Tensor) -> Tensor:
         return dispatch(
-            experts, hidden_states, top_k_index, top_k_weights, held=held, size=group.size, group=group.members
+            experts,
+            hidden_states,
+            top_k_index,
+            top_k_weights,
+            held=held,
+            size=group.size,
+            group=group.members,
+            waiting=waiting,
         )
 
     return put(outermost, "forward", forward)
 
 
-def _clip(accelerator: Any, group: Group) -> Callable[..., Tensor]:
+def _clip(accelerator: Any, group: Group, waiting: Span) -> Callable[..., Tensor]:
     """accelerate's `clip_grad_norm_`, which is called once a step, with the gradients of experts put together before it."""
 
     def clip_grad_norm_(
@@ -86,8 +94,9 @@ def _clip(accelerator: Any, group: Group) -> Callable[..., Tensor]:
         own = [weight.grad for weight in weights if share_of(weight) is not None and weight.grad is not None]
         others = [weight.grad for weight in weights if share_of(weight) is None and weight.grad is not None]
         if group.copies is not None:
-            for gradient in own:
-                dist.all_reduce(gradient, group=group.copies)
+            with waiting():
+                for gradient in own:
+                    dist.all_reduce(gradient, group=group.copies)
         norm = torch.nn.utils.get_total_norm(others).float()
         squares = torch.nn.utils.get_total_norm(own).to(norm).square() if own else torch.zeros_like(norm)
         dist.all_reduce(squares, group=group.members)

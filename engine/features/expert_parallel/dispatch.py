@@ -9,6 +9,7 @@ more. Messages are torch's `all_to_all_single`, in the forward pass and, the oth
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import torch
@@ -17,31 +18,38 @@ from torch import Tensor
 
 Experts = Callable[[Tensor, Tensor, Tensor], Tensor]
 """A layer's experts: tokens [T, H], their experts [T, k] and the weights of these [T, k] to results [T, H]."""
+Span = Callable[[], AbstractContextManager[object]]
+"""What is done within one is waiting for others."""
 
 
 class _Exchange(torch.autograd.Function):
     """Rows [sum(sent), ...] to the processes of a group, so many to each: [sum(received), ...]. Gradients go back."""
 
     @staticmethod
-    def forward(ctx: Any, rows: Tensor, group: dist.ProcessGroup, sent: list[int], received: list[int]) -> Tensor:
-        ctx.group, ctx.sent, ctx.received = group, sent, received
-        return exchanged(rows, group, sent, received)
+    def forward(
+        ctx: Any, rows: Tensor, group: dist.ProcessGroup, sent: list[int], received: list[int], waiting: Span
+    ) -> Tensor:
+        ctx.group, ctx.sent, ctx.received, ctx.waiting = group, sent, received, waiting
+        return exchanged(rows, group, sent, received, waiting)
 
     @staticmethod
-    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None, None, None]:
-        return exchanged(gradients[0], ctx.group, ctx.received, ctx.sent), None, None, None
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None, None, None, None]:
+        return exchanged(gradients[0], ctx.group, ctx.received, ctx.sent, ctx.waiting), None, None, None, None
 
 
-def exchanged(rows: Tensor, group: dist.ProcessGroup, sent: list[int], received: list[int]) -> Tensor:
+def exchanged(
+    rows: Tensor, group: dist.ProcessGroup, sent: list[int], received: list[int], waiting: Span = nullcontext
+) -> Tensor:
     """The rows that the processes of a group have for this one, in their order."""
-    taken = rows.new_empty(sum(received), *rows.shape[1:])
-    dist.all_to_all_single(taken, rows.contiguous(), received, sent, group=group)
+    taken, given = rows.new_empty(sum(received), *rows.shape[1:]), rows.contiguous()
+    with waiting():
+        dist.all_to_all_single(taken, given, received, sent, group=group)
     return taken
 
 
 def dispatch(
     experts: Experts, hidden_states: Tensor, top_k_index: Tensor, top_k_weights: Tensor,
-    *, held: int, size: int, group: dist.ProcessGroup,
+    *, held: int, size: int, group: dist.ProcessGroup, waiting: Span = nullcontext,
 ) -> Tensor:  # fmt: skip
     """What all experts of a group make of this process's tokens.
 
@@ -52,6 +60,7 @@ def dispatch(
         top_k_weights: The weights of these [T, k].
         held: How many experts each process holds.
         size: How many processes there are in the group.
+        waiting: What each message is sent within.
 
     Returns:
         [T, H]
@@ -61,7 +70,8 @@ def dispatch(
     goes.scatter_(1, places, True)
     counts = goes.sum(0)
     theirs = torch.empty_like(counts)
-    dist.all_to_all_single(theirs, counts, group=group)
+    with waiting():
+        dist.all_to_all_single(theirs, counts, group=group)
     sent, received = torch.stack([counts, theirs]).tolist()
     # By place, then by token; here the host has waited already.
     tokens = goes.t().nonzero()[:, 1].split(sent)
@@ -69,9 +79,9 @@ def dispatch(
     rows = torch.cat([hidden_states.index_select(0, token) for token in tokens])
     weights = torch.cat([top_k_weights.index_select(0, token) for token in tokens])
     ids = torch.cat([_local(top_k_index[token], place, held) for place, token in enumerate(tokens)])
-    rows, weights = (_Exchange.apply(each, group, sent, received) for each in (rows, weights))
-    made = dispatched(experts, rows, exchanged(ids, group, sent, received), weights, held)
-    back = _Exchange.apply(made, group, received, sent)
+    rows, weights = (_Exchange.apply(each, group, sent, received, waiting) for each in (rows, weights))
+    made = dispatched(experts, rows, exchanged(ids, group, sent, received, waiting), weights, held)
+    back = _Exchange.apply(made, group, received, sent, waiting)
     out = torch.zeros_like(hidden_states)
     # Also what a layer that is computed again ends with: the messages before it are sent by all processes or by none.
     for token, part in zip(tokens, back.split(sent), strict=True):

@@ -19,6 +19,8 @@ from engine.trainers.clock import StepClock
 from engine.trainers.ranks import Waits
 from tests.caches import own_cache
 from tests.engine.trainers.conftest import CONVERSATIONS
+from tests.engine.trainers.test_fsdp2 import Place
+from tests.engine.trainers.test_fsdp2_mixtures import ON_EXPERTS, mixture
 from tests.engine.trainers.two_ranks import TwoRanks, run_folder
 
 LATE = 0.15
@@ -27,7 +29,10 @@ SETTINGS["optim.gradient_accumulation_steps"] = 1
 
 
 def late_where_asked() -> None:
-    """Has the second process sleep before each backward pass of a run, where a file of the cache says so."""
+    """Has the second process sleep before each backward pass of a run, where a file of the cache says so, and in the attention of
+    Qwen3-MoE's layers."""
+    from transformers.models.qwen3_moe.modeling_qwen3_moe import Qwen3MoeAttention
+
     from engine.trainers.saving import RunTrainer
 
     asked, step = Path(os.environ["WORKBENCH_CACHE"]) / "late", RunTrainer.training_step
@@ -38,11 +43,20 @@ def late_where_asked() -> None:
         return step(self, *args, **kwargs)
 
     RunTrainer.training_step = late  # type: ignore[method-assign]
+    attend = Qwen3MoeAttention.forward
+
+    def late_attention(self: Any, *args: Any, **kwargs: Any) -> Any:
+        if os.environ.get("RANK") == "1":
+            time.sleep(LATE / 2)
+        return attend(self, *args, **kwargs)
+
+    Qwen3MoeAttention.forward = late_attention  # type: ignore[method-assign]
 
 
 class Pair:
     def __init__(self, root: Path, cache: str, two: TwoRanks) -> None:
         self._root, self._asked, self._two = root, Path(cache) / "late", two
+        self.mixture = mixture(Place(root, two), "qwen3_moe")
         self._rows = root / "rows.jsonl"
         self._rows.write_text("".join(json.dumps({"messages": row}) + "\n" for row in CONVERSATIONS))
 
@@ -91,6 +105,18 @@ def test_a_late_rank_shows_as_the_others_waiting_and_is_named(pair: Pair, strate
     assert view.slowest is not None
     assert view.slowest[:2] == (1, "own work")
     assert view.slowest_text.startswith("rank 1 takes ")
+
+
+def test_waiting_for_tokens_of_divided_experts_is_no_forward_pass(pair: Pair) -> None:
+    """The first process waits in the layer behind the second's attention, and would seem to take as long for it."""
+    chosen = {"model.name": pair.mixture, "distributed.expert_parallel_size": 2, **ON_EXPERTS}
+    view, late = seen(pair.train(late=False, **chosen))
+    first, second = late["communication_seconds"]
+    assert first > 0.8 * LATE > 1.6 * second
+    passes = late["forward_seconds"]
+    assert passes[1] > 0.9 * LATE > 1.8 * passes[0]
+    assert view.slowest is not None
+    assert view.slowest[:2] == (1, "forward pass")
 
 
 def test_what_is_measured_takes_microseconds() -> None:

@@ -63,6 +63,12 @@ CASES: dict[str, list[Case]] = {
             "distributed.cpu_offload",
             "error",
         ),
+        (
+            {**LORA, "run.devices": 2, "distributed.expert_parallel_size": 2, "distributed.dp_shard_size": 2},
+            Facts(),
+            "distributed.dp_shard_size",
+            "error",
+        ),
     ],
     "replicas-divide-the-processes": [
         ({"run.devices": 8, "distributed.dp_replicate_size": many}, Facts(), "distributed.dp_replicate_size", "error")
