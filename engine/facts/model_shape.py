@@ -54,6 +54,12 @@ TINY_VL: Shape = {
     },
 }
 TINY_VL_PARAMETERS = 266_048
+# Its linear layers that see, and those from there to the language model: name, inputs, outputs, how many.
+TINY_VL_TOWER = (
+    ("fc1", 64, 128, 2), ("fc2", 128, 64, 2), ("k_proj", 64, 64, 2), ("out_proj", 64, 64, 2), ("q_proj", 64, 64, 2),
+    ("v_proj", 64, 64, 2),
+)  # fmt: skip
+TINY_VL_PROJECTOR = (("proj", 64, 64, 1),)
 # Shapes of the models that recipes name, as published, so that they can be judged before they are downloaded:
 # hidden, layers, heads, kv heads, MLP width, embeddings tied.
 _QWEN3 = {
@@ -106,7 +112,8 @@ def model_facts(name: str, revision: str | None = None) -> ModelFacts | None:
         return replace(_facts(name, TINY, None, template=True), processor=False)
     if name == "builtin/tiny-vl":
         facts = _facts(name, TINY_VL, None, template=True)
-        return replace(facts, processor=True, by_torchvision=False, keeps_shape=False, parameters=TINY_VL_PARAMETERS)
+        facts = replace(facts, tower=TINY_VL_TOWER, projector=TINY_VL_PROJECTOR, parameters=TINY_VL_PARAMETERS)
+        return replace(facts, processor=True, by_torchvision=False, keeps_shape=False)
     if name.startswith("builtin/"):  # no hub has it; which ones there are is a rule's to say
         return None
     folder = _folder(name, revision)

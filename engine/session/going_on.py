@@ -8,7 +8,7 @@ from typing import Any
 
 from engine import resume as resuming
 from engine.config.files import absolute, parse
-from engine.errors import WorkbenchError, visible
+from engine.errors import UsageError, WorkbenchError, visible
 from engine.resume import Progress, changed_config
 from engine.run import launch, slurm
 from engine.run.store import RunFolder
@@ -35,7 +35,11 @@ def refuse_what_no_longer_fits(run: RunFolder, settings: Mapping[str, Any]) -> N
     from engine.rules import read
     from engine.rules.fit import it_fits_into_memory
 
-    config = read(absolute(parse(changed_config(run, settings)).mapping, run.path)).config
+    try:
+        text = changed_config(run, settings)
+    except UsageError:
+        return  # what is wrong with it is said where it is taken, behind what is wrong with the folder
+    config = read(absolute(parse(text).mapping, run.path)).config
     for finding in it_fits_into_memory(config, look_at(config, run.path, sources=False)):
         if finding.severity == "error":
             raise WorkbenchError(

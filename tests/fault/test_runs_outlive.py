@@ -216,7 +216,7 @@ def test_a_living_run_is_not_resumed_and_gets_no_second_worker(start):
     supervisor = [sys.executable, "-P", "-m", "engine.run.supervise", "start", "--", str(run.path)]
     said = subprocess.run(supervisor, capture_output=True, text=True, env=environment)
     assert said.returncode == 3
-    assert "already has" in said.stderr
+    assert "is being started or looked after already" in said.stderr
     step = view_of(run).step
     running(run, step + 3)
 

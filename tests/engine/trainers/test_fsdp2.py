@@ -37,7 +37,7 @@ from engine.rules import read
 from engine.run import checkpoint
 from engine.run.store import RunFolder
 from engine.run.view import RANK_FIGURES
-from engine.trainers import async_save, sharded
+from engine.trainers import async_save, saving, sharded
 from engine.trainers.arguments import sharding
 from engine.trainers.async_save import AsyncSave
 from engine.trainers.saving import CheckpointWriter, RunTrainer
@@ -260,6 +260,7 @@ def test_one_rank_alone_writes_the_files_of_an_adapter(
         asked.append(model)
         return {}
 
+    monkeypatch.setattr(saving, "is_divided", lambda model: False)
     monkeypatch.setattr(sharded, "is_sharded", lambda model: True)
     monkeypatch.setattr(sharded, "adapter_weights", whole)
     rank: Any = SimpleNamespace(model=PeftModel.__new__(PeftModel), args=SimpleNamespace(should_save=first), _save=save)
