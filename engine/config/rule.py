@@ -118,6 +118,22 @@ def other_than(*values: Any) -> Test:
     return lambda value: not among(value)
 
 
+def several(value: object) -> bool:
+    """Whether a number is above 1."""
+    return isinstance(value, int) and value > 1
+
+
+def must_divide(spec: FieldSpec, size: int, processes: int, todo: str) -> Iterator[Finding]:
+    """That the size of a group divides the number of all processes."""
+    if size == 1 or processes % size == 0:
+        return
+    served = [many for many in range(1, processes + 1) if processes % many == 0]
+    known = " or ".join(filter(None, (", ".join(map(str, served[:-1])), str(served[-1]))))
+    beside = f"with {processes} process{'' if processes == 1 else 'es'} (run.devices times distributed.nodes)"
+    fewer = max(many for many in served if many < size)
+    yield must(spec.path, f"{known} {beside}", size, todo, fix=take(spec, fewer))
+
+
 def take(spec: FieldSpec, value: Any, label: str = "") -> Fix:
     """The fix that sets a setting."""
     return Fix(label or f"take {value}", {spec.path: value})

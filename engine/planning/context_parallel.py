@@ -11,17 +11,13 @@ from collections.abc import Iterator
 
 from engine.config.facts import Facts
 from engine.config.findings import Finding, Fix, must
-from engine.config.rule import Refused, Test, leave_out, one_of, other_than, refused, rule, take
+from engine.config.rule import Refused, Test, leave_out, must_divide, one_of, other_than, refused, rule, several
 from engine.config.tree import FieldSpec, RunConfig, fields
 from engine.facts.counts import device_count, known_model
 
 SPEC = fields.distributed.context_parallel_size
 METHODS = ("sft", "pretrain")
 _LEFT_OUT = leave_out(SPEC, "each row on one GPU")
-
-
-def _several(value: object) -> bool:
-    return isinstance(value, int) and value > 1
 
 
 _NOT: tuple[tuple[str, FieldSpec, Test, str, str], ...] = (
@@ -49,14 +45,14 @@ refused(
     __name__,
     *(
         Refused(
-            f"context-parallel-without-{name}", SPEC, _several, f"1 {words}", because, _LEFT_OUT, beside={spec: test}
+            f"context-parallel-without-{name}", SPEC, several, f"1 {words}", because, _LEFT_OUT, beside={spec: test}
         )
         for name, spec, test, words, because in _NOT
     ),
     Refused(
         "context-parallel-needs-gpus",
         SPEC,
-        _several,
+        several,
         "1 without a GPU",
         "gloo, by which processes on a CPU talk, has no ring attention; NCCL has.",
         _LEFT_OUT,
@@ -67,15 +63,8 @@ refused(
 
 @rule(reads=(SPEC, fields.run.devices, fields.distributed.nodes))
 def rows_are_divided_over_the_processes(config: RunConfig, facts: Facts) -> Iterator[Finding]:
-    size, devices = SPEC.value(config), device_count(config, facts)
-    if size == 1 or devices % size == 0:
-        return
-    served = [many for many in range(1, devices + 1) if devices % many == 0]
-    known = " or ".join(filter(None, (", ".join(map(str, served[:-1])), str(served[-1]))))
-    fewer = max(many for many in served if many < size)
-    processes = f"with {devices} process{'' if devices == 1 else 'es'} (run.devices times distributed.nodes)"
     todo = "Groups of so many GPUs each take a batch, and no GPU may be left over."
-    yield must(SPEC.path, f"{known} {processes}", size, todo, fix=take(SPEC, fewer))
+    yield from must_divide(SPEC, SPEC.value(config), device_count(config, facts), todo)
 
 
 @rule(reads=(SPEC, fields.data.max_length))

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 
 from engine.config.facts import Facts
 from engine.config.findings import Finding, must
-from engine.config.rule import Refused, Test, leave_out, one_of, other_than, refused, rule, take
+from engine.config.rule import Refused, Test, leave_out, must_divide, one_of, other_than, refused, rule, several, take
 from engine.config.tree import FieldSpec, RunConfig, fields
 from engine.facts.counts import device_count, known_model
 
@@ -23,16 +23,12 @@ _LEFT_OUT = leave_out(SETTING, "all experts on each device")
 _TOGETHER = "All devices of a group make the same passes together, and"
 
 
-def _several(value: object) -> bool:
-    return isinstance(value, int) and value > 1
-
-
 _NOT: tuple[tuple[str, FieldSpec, Test, str, str], ...] = (
     ("other-methods", fields.method.kind, other_than(*METHODS), "with {config.method.kind}",
      f"{_TOGETHER} only {', '.join(METHODS[:-1])} and {METHODS[-1]} were shown to."),
     ("fsdp2", fields.distributed.strategy, one_of("fsdp2"), "with distributed.strategy fsdp2",
      "It shares all experts out over all devices itself: take ddp."),
-    ("rows-in-parts", fields.distributed.context_parallel_size, _several, "with distributed.context_parallel_size",
+    ("rows-in-parts", fields.distributed.context_parallel_size, several, "with distributed.context_parallel_size",
      "Both say which tokens a device computes."),
     ("full-weights", fields.adapter.kind, one_of("none"), "without an adapter",
      "Full weights are shared out by distributed.strategy fsdp2, their gradients and optimizer states too."),
@@ -64,7 +60,7 @@ refused(
     __name__,
     *(
         Refused(
-            f"expert-parallel-without-{name}", SETTING, _several, f"1 {words}", because, _LEFT_OUT, beside={spec: test}
+            f"expert-parallel-without-{name}", SETTING, several, f"1 {words}", because, _LEFT_OUT, beside={spec: test}
         )
         for name, spec, test, words, because in _NOT
     ),
@@ -73,15 +69,8 @@ refused(
 
 @rule(reads=(SETTING, fields.run.devices, fields.distributed.nodes))
 def experts_are_divided_over_the_processes(config: RunConfig, facts: Facts) -> Iterator[Finding]:
-    size, devices = SETTING.value(config), device_count(config, facts)
-    if size == 1 or devices % size == 0:
-        return
-    served = [many for many in range(1, devices + 1) if devices % many == 0]
-    known = " or ".join(filter(None, (", ".join(map(str, served[:-1])), str(served[-1]))))
-    fewer = max(many for many in served if many < size)
-    processes = f"with {devices} process{'' if devices == 1 else 'es'} (run.devices times distributed.nodes)"
     todo = "Groups of so many devices each hold all experts, and no device may be left over."
-    yield must(SETTING.path, f"{known} {processes}", size, todo, fix=take(SETTING, fewer))
+    yield from must_divide(SETTING, SETTING.value(config), device_count(config, facts), todo)
 
 
 @rule(reads=(SETTING, fields.model.name))
