@@ -6,9 +6,10 @@
 Batches of 8 JPEGs of 1,152 x 896 pixels, one a row, are read, resized and cut into patches by Qwen2.5-VL's own image processor
 and our collator (`engine.data.collate`), as torch's loader runs it for a trainer with these settings. A step is a sleep of
 400 ms, as a host waits for a card (which makes numbers of the bytes that loader processes send). In interleaved pairs: the CPU
-seconds that a loader process takes for a batch, with transformers' own arithmetic and with ours. For each number of processes: the mean time of a step, and the share of it that waited
-for data. With two processes and a factor of batches ahead each: the shared memory (`/dev/shm`) that the batches take which wait,
-once all are made that may be, beside the processes' own memory (`Pss`). Whatever else uses shared memory meanwhile is counted.
+seconds that a loader process takes for a batch, with transformers' own arithmetic and with ours. For each number of processes:
+the mean time of a step, and the share of it that waited for data. With two processes and a factor of batches ahead each: the
+shared memory (`/dev/shm`) that the batches take which wait, once all are made that may be, beside the processes' own memory
+(`Pss`). Whatever else uses shared memory meanwhile is counted.
 """
 
 from __future__ import annotations

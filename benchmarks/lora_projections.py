@@ -4,13 +4,13 @@
                                           [--results FILE --commit HASH]
 
 `mlp` is Qwen3's gated block, 4,096 to 12,288; `attention` its queries, keys, values and output, 4,096 to 4,096 and
-1,024. LoRA r=16 on all of them, adapters in bf16, frozen bases in bf16, bitsandbytes' NF4 or GPTQ's four bits (groups of 128). Implementations take turns
-round after round; gradients of adapters are kept from pass to pass, as in accumulation. The peak is what one pass
-allocates beyond weights, input and the gradients that come in. Nothing is reported while the kernel's accuracy cases
-fail, nor of an implementation whose gradients differ from PEFT's by more than bf16 rounds. The floor is the wide
-products at 790 TFLOP/s, one forward and one for the input's gradient. `activation` is act(gate) * up alone at 12,288
-columns; its floor is eight passes over one such tensor at 3.0 TB/s. `--shape tiny` runs without a card, which shows
-that everything runs and agrees, and no time of interest.
+1,024. LoRA r=16 on all of them, adapters in bf16, frozen bases in bf16, bitsandbytes' NF4 or GPTQ's four bits (groups of 128).
+Implementations take turns round after round; gradients of adapters are kept from pass to pass, as in accumulation. The peak is
+what one pass allocates beyond weights, input and the gradients that come in. Nothing is reported while the kernel's accuracy
+cases fail, nor of an implementation whose gradients differ from PEFT's by more than bf16 rounds. The floor is the wide products
+at 790 TFLOP/s, one forward and one for the input's gradient. `activation` is act(gate) * up alone at 12,288 columns; its floor is
+eight passes over one such tensor at 3.0 TB/s. `--shape tiny` runs without a card, which shows that everything runs and agrees,
+and no time of interest.
 """
 
 from __future__ import annotations

@@ -8,8 +8,8 @@
 `lora`: 8B, r=16 on all linear layers, 4x2048 a card, one card beside two under DDP, then DDP beside FSDP2. `full`: 8B full
 weights under FSDP2, ours against a plain `fully_shard` loop with compiled layers and TRL's trainer under accelerate's FSDP2,
 one after the other. `moe`: LoRA on a mixture of 30B-A3B's width. `ep`: the same on two cards that
-each hold all experts, and that divide them (`distributed.expert_parallel_size`). `save`: how long a sharded checkpoint of 8B full weights with
-its optimizer keeps the training waiting. `overhead`: our trainer on two ranks against TRL's with the same settings.
+each hold all experts, and that divide them (`distributed.expert_parallel_size`). `save`: how long a sharded checkpoint of 8B full
+weights with its optimizer keeps the training waiting. `overhead`: our trainer on two ranks against TRL's with the same settings.
 `context`: one row of 131,072 tokens, by `context_parallel.py`.
 
 Each arm is processes of its own (`_ranks.py`), ours the worker of a run with its config, rows, receipt and telemetry; weights

@@ -1,8 +1,9 @@
 """Where torch's DDP and FSDP2 have a process's computation wait for others: the places at which that wait is timed.
 
 DDP sends buffers around before a forward pass, and waits for gradients at the end of a backward pass, in C++: what is to be
-called then the autograd engine calls in the order in which it was asked, and we ask first. FSDP2 waits for each layer's weights and gradients, in Python: on a GPU the stream that computes does, on a CPU the call
-itself. A GPU's stream waits for nothing that it would not wait for a moment later, so nothing but two events is added.
+called then the autograd engine calls in the order in which it was asked, and we ask first. FSDP2 waits for each layer's weights
+and gradients, in Python: on a GPU the stream that computes does, on a CPU the call itself. A GPU's stream waits for nothing that
+it would not wait for a moment later, so nothing but two events is added.
 """
 
 from __future__ import annotations

@@ -5,9 +5,8 @@ from typing import Annotated, Literal
 from engine.config.section import Advanced, Auto, Control, Expert, Ge, Gt, Le, Required, Section, Title, Unit, Words
 
 Format = Literal[
-    "messages", "sharegpt", "alpaca", "prompt_completion", "text", "preference", "ranking", "unpaired_preference", "stepwise_supervision",
-    "distill", "embedding",
-    "prompts", "tokens", "multimodal_pretrain", "synthetic",
+    "messages", "sharegpt", "alpaca", "prompt_completion", "text", "preference", "ranking", "unpaired_preference",
+    "stepwise_supervision", "distill", "embedding", "prompts", "tokens", "multimodal_pretrain", "synthetic",
 ]  # fmt: skip
 _TURNS = ("tools", "system", "images")
 PARTS: dict[str, tuple[str, ...]] = {

@@ -1,8 +1,9 @@
 """An adapter merged into its base, a weight at a time: PEFT's own layers merge, and no more than one layer is in memory.
 
-Adapters on experts that are one weight are added expert by expert, into the form in which the base's files hold these. The base is read from its files and written in their number format, each file beside the one it comes from. Of a base that
-was quantized for training, what training saw is merged: the weights as four or eight bits hold them, in the files' format.
-What the files hold in FP8, and experts in MXFP4, becomes bfloat16.
+Adapters on experts that are one weight are added expert by expert, into the form in which the base's files hold these. The base
+is read from its files and written in their number format, each file beside the one it comes from. Of a base that was quantized
+for training, what training saw is merged: the weights as four or eight bits hold them, in the files' format. What the files hold
+in FP8, and experts in MXFP4, becomes bfloat16.
 """
 
 from __future__ import annotations

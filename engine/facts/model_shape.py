@@ -1,7 +1,8 @@
 """The shape of a model from the files that lie on this machine: `config.json` as JSON, safetensors headers, nothing run.
 
 Counts come from the headers where the weights are here, else from the shape by the family's formula (Llama, Mistral,
-Qwen2, Qwen3, Gemma, Phi-3, OLMo, their mixtures of experts, gpt-oss, GPT-2, and those of `engine.facts.mixtures`). A family that is not known has unknown counts.
+Qwen2, Qwen3, Gemma, Phi-3, OLMo, their mixtures of experts, gpt-oss, GPT-2, and those of `engine.facts.mixtures`). A family that
+is not known has unknown counts.
 """
 
 from __future__ import annotations

@@ -206,7 +206,8 @@ def _with_weights(config: RunConfig, source: str, loader: Any, settings: dict[st
 
 def weight_settings(config: RunConfig, source: str, revision: str | None) -> dict[str, Any]:
     """What `from_pretrained` is told of how weights are held: a `quantization_config` where one is needed, also where a process
-    reads some experts alone, and the `config` of a model whose files hold experts in MXFP4, which stay so under an adapter and are widened once without."""
+    reads some experts alone, and the `config` of a model whose files hold experts in MXFP4, which stay so under an adapter and
+    are widened once without."""
     from engine.models.expert_shards import part_of
     from engine.models.packed_experts import ExpertsAlone, stored_mxfp4
 

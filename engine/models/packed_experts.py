@@ -1,10 +1,11 @@
 """Loading a model whose experts are packed into few bits one at a time, or are in few bits in its files and stay so.
 
-Linear layers beside them are bitsandbytes', or as they are beside MXFP4 and NVFP4. transformers hands an experts' weight to a quantizer when all experts of the layer are together in 16 bits; bitsandbytes'
-quantizers in transformers leave such weights as they are. Here each expert is read from its file, brought into the model's
-layout by the model's own conversions and packed before the next is read: above the packed numbers there is one expert.
-What files hold in MXFP4 (`quant_method: mxfp4`, as gpt-oss is published) or FP8 (`quant_method: fp8`, as DeepSeek-V3 is) is
-taken byte by byte and never widened; transformers would widen it to 16 bits, or compute it by kernels without gradients.
+Linear layers beside them are bitsandbytes', or as they are beside MXFP4 and NVFP4. transformers hands an experts' weight to a
+quantizer when all experts of the layer are together in 16 bits; bitsandbytes' quantizers in transformers leave such weights as
+they are. Here each expert is read from its file, brought into the model's layout by the model's own conversions and packed before
+the next is read: above the packed numbers there is one expert. What files hold in MXFP4 (`quant_method: mxfp4`, as gpt-oss is
+published) or FP8 (`quant_method: fp8`, as DeepSeek-V3 is) is taken byte by byte and never widened; transformers would widen it to
+16 bits, or compute it by kernels without gradients.
 """
 
 from __future__ import annotations

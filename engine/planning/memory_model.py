@@ -1,8 +1,8 @@
 """Closed-form arithmetic over config and facts: bytes by class, from what is counted. Pure, quick, and honest about gaps.
 
 Every function gives `None` while a fact it needs is unknown. The classes add up to the peak of one step on one device:
-weights, adapter, gradients, optimizer, activations, images (of a vision tower that learns), logits (tiles and buffers of the head, `engine.features.cut_cross_entropy`),
-reference (a frozen copy), overhead (context, fragments).
+weights, adapter, gradients, optimizer, activations, images (of a vision tower that learns), logits (tiles and buffers of the
+head, `engine.features.cut_cross_entropy`), reference (a frozen copy), overhead (context, fragments).
 """
 
 from __future__ import annotations

@@ -307,8 +307,8 @@ def _alive(run: RunFolder) -> bool:
 
 
 def devices_of_live(root: Path, *, leaving: bool = True) -> dict[str, list[str]]:
-    """The devices of each run in `root` whose processes live and that waits for none, by the run's id; none of them is the CPU. Without `leaving`
-    one that has said its last word is left out."""
+    """The devices of each run in `root` whose processes live and that waits for none, by the run's id; none of them is the CPU.
+    Without `leaving` one that has said its last word is left out."""
     return {
         other.id: [str(name) for name in values.get("devices") or []]
         for other in store.runs_in(root)

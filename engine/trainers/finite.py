@@ -136,8 +136,8 @@ def non_finite_weights(weights: Iterable[tuple[str, torch.Tensor]]) -> str | Non
     """The name of the first of these weights that holds NaN or infinity; None where all are finite.
 
     One pass over the numbers and no copy of them; the device is waited for once. Of sharded weights, and experts that
-    are divided, each rank looks at its shares, and all hear the same. Of weights in four bits it is the scales that may be broken: the bits stand for numbers
-    that all are finite, whatever type they are stored as.
+    are divided, each rank looks at its shares, and all hear the same. Of weights in four bits it is the scales that may be
+    broken: the bits stand for numbers that all are finite, whatever type they are stored as.
     """
     names, found, shares = [], [], False
     with torch.no_grad():

@@ -1,4 +1,4 @@
-"""What each of several processes does by itself: tokens, waiting for data, the forward pass, memory; and how long it waits for others.
+"""What each of several processes does by itself, and how long it waits for others: tokens, data, forward pass, memory, messages.
 
 Ranks wait for each other in the backward pass, so a step takes all of them as long as the slowest. What tells them apart is
 what they do alone: reading rows, and the forward pass without the waits in it. Who is late for whatever reason waits less than
@@ -59,9 +59,10 @@ class Waits:
     the communication nothing hides (exposed communication, waiting for a rank that is late included), and seconds of its forward
     passes without that.
 
-    Counted are gradients, buffers, the weights that FSDP2 puts together, tokens that go to the experts of others, counts and means over
-    ranks and what they agree on after a step; not what lies inside attention over several GPUs, and not the norm of sharded gradients or of divided experts'. On a GPU they are spans between
-    two events on the stream that computes, read when they are over; the host waits for none.
+    Counted are gradients, buffers, the weights that FSDP2 puts together, tokens that go to the experts of others, counts and
+    means over ranks and what they agree on after a step; not what lies inside attention over several GPUs, and not the norm of
+    sharded gradients or of divided experts'. On a GPU they are spans between two events on the stream that computes, read when
+    they are over; the host waits for none.
     """
 
     def __init__(self, clock: StepClock, every: float | None = None) -> None:

@@ -95,7 +95,8 @@ class Files:
         return lanes
 
     def rows(self) -> int | None:
-        """Rows to learn from in an epoch before any is left out, which may take a pass over the files; None where some are not known."""
+        """Rows to learn from in an epoch before any is left out, which may take a pass over the files; None where some are not
+        known."""
         total = 0.0
         for number, file in enumerate(self.files):
             length = file.rows

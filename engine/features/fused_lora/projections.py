@@ -1,9 +1,9 @@
 """What a linear layer, with PEFT's adapter or without, computes in closed form, or why PEFT keeps it.
 
 `described` looks at a layer as it is at this moment, so adapters that are merged, switched off or joined by another are seen
-when they are. Base weights may be plain, bitsandbytes' 4-bit or stored in FP8 or packed integers; what is no plain LoRA (DoRA and PEFT's other
-variants, several active adapters, an adapter's own bias), a layer with hooks, and a base of any other class stay as they
-are. `gated_form` knows a SwiGLU or GeGLU block by what its class's own code makes of three small matrices, not by its name.
+when they are. Base weights may be plain, bitsandbytes' 4-bit or stored in FP8 or packed integers; what is no plain LoRA (DoRA and
+PEFT's other variants, several active adapters, an adapter's own bias), a layer with hooks, and a base of any other class stay as
+they are. `gated_form` knows a SwiGLU or GeGLU block by what its class's own code makes of three small matrices, not by its name.
 """
 
 from __future__ import annotations

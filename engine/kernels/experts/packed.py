@@ -47,8 +47,8 @@ class Held(NamedTuple):
 
 class Form(NamedTuple):
     """How it is packed: kind, rows and columns of one expert as stored, whether it is shown turned, weights of one scale
-    and scales of one step (of FP8 columns and rows of one scale, of groups their columns and 1), the format that it is unpacked to, and whether every number
-    was finite."""
+    and scales of one step (of FP8 columns and rows of one scale, of groups their columns and 1), the format that it is unpacked
+    to, and whether every number was finite."""
 
     kind: str
     rows: int
