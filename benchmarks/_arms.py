@@ -361,14 +361,17 @@ class Builder:
         config = settings(self.options, self.method, ARMS[name], self.folder)
         place = Path(tempfile.mkdtemp(dir=self.folder.parent))
         if name in PEERS:
-            # Liger's kernels replace names in transformers' module of the model, which the arms after it would find.
+            # Liger's kernels replace names in transformers' module of the model, as late as training begins; the arms after
+            # it would find them.
             patched = Patched(sys.modules[self.model_class().__module__])
             with patched:
                 trainer = self.theirs(config, place, name)
-            told = (
-                f"experts by {trainer.model.config._experts_implementation}," if has_experts(self.options.shape) else ""
-            )
-            return Arm(name, trainer, lambda: None, told, self.options.window, patched)
+                told = (
+                    f"experts by {trainer.model.config._experts_implementation},"
+                    if has_experts(self.options.shape)
+                    else ""
+                )
+                return Arm(name, trainer, lambda: None, told, self.options.window, patched)
         packed = packed_in(self.options.shape, name)
         model = self.base(packed, on_host=bool(ARMS[name].get("memory.layer_offloading")))
         if in_fp8(name):
@@ -410,6 +413,8 @@ class Builder:
         """The library's trainer on the same rows; `default` with the precision that TRL comes with. Raises NoPeer."""
         arguments = module_of(self.method).arguments(config, place)
         arguments.save_strategy = "no"
+        if hasattr(arguments, "generation_batch_size"):
+            arguments.generation_batch_size = None  # it follows from the others, and is refused beside them
         if name == "default":
             arguments = dataclasses.replace(arguments, bf16=CARD)
             model = (
