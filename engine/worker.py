@@ -234,13 +234,10 @@ def _train(
     _read_weights_ahead(config)
     say.phase("Loading the libraries")
     _load_libraries(config)
-    from engine.data.collate import collator_for
     from engine.features.built import Notes
     from engine.models.load import load_processing_class
     from engine.rehearse import Measuring
-    from engine.trainers import trackers
     from engine.trainers.auto_resolution import by_free_memory, launched_for, reasons
-    from engine.trainers.job import Job
 
     config, why = by_free_memory(config, reasons(run, config), run.path, planned=launched_for(run))
     module = _method(config, run)
@@ -257,17 +254,8 @@ def _train(
     say.phase("Building the trainer")
     newest = _newest(run, say)
     watching = _watching(run, writer, controls, config, newest, processing_class)
-    trackers.prepare(config, run.path)
-    job = Job(
-        config,
-        run.path,
-        model,
-        processing_class,
-        collator_for(config, processing_class),
-        measuring.dataset if measuring else prepared.dataset,
-        held_out.dataset if held_out else None,
-        [watching, measuring] if measuring else [watching],
-    )
+    rows = measuring.dataset if measuring else prepared.dataset
+    job = _job(config, run, model, processing_class, rows, held_out, [watching, measuring] if measuring else [watching])
     trainer = _trainer(module, job, watching, run, prepared.fingerprint)
     stream = prepared.stream if measuring is None else None
     if beat is not None:
@@ -414,6 +402,26 @@ def _model(
     features = Features(config)
     features.prepare(Built(model, notes=notes))
     return loaded, model, features
+
+
+def _job(
+    config: RunConfig,
+    run: RunFolder,
+    model: PreTrainedModel | PeftModel,
+    processing_class: Any,
+    rows: Any,
+    held_out: Prepared | None,
+    callbacks: list[Any],
+) -> Job:
+    """All that a method builds its trainer from; the run's trackers know where it writes."""
+    from engine.data.collate import collator_for
+    from engine.trainers import trackers
+    from engine.trainers.job import Job
+
+    trackers.prepare(config, run.path)
+    collator = collator_for(config, processing_class)
+    evaluated = held_out.dataset if held_out else None
+    return Job(config, run.path, model, processing_class, collator, rows, evaluated, callbacks)
 
 
 def _trainer(module: Any, job: Job, watching: Watching, run: RunFolder, fingerprint: str) -> RunTrainer:

@@ -63,7 +63,7 @@ FAULTS = (
     Fault("engine/planning/auto.py", "gpu.capability >= (8, 0)", "gpu.capability >= (9, 0)", "engine/planning engine/rules engine/session engine/trainers/test_auto_resolution.py"),
     Fault("engine/planning/estimate.py", "return checkpoint * (min(written, config.run.save_total_limit + 1) + best)", "return checkpoint * (written + best)", "engine/planning workbench/cli/test_estimate.py"),
     Fault("engine/rehearse.py", "(-widths[row], row)", "(widths[row], row)", "engine/run/test_rehearsal.py engine/trainers/test_rehearsal.py"),
-    Fault("engine/resume.py", " or data_record.files_unchanged(record)", " or not data_record.files_unchanged(record)", "end_to_end/test_resumed_rows.py"),
+    Fault("engine/session/resume.py", " or data_record.files_unchanged(record)", " or not data_record.files_unchanged(record)", "end_to_end/test_resumed_rows.py"),
     Fault("engine/rewards/builtin.py", "compiled.fullmatch(", "compiled.search(", "engine/rewards/test_builtin.py"),
     Fault("engine/rules/training.py", 'and config.model.dtype == "bfloat16" and not in_float32', 'and config.model.dtype != "bfloat16" and not in_float32', "engine/rules/test_rules.py"),
     Fault("engine/run/checkpoint.py", "return int(match[1]) if match", "return int(match[1]) + 1 if match", "engine/run/test_checkpoint.py"),

@@ -24,7 +24,6 @@ LAYERS = (
     ("engine.models*", "engine.data*", "engine.rewards*"),
     ("engine.bridge*",),
     ("engine.builtin*",),
-    ("engine.resume",),
     ("engine.client",),
     ("engine.run*",),
     ("engine.rules*",),

@@ -22,8 +22,8 @@ from engine.run.pruning_choice import remove
 from engine.run.store import RunFolder
 from engine.run.task import Task
 from engine.run.view import RunView
-from engine.session.going_on import resume
 from engine.session.mending import apply
+from engine.session.resume import resume
 from widgets.protocol import shown
 
 

@@ -122,5 +122,7 @@ class FusedForward:
             hidden, around = hidden.float(), torch.autocast(hidden.device.type, enabled=False)
         with around:
             found = self.op(hidden[mask], head.weight, head.bias, labels[mask], self.settings)
-        spread = [None if part is None else part.new_zeros(mask.shape).masked_scatter(mask, part) for part in found]
-        return TokenFields(*spread)  # type: ignore[arg-type]  # log_probs is never None
+        spread: list[Any] = [
+            None if part is None else part.new_zeros(mask.shape).masked_scatter(mask, part) for part in found
+        ]
+        return TokenFields(*spread)

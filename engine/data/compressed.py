@@ -10,7 +10,7 @@ import io
 import os
 from collections.abc import Callable
 from pathlib import Path
-from typing import IO
+from typing import IO, cast
 
 from engine.config.files import COMPRESSIONS as COMPRESSIONS
 from engine.errors import DataError, visible
@@ -72,7 +72,7 @@ def unpacking(packed: IO[bytes], suffix: str) -> IO[bytes]:
     if suffix == ".gz":
         import gzip
 
-        return gzip.open(packed)  # type: ignore[return-value]  # a stream of bytes that is no IO by its type
+        return cast("IO[bytes]", gzip.open(packed))
     if suffix == ".bz2":
         import bz2
 

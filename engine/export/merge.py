@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import json
 import struct
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -142,17 +142,7 @@ def plan(config: RunConfig, base: Path, adapter: Path, *, merging: bool = True) 
             )
     if tied is not None and not _either(tied, layers, trained):
         tied = None
-    held: dict[str, tuple[str, Share]] = {}
-    for path, each in wrapped.items():
-        name = f"{path.replace('.base_layer', '')}.{each.parameter_name}"
-        try:
-            held |= {there: (path, share) for there, share in shares(bare, name, stored).items()}
-        except ModelError:
-            if merging:
-                raise
-    for name in trained if merging else ():
-        if name not in stored and dict(bare.named_parameters()).get(name, torch.empty(0)).ndim == 3:
-            held |= {there: (name, share) for there, share in shares(bare, name, stored).items()}
+    held = _held(bare, wrapped, trained, stored, merging)
     names = [*trained, *(f"{path}.weight" for path in layers)]
     renamed = {there: name for name in names if (there := stored_name(bare, name, stored)) != name}
     packed = _packed(config, bare, stored) if merging else {}
@@ -171,6 +161,29 @@ def _words_head(shape: Any, judge: Any) -> set[str]:
     head = model.get_output_embeddings()
     paths = [path for path, module in model.named_modules() if module is head]
     return {f"{path}.{leaf}" for path in paths for leaf in ("weight", "bias")} - judge.state_dict().keys()
+
+
+def _held(
+    bare: Any,
+    wrapped: Mapping[str, Any],
+    trained: Iterable[str],
+    stored: Mapping[str, model_files.Tensor],
+    merging: bool,
+) -> dict[str, tuple[str, Share]]:
+    """The weights of the files that hold a part of an adapted or a trained weight of three dimensions, with that one's name.
+    Raises ModelError, where anything is merged, for files that hold it in a form which nothing is merged into."""
+    held: dict[str, tuple[str, Share]] = {}
+    for path, layer in wrapped.items():
+        name = f"{path.replace('.base_layer', '')}.{layer.parameter_name}"
+        try:
+            held |= {there: (path, share) for there, share in shares(bare, name, stored).items()}
+        except ModelError:
+            if merging:
+                raise
+    for name in trained if merging else ():
+        if name not in stored and dict(bare.named_parameters()).get(name, torch.empty(0)).ndim == 3:
+            held |= {there: (name, share) for there, share in shares(bare, name, stored).items()}
+    return held
 
 
 def _packed(config: RunConfig, bare: Any, stored: Mapping[str, model_files.Tensor]) -> dict[str, tuple[str, Share]]:

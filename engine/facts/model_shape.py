@@ -307,13 +307,19 @@ def _facts(name: str, config: Shape, folder: Path | None, template: bool | None,
         return replace(known, stored_size=_packed_size(known, stored, config["quantization_config"]))
     if not stored or facts["stored"] or shape is not config:
         return known
-    tied = shape.get("tie_word_embeddings", model_type in _TIED_UNLESS_SAID)
+    return _with_weights(known, shape, stored)
+
+
+def _with_weights(known: ModelFacts, shape: Shape, stored: Mapping[str, Tensor]) -> ModelFacts:
+    """What the names and shapes of the stored weights say beside the config."""
+    tied = shape.get("tie_word_embeddings", known.model_type in _TIED_UNLESS_SAID)
+    headless = known.model_type in _LIKE_LLAMA and not tied
     return replace(
         known,
-        flaw=flaw or _unlike(known, stored),
-        headless=model_type in _LIKE_LLAMA and not tied and not any(key.endswith("lm_head.weight") for key in stored),
+        flaw=known.flaw or _unlike(known, stored),
+        headless=headless and not any(key.endswith("lm_head.weight") for key in stored),
         biases=any(key.endswith("bias") for key in stored),
-        modules=None if experts else frozenset(_modules(stored)),
+        modules=None if known.experts else frozenset(_modules(stored)),
     )
 
 

@@ -32,7 +32,7 @@ from engine.rules.model import (
 
 if TYPE_CHECKING:
     import torch
-    from transformers import PreTrainedModel
+    from transformers import PretrainedConfig, PreTrainedModel
 
     from engine.models.stored_fp8 import Held
     from engine.models.stored_packed import HeldPacked
@@ -108,9 +108,7 @@ def _model(config: RunConfig, source: str, device: torch.device | None) -> Loade
     import transformers
 
     from engine.models.attention_direction import refuse_the_wrong_direction
-    from engine.models.expert_counts import name_experts
     from engine.models.expert_shards import part_of
-    from engine.models.four_bits import keep_differentiable
 
     head = METHODS[config.method.kind].head
     revision = commit_of(source, wanted_revision(config))
@@ -277,3 +275,38 @@ def _cannot_load(what: str, source: str, problem: Exception) -> ModelError:
         f"model.name: the {what} {name} is neither a folder here nor to be had from the hub: {first}",
         "Check the name and the network, or download it on another machine and give the folder.",
     )
+
+
+_SWITCH = "support_avx512bf16_for_cpu"
+
+
+def keep_differentiable(model: torch.nn.Module) -> None:
+    """Leaves the four bits of this model's layers in the one layout whose products have gradients.
+
+    On a processor that multiplies bfloat16 by itself, bitsandbytes 0.50 lays a layer's four bits out anew at its first call
+    outside training, for good, and what it then multiplies with has no gradient: after one look at held-out rows or one sample
+    the layers below would learn from the adapters' paths alone. Each layer's own instance is told not to.
+    """
+    for module in model.modules():
+        if hasattr(module, _SWITCH):
+            setattr(module, _SWITCH, False)
+
+
+_OWN_NAMES = ("n_routed_experts", "num_local_experts")
+"""The first may stand for the second in a config, and one name is followed once."""
+
+
+def name_experts(config: PretrainedConfig) -> None:
+    """Has the config of a language model answer to `num_experts`, where it counts its experts by another name alone.
+
+    Losses that balance routers ask every mixture by that name: TRL's head reads it, and transformers maps it to a family's own
+    in most configs, but not in GraniteMoE's and Phi-3.5-MoE's. The config gets a class with that name beside its own; what is
+    written of it stays as it is.
+    """
+    if hasattr(config, "num_experts"):
+        return
+    own = next((name for name in _OWN_NAMES if isinstance(getattr(config, name, None), int)), None)
+    if own is not None:
+        kind = type(config)
+        named = {"attribute_map": {**kind.attribute_map, "num_experts": own}, "__module__": kind.__module__}
+        config.__class__ = type(kind.__name__, (kind,), named)

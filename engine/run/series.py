@@ -78,8 +78,6 @@ class Series:
     def __eq__(self, other: object) -> bool:
         return isinstance(other, Series) and self.as_columns() == other.as_columns()
 
-    __hash__ = None  # type: ignore[assignment]  # as Python has it for what changes
-
     @property
     def last(self) -> tuple[int, float] | None:
         for level in self._levels:

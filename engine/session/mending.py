@@ -6,12 +6,12 @@ from engine.config.files import absolute, parse
 from engine.data.gather_facts import look_at
 from engine.errors import WorkbenchError
 from engine.planning.estimate import estimate
-from engine.resume import Progress, changed_config, resume
 from engine.rules import read
 from engine.run.ending import End
 from engine.run.from_config import launch_config
 from engine.run.store import RunFolder
 from engine.run.view import RunView
+from engine.session.resume import Progress, changed_config, resume
 
 
 def apply(

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from accelerate import ParallelismConfig
 
+from engine.config.optim import Optim
 from engine.config.optimizers import BUILT_HERE
 from engine.config.run import Run
 from engine.config.tree import RunConfig
@@ -24,7 +25,6 @@ def shared_arguments(config: RunConfig, run_folder: str | Path) -> dict[str, Any
     float16 gradients underflow. Saving is ours (`engine.trainers.saving`), so transformers never rotates checkpoints.
     """
     optim, run = config.optim, config.run
-    ours = optim.optim in BUILT_HERE
     return {
         "output_dir": str(Path(run_folder) / "checkpoints"),
         "per_device_train_batch_size": optim.per_device_train_batch_size,
@@ -32,18 +32,7 @@ def shared_arguments(config: RunConfig, run_folder: str | Path) -> dict[str, Any
         "gradient_accumulation_steps": optim.gradient_accumulation_steps,
         "num_train_epochs": optim.num_train_epochs,
         "max_steps": optim.max_steps or -1,
-        "learning_rate": optim.learning_rate,
-        "lr_scheduler_type": optim.lr_scheduler_type,
-        "lr_scheduler_kwargs": dict(optim.lr_scheduler_kwargs) or None,
-        "warmup_steps": optim.warmup_steps,
-        "weight_decay": optim.weight_decay,
-        "adam_beta1": optim.adam_beta1,
-        "adam_beta2": optim.adam_beta2,
-        "adam_epsilon": optim.adam_epsilon,
-        "max_grad_norm": optim.max_grad_norm,
-        # Those of ours are built by `engine.trainers.optimizers`; transformers does not know all their names.
-        "optim": "adamw_torch" if ours else optim.optim,
-        "optim_args": None if ours else ",".join(f"{key}={value}" for key, value in optim.optim_args.items()) or None,
+        **_optimizer(optim),
         "bf16": False,
         "fp16": config.model.dtype == "float16" and torch.cuda.is_available(),
         "tf32": optim.tf32 if torch.cuda.is_available() else None,
@@ -78,6 +67,25 @@ def shared_arguments(config: RunConfig, run_folder: str | Path) -> dict[str, Any
         # The supervisor, which names the rank that is waited for, comes before torch, which ends those that wait.
         "ddp_timeout": config.distributed.ddp_timeout + TORCH_SECONDS,
         **sharding(config),
+    }
+
+
+def _optimizer(optim: Optim) -> dict[str, Any]:
+    """What builds the optimizer and its schedule."""
+    # Those of ours are built by `engine.trainers.optimizers`; transformers does not know all their names.
+    ours = optim.optim in BUILT_HERE
+    return {
+        "learning_rate": optim.learning_rate,
+        "lr_scheduler_type": optim.lr_scheduler_type,
+        "lr_scheduler_kwargs": dict(optim.lr_scheduler_kwargs) or None,
+        "warmup_steps": optim.warmup_steps,
+        "weight_decay": optim.weight_decay,
+        "adam_beta1": optim.adam_beta1,
+        "adam_beta2": optim.adam_beta2,
+        "adam_epsilon": optim.adam_epsilon,
+        "max_grad_norm": optim.max_grad_norm,
+        "optim": "adamw_torch" if ours else optim.optim,
+        "optim_args": None if ours else ",".join(f"{key}={value}" for key, value in optim.optim_args.items()) or None,
     }
 
 

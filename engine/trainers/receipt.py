@@ -99,16 +99,7 @@ def receipt(
     if loaded is not None and loaded.stored_mxfp4:
         entries.append(_stored_mxfp4(model))
     if config.data.packing:
-        apart = config.data.packing_cross_doc_attn_mask
-        entries.append(
-            _entry(
-                "packing",
-                "apart" if apart else "joined",
-                "apart" if "seq_lengths" in prepared.dataset.column_names else "joined",
-                count=prepared.counts["packs"] or (len(prepared.dataset) if prepared.stream else 0),
-                detail=f"packs; tokens see their own document only{_separated_by(model)}" if apart else "packs",
-            )
-        )
+        entries.append(_packing(config, model, prepared))
     if config.model.name == "builtin/tiny" and config.model.tokenizer is not None:
         entries.append(
             _entry(
@@ -161,6 +152,17 @@ def _images(config: RunConfig, processor: Any, auto: str | None) -> dict[str, An
         detail += f"; images of {limits[0]:,} to {limits[1]:,} pixels"
     asked = config.data.image_backend if auto is None else "auto"
     return _entry("images", asked, read_by(processor), detail=f"{detail}; {auto}" if auto else detail)
+
+
+def _packing(config: RunConfig, model: PreTrainedModel | PeftModel, prepared: Prepared) -> dict[str, Any]:
+    apart = config.data.packing_cross_doc_attn_mask
+    return _entry(
+        "packing",
+        "apart" if apart else "joined",
+        "apart" if "seq_lengths" in prepared.dataset.column_names else "joined",
+        count=prepared.counts["packs"] or (len(prepared.dataset) if prepared.stream else 0),
+        detail=f"packs; tokens see their own document only{_separated_by(model)}" if apart else "packs",
+    )
 
 
 def _separated_by(model: PreTrainedModel | PeftModel) -> str:

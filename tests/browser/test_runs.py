@@ -191,9 +191,9 @@ def test_a_hung_run_shows_where_it_is_and_changed_rows_are_gone_on_with_by_butto
         pen.write("stopped", step=0, seconds=1.0, by="someone")
     empty.update_json(state="stopped")
     cells = [
-        "import pathlib, engine.resume\nfrom engine.run import launch\n"
+        "import pathlib, engine.session.resume\nfrom engine.run import launch\n"
         "launch.settle = lambda folder: None\n"
-        "engine.resume.data_changes = lambda *words: ['data.train: row 3 of 40 differs']\n"
+        "engine.session.resume.data_changes = lambda *words: ['data.train: row 3 of 40 differs']\n"
         f"launch.resume = lambda folder, **how: pathlib.Path({str(lab.root)!r}, 'how.txt').write_text(str(how))",
         f"from widgets import Monitor\nMonitor('stuck-0001', runs={str(root)!r})",
         f"Monitor('changed-0001', runs={str(root)!r})",

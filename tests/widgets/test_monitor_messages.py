@@ -301,7 +301,7 @@ def test_a_resume_whose_rows_differ_names_them_and_waits_for_a_word(
     monkeypatch.setattr("engine.run.launch.settle", lambda folder: None)
     monkeypatch.setattr("engine.run.launch.resume", lambda folder, **how: resumed.append(how))
     said = ["data.train: row 3 of 40 differs from what the run was trained on"]
-    monkeypatch.setattr("engine.resume.data_changes", lambda folder, on_progress=None: said)
+    monkeypatch.setattr("engine.session.resume.data_changes", lambda folder, on_progress=None: said)
     run.folder.update_json(state="stopped")
 
     def after(wanted: Callable[[list[Any]], bool]) -> list[Any]:

@@ -13,7 +13,9 @@ from engine.errors import UsageError, visible
 from workbench.cli.output import echo, print_json, styled
 
 if TYPE_CHECKING:
+    from engine.config.facts import Facts
     from engine.config.findings import Finding
+    from engine.config.tree import RunConfig
 
 
 @click.command(short_help="Find everything wrong with a config.")
@@ -43,8 +45,7 @@ def command(
     """
     from engine.bridge.detect import TITLES, detect
     from engine.config.files import load
-    from engine.data.gather_facts import countable, look_at, not_counted
-    from engine.facts.counts import eval_rows
+    from engine.data.gather_facts import countable, look_at
     from engine.hardware import parse_machine
     from engine.rules import read
     from workbench.cli.reading import as_it_stands, counts, read_with
@@ -57,8 +58,7 @@ def command(
         mended = _mend(file, tool, overrides, quiet=as_json)
         document = load(file)
     mapping, lines = read_with(document, base, overrides)
-    first = read(mapping)
-    facts = look_at(first.config, base, parse_machine(machine) if machine else None)
+    facts = look_at(read(mapping).config, base, parse_machine(machine) if machine else None)
     reading = read(mapping, facts)
     problem = ""
     if with_data and countable(reading.findings):
@@ -82,20 +82,27 @@ def command(
     from workbench.cli.findings import count_text, show
 
     show(findings, lines)
-    held_out = eval_rows(reading.config, facts)
     if not bad and tool is None:
         echo(words)
         changed = [f"{each.label} {each.change}" for each in consequences(known, before) if each.change]
         if changed:
             echo(f"The settings beside the file change: {', '.join(changed)}.")
-    uncounted = not_counted(reading.config, facts)
-    way = "" if with_data else ": --data counts them"
-    more = f"; {held_out:,} row{'s' if held_out != 1 else ''} held out" if held_out else ""
-    more += f"; {uncounted}{way}" if uncounted else ""
-    echo(f"{file}: {count_text(findings)}{_judged_for(facts.machine)}{more}")
+    rows = _rows_in_words(reading.config, facts, with_data)
+    echo(f"{file}: {count_text(findings)}{_judged_for(facts.machine)}{rows}")
     if tool is not None:
         echo(f"It is a config of {TITLES[tool]}. {_way(file, tool)}")
     return int(bad)
+
+
+def _rows_in_words(config: RunConfig, facts: Facts, with_data: bool) -> str:
+    """How many rows are held out, and which were not counted."""
+    from engine.data.gather_facts import not_counted
+    from engine.facts.counts import eval_rows
+
+    held_out, uncounted = eval_rows(config, facts), not_counted(config, facts)
+    words = f"; {held_out:,} row{'s' if held_out != 1 else ''} held out" if held_out else ""
+    way = "" if with_data else ": --data counts them"
+    return f"{words}; {uncounted}{way}" if uncounted else words
 
 
 def _with_problem(findings: Iterable[Finding], problem: str) -> list[Finding]:

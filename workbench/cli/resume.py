@@ -13,7 +13,7 @@ from engine.run.ending import end_of
 from engine.run.index import open_view
 from engine.run.nodes import from_slurm, rendezvous_of
 from engine.run.store import RunFolder
-from engine.session.going_on import resume
+from engine.session.resume import resume
 from workbench.calling import run_name
 from workbench.cli.output import echo
 from workbench.cli.train import attach, meeting_of, meets

@@ -5,15 +5,21 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
 
 from engine.errors import UsageError, visible
 from engine.run import slurm
 from engine.run.index import peek
+from engine.run.store import slug
 from workbench.calling import run_name
 from workbench.cli.following import summary
 from workbench.cli.output import echo, print_json
+
+if TYPE_CHECKING:
+    from engine.config.facts import Facts
+    from engine.config.reading import Reading
 
 _NAMED = ("time", "partition", "account", "qos", "gres", "mem", "cpus-per-task")
 
@@ -57,29 +63,15 @@ def command(
     Before the time limit the run saves, its job is queued again, and it goes on from there; so it does after a preemption.
     What is `auto` is chosen on the node that the job gets. `runs`, `watch`, `stop` and `resume` work from here.
     """
-    if nodes is not None:
-        overrides = (*overrides, f"distributed.nodes={nodes}")
     options = _options(named, more)
 
-    from engine.config.files import load
-    from engine.data.gather_facts import look_at
-    from engine.hardware import parse_machine
     from engine.planning.estimate import estimate
-    from engine.rules import read
     from engine.run.from_config import launch_config, runs_dir_of
-    from engine.run.store import slug
     from engine.session.paragraph import paragraph
-    from workbench.cli.findings import require_no_errors
-    from workbench.cli.reading import forecast_bytes, with_overrides
+    from workbench.cli.reading import forecast_bytes
 
-    complete = with_overrides(load(file).mapping, file.resolve().parent, overrides)
-    target = parse_machine(machine) if machine else None
-    facts = look_at(read(complete).config, machine=target)
-    if target is None:
-        # This machine's hardware says nothing about the cluster's.
-        facts = replace(facts, machine=None)
-    reading = read(complete, facts)
-    require_no_errors(reading.findings, str(file), "no run was submitted")
+    several = () if nodes is None else (f"distributed.nodes={nodes}",)
+    reading, facts = _checked(file, (*overrides, *several), machine)
     config, place = reading.config, runs_dir_of(reading.config, reading.given, runs)
     if dry_run:
         name = f"{slug(config.run.name or file.stem)}-NNNN"
@@ -100,8 +92,8 @@ def command(
     job = slurm.number(run)
     slurm.refresh(run)
     if as_json:
-        path = {"path": str(run.path), "job": job, "script": str(run.path / slurm.SCRIPT)}
-        print_json(summary(peek(run)) | {"dry_run": False} | path)
+        made = {"dry_run": False, "path": str(run.path), "job": job, "script": str(run.path / slurm.SCRIPT)}
+        print_json(summary(peek(run)) | made)
         return 0
     echo(f"{run.id} in {run.path}", err=True)
     name = run_name(run)
@@ -109,6 +101,26 @@ def command(
         f"job {job} of SLURM: {run.id}. `workbench watch {name}` shows it, `workbench stop {name}` stops it.", err=True
     )
     return 0
+
+
+def _checked(file: Path, overrides: tuple[str, ...], machine: str | None) -> tuple[Reading, Facts]:
+    """The config as it was read, and the facts that it was judged by. Raises UsageError where the rules refuse it."""
+    from engine.config.files import load
+    from engine.data.gather_facts import look_at
+    from engine.hardware import parse_machine
+    from engine.rules import read
+    from workbench.cli.findings import require_no_errors
+    from workbench.cli.reading import with_overrides
+
+    complete = with_overrides(load(file).mapping, file.resolve().parent, overrides)
+    target = parse_machine(machine) if machine else None
+    facts = look_at(read(complete).config, machine=target)
+    if target is None:
+        # This machine's hardware says nothing about the cluster's.
+        facts = replace(facts, machine=None)
+    reading = read(complete, facts)
+    require_no_errors(reading.findings, str(file), "no run was submitted")
+    return reading, facts
 
 
 def _options(named: Mapping[str, str | None], more: tuple[str, ...]) -> tuple[str, ...]:

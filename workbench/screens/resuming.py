@@ -16,8 +16,8 @@ from engine.run import proposals
 from engine.run.data_record import DataChanged
 from engine.run.ending import End, end_of
 from engine.run.store import RunFolder
-from engine.session.going_on import resume
 from engine.session.mending import apply
+from engine.session.resume import resume
 from workbench.calling import run_name
 from workbench.panels.paint import clean
 from workbench.screens.beside import LONG, SECONDS, Beside

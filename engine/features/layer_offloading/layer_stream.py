@@ -89,9 +89,9 @@ def _made_of(parameter: torch.nn.Parameter, parts: list[torch.Tensor]) -> torch.
     if not isinstance(parameter, PackedExperts):
         return parts[0]
     held, left = parameter.held, iter(parts)
-    moved = [None if part is None else next(left) for part in held[:4]]
-    tables = [None if part is None else part.to(parts[0].device) for part in held[4:]]
-    return PackedExperts(Held(*moved, *tables), parameter.form)  # type: ignore[arg-type]
+    moved: list[Any] = [None if part is None else next(left) for part in held[:4]]
+    tables: list[Any] = [None if part is None else part.to(parts[0].device) for part in held[4:]]
+    return PackedExperts(Held(*moved, *tables), parameter.form)
 
 
 def _replace(parameter: torch.nn.Parameter, weight: torch.Tensor) -> None:

@@ -13,8 +13,8 @@ from peft.tuners.lora.layer import ParamWrapper
 from transformers import AutoModelForCausalLM, DeepseekV3Config, PhimoeConfig
 
 from engine.models.adapters import add_adapter
-from engine.models.expert_counts import name_experts
 from engine.models.layer_names import open_adapter
+from engine.models.load import name_experts
 from engine.planning.auto import resolved
 from engine.rules import read
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from engine.errors import UsageError
-from engine.resume import changed_config
+from engine.session.resume import changed_config
 from tests.engine.trainers.conftest import CONVERSATIONS, lines, resumed_from
 
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import pytest
+import torch
+from safetensors.torch import load_file
 
 from tests.engine.trainers.conftest import CONVERSATIONS, PAIRS, lines
 
@@ -35,3 +37,58 @@ def test_the_head_is_told_once(train, source, method, rows):
     assert "TRL's fused head" in theirs["loss"]["detail"]
     assert ours["cut cross-entropy"]["count"]
     assert "TRL's fused head" not in ours["loss"]["detail"]
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_numbers_and_their_precision_are_those_of_the_files_that_are_written(train, source, dtype):
+    rows = {"data.train": [{"path": source(CONVERSATIONS)}], "optim.max_steps": 1}
+    run = train({**rows, "adapter.kind": "none", "model.dtype": dtype})
+    written = load_file(run.checkpoints / "checkpoint-1/model.safetensors").values()
+    said, count = entries(run), sum(weight.numel() for weight in written)
+    assert {weight.dtype for weight in written} == {getattr(torch, dtype)}
+    assert (said["precision"]["effective"], said["precision"]["count"]) == (dtype, count)
+    assert said["trainable parameters"]["count"] == count
+    assert said["adapter"]["count"] == 0
+
+
+def test_as_many_rows_are_told_as_one_epoch_takes_steps_of_one_row(train, source):
+    run = train({"data.train": [{"path": source([*CONVERSATIONS[:5], CONVERSATIONS[0]])}], "optim.max_steps": None,
+                 "optim.num_train_epochs": 1, "optim.per_device_train_batch_size": 1,
+                 "optim.gradient_accumulation_steps": 1})  # fmt: skip
+    assert entries(run)["rows"]["effective"] == lines(run, "finished")[0]["step"] == 6
+
+
+def test_the_fingerprint_is_of_what_is_read_and_of_what_is_learned(train, source):
+    def fingerprint(rows, **settings):
+        run = train({"data.train": [{"path": source(rows)}], "optim.max_steps": 1, **settings})
+        return entries(run)["tokens fingerprint"]["effective"]
+
+    turns = [CONVERSATIONS[0] + CONVERSATIONS[1], *CONVERSATIONS[2:8]]
+    other = [[turns[0][0], {"role": "assistant", "content": "Two."}, *turns[0][2:]], *turns[1:]]
+    same, again, reworded, less = (
+        fingerprint(turns),
+        fingerprint(turns),
+        fingerprint(other),
+        fingerprint(turns, **{"data.trained_turns": "last"}),
+    )
+    assert same == again
+    assert len({same, reworded, less}) == 3
+
+
+def test_the_optimizer_that_is_told_has_left_its_states(train, source):
+    """Adafactor keeps rows and columns of squares, AdamW two numbers a weight: read off the checkpoint, not the trainer."""
+    rows = {"data.train": [{"path": source(CONVERSATIONS)}], "optim.max_steps": 1}
+    kept = {}
+    for name in ("adamw_torch", "adafactor"):
+        run = train({**rows, "optim.optim": name})
+        states = torch.load(run.checkpoints / "checkpoint-1/optimizer.pt", weights_only=True)["state"]
+        kept[entries(run)["optimizer"]["effective"]] = {key for state in states.values() for key in state}
+    assert kept["AdamW"] == {"step", "exp_avg", "exp_avg_sq"}
+    assert "exp_avg_sq_row" in kept["Adafactor"]
+
+
+def test_of_an_address_to_notify_the_host_alone_is_told(train, source):
+    run = train({"data.train": [{"path": source(CONVERSATIONS)}], "optim.max_steps": 1,
+                 "run.notify": "https://hooks.example.org/services/T1/verysecret"})  # fmt: skip
+    assert "to hooks.example.org, when" in entries(run)["notifications"]["detail"]
+    assert "verysecret" not in run.events.read_text("utf-8")

@@ -354,7 +354,7 @@ async def test_rows_that_differ_are_named_and_nothing_goes_on_before_a_person_ac
 
     monkeypatch.setattr(launch, "resume", resume)
     said = ["data.train: row 3 of 40 differs from what the run was trained on"]
-    monkeypatch.setattr("engine.resume.data_changes", lambda folder, on_progress=None: said)
+    monkeypatch.setattr("engine.session.resume.data_changes", lambda folder, on_progress=None: said)
     app = app_of(run)
     async with app.run_test(size=(100, 30)) as pilot:
         await pilot.pause(0.2)

@@ -212,7 +212,9 @@ async def test_a_resume_from_the_list_asks_too_where_rows_differ(
         return folder.checkpoints / "checkpoint-60", []
 
     monkeypatch.setattr(launch, "resume", resume)
-    monkeypatch.setattr("engine.resume.data_changes", lambda folder, on_progress=None: ["data.train: row 3 differs"])
+    monkeypatch.setattr(
+        "engine.session.resume.data_changes", lambda folder, on_progress=None: ["data.train: row 3 differs"]
+    )
     app = app_of(run.path.parent)
 
     async def shows(pilot: Any, words: str) -> None:

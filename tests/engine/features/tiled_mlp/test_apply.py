@@ -24,7 +24,7 @@ from engine.features.built import Built
 from engine.features.fp8_base.layers import compute_in_fp8, rounded_rows
 from engine.features.gradient_checkpointing.tiers import use_tier
 from engine.features.tiled_mlp.apply import prepare
-from engine.models.four_bits import keep_differentiable
+from engine.models.load import keep_differentiable
 from engine.models.stored_fp8 import Fp8Linear
 from engine.rules import read
 from tests.engine.features.conftest import tiny_model

@@ -13,7 +13,7 @@ from engine.errors import WorkbenchError
 from engine.hardware import parse_machine
 from engine.run import launch
 from engine.run.store import RunFolder, create
-from engine.session import going_on
+from engine.session import resume as resuming
 
 SHAPE = {
     "architectures": ["Qwen3ForCausalLM"], "model_type": "qwen3", "hidden_size": 4096, "intermediate_size": 12288,
@@ -58,29 +58,29 @@ def test_fewer_devices_that_do_not_hold_it_are_refused_and_nothing_is_lost(run: 
     with pytest.raises(
         WorkbenchError, match=r"cannot go on so: .*this will not fit: needs .* GiB, the card has 78\.8 GiB"
     ):
-        going_on.resume(run, settings=FEWER)
+        resuming.resume(run, settings=FEWER)
     assert (run.config.read_bytes(), run.state, resumed) == (before, "stopped", [])
 
 
 def test_a_config_that_a_person_changed_is_judged_alike(run: RunFolder, resumed: list[str]) -> None:
     run.config.write_text(run.read_config().replace("devices: 8", "devices: 1").replace("fsdp2", "auto"))
     with pytest.raises(WorkbenchError, match="this will not fit"):
-        going_on.resume(run)
+        resuming.resume(run)
     assert resumed == []
 
 
 def test_what_fits_goes_on_and_what_was_not_changed_is_not_judged_again(
     run: RunFolder, resumed: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    going_on.resume(run, settings={"run.devices": 4, "optim.gradient_accumulation_steps": 2})
+    resuming.resume(run, settings={"run.devices": 4, "optim.gradient_accumulation_steps": 2})
     assert "devices: 4" in resumed[0]
     run.update_json(config=run.read_config(), state="stopped")
     monkeypatch.setattr("engine.data.gather_facts.look_at", None)
-    going_on.resume(run)
+    resuming.resume(run)
     assert len(resumed) == 2
 
 
 def test_a_job_of_a_cluster_is_not_judged_by_this_machine(run: RunFolder, resumed: list[str]) -> None:
     run.update_json(cluster="slurm")
-    going_on.resume(run, settings=FEWER)
+    resuming.resume(run, settings=FEWER)
     assert "devices: 1" in resumed[0]

@@ -1,4 +1,4 @@
-"""Resuming a run as a person asks for it: its rows are held to its record first, then it goes on.
+"""Resuming a run as a person asks for it: a changed config has to fit, its rows are held to its record, then it goes on.
 
 What the commands, the app and the notebook call. Where every source is the file it was, nothing is prepared here; else the
 inspector compares the prepared rows with the run's record, so that the run stays as it is while a person decides. The worker
@@ -13,8 +13,9 @@ from pathlib import Path
 from typing import Any
 
 from engine.client import Inspector
-from engine.errors import RunBusy, UsageError, visible
-from engine.run import checkpoint, data_record, inside, launch
+from engine.config.files import absolute, load, parse, put
+from engine.errors import RunBusy, UsageError, WorkbenchError, visible
+from engine.run import checkpoint, data_record, inside, launch, slurm
 from engine.run.data_record import DataChanged
 from engine.run.store import ENDED, RunFolder
 
@@ -31,21 +32,29 @@ def resume(
     """Go on with a run that ended, as `launch.resume` does; with other values for some `settings`, by their dotted paths.
 
     Raises DataChanged, with the run left as it was, where its rows teach otherwise now and `accept_data` is not set, and
-    WorkbenchError for settings that the rules refuse. Where it does not go on, config.yaml is as it was.
+    WorkbenchError for settings that the rules refuse and for a config that no longer fits. Where it does not go on, config.yaml
+    is as it was.
     """
-    if settings:
-        before = run.read_config()
-        text = changed_config(run, settings)
-        launch.settle(run)
-        if launch.at_work(run):
-            raise RunBusy(f"run {visible(run.id)} is still {run.state}.", "Stop it first, then change its settings.")
-        inside.replace(run, run.config, text)
-        try:
-            return resume(run, accept_data=accept_data, on_progress=on_progress)
-        except BaseException:
-            if not launch.at_work(run):
-                inside.replace(run, run.config, before)
-            raise
+    refuse_what_no_longer_fits(run, settings or {})
+    if not settings:
+        return _go_on(run, accept_data, on_progress)
+    before = run.read_config()
+    text = changed_config(run, settings)
+    launch.settle(run)
+    if launch.at_work(run):
+        raise RunBusy(f"run {visible(run.id)} is still {run.state}.", "Stop it first, then change its settings.")
+    inside.replace(run, run.config, text)
+    try:
+        return _go_on(run, accept_data, on_progress)
+    except BaseException:
+        if not launch.at_work(run):
+            inside.replace(run, run.config, before)
+        raise
+
+
+def _go_on(
+    run: RunFolder, accept_data: bool, on_progress: Progress | None
+) -> tuple[Path | None, list[tuple[Path, str]]]:
     if accept_data:
         return launch.resume(run, accept_data=True)
     launch.settle(run)
@@ -54,10 +63,31 @@ def resume(
     return launch.resume(run)
 
 
+def refuse_what_no_longer_fits(run: RunFolder, settings: Mapping[str, Any]) -> None:
+    """Raises WorkbenchError where a changed config, one for fewer devices say, wants more memory than they have. A run whose
+    config is as it was has been judged when it was launched, and one of SLURM's gets a machine that nobody sees from here."""
+    if slurm.is_job(run) or not (settings or launch.changed_settings(run)):
+        return
+    from engine.data.gather_facts import look_at
+    from engine.rules import read
+    from engine.rules.fit import it_fits_into_memory
+
+    try:
+        text = changed_config(run, settings)
+    except UsageError:
+        return  # what is wrong with it is said where it is taken, behind what is wrong with the folder
+    config = read(absolute(parse(text).mapping, run.path)).config
+    for finding in it_fits_into_memory(config, look_at(config, run.path, sources=False)):
+        if finding.severity == "error":
+            raise WorkbenchError(
+                f"run {visible(run.id)} cannot go on so: {finding.message}",
+                "It stays as it is, with its checkpoints.",
+            )
+
+
 def changed_config(run: RunFolder, settings: Mapping[str, Any]) -> str:
     """The text of the run's config with these values in it, nothing written. Raises WorkbenchError with its first error."""
     from engine.config.edit import rewrite
-    from engine.config.files import parse, put
     from engine.rules import read
 
     text = run.read_config()
@@ -79,8 +109,6 @@ def data_changes(run: RunFolder, on_progress: Progress | None = None) -> list[st
     record = data_record.read(run)
     if record is None or data_record.files_unchanged(record) or checkpoint.newest_valid(run, hashes=False)[0] is None:
         return []
-    from engine.config.files import load
-
     with Inspector() as inspector:
         ticket = inspector.ask(
             "against",
