@@ -72,7 +72,8 @@ def _note(test: str, cpu: float, wall: float) -> None:
 
 
 def _orphans() -> dict[str, list[float]]:
-    """What processes took that lost their parent: nobody else waits for them, and no test is charged."""
+    """What processes took that lost their parent: nobody else waits for them, and no test is charged. The server of
+    `prestarted` is one, and brings along what it forked, which tests were charged."""
     left: dict[str, list[float]] = collections.defaultdict(lambda: [0.0, 0])
     while True:
         try:
@@ -118,8 +119,8 @@ def main(words: list[str]) -> int:
         print(f"{cpu:8.1f}{wall:8.1f}         {test}")
     for line in began:
         print("imported all by itself:", line.replace("\t", " for "))
-    for name, (cpu, number) in sorted(left.items(), key=lambda row: -row[1][0]):
-        print(f"{cpu:8.1f}                 {number:.0f} processes named {name} that lost their parent")
+    for process, (took, number) in sorted(left.items(), key=lambda row: -row[1][0]):
+        print(f"{took:8.1f}                 {number:.0f} processes named {process} that lost their parent")
     used = resource.getrusage(resource.RUSAGE_CHILDREN)
     print(f"{used.ru_utime + used.ru_stime:8.1f}{lasted:8.1f}         all processes")
     return code
