@@ -71,6 +71,22 @@ def _note(test: str, cpu: float, wall: float) -> None:
         file.write(f"{cpu:.3f}\t{wall:.3f}\t{test}\n")
 
 
+def _orphans() -> dict[str, list[float]]:
+    """What processes took that lost their parent: nobody else waits for them, and no test is charged. The server of
+    `prestarted` is one, and brings along what it forked, which tests were charged."""
+    left: dict[str, list[float]] = collections.defaultdict(lambda: [0.0, 0])
+    while True:
+        try:
+            ended = os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOWAIT)
+            assert ended is not None
+            name = Path(f"/proc/{ended.si_pid}/comm").read_text().strip()
+            _, _, used = os.wait4(ended.si_pid, 0)
+        except ChildProcessError:
+            return left
+        left[name][0] += used.ru_utime + used.ru_stime
+        left[name][1] += 1
+
+
 def main(words: list[str]) -> int:
     each = 0
     if words[:1] == ["--each"]:
@@ -81,11 +97,7 @@ def main(words: list[str]) -> int:
         argv = [sys.executable, "-m", "pytest", "-q", "-p", "tests.cpu_seconds", *words]
         code = subprocess.run(argv, env={**os.environ, PLACE: name}).returncode
         lasted = time.monotonic() - begun
-        while True:
-            try:
-                os.wait()
-            except ChildProcessError:
-                break
+        left = _orphans()
         cold = Path(name) / COLD
         began = cold.read_text().splitlines() if cold.exists() else []
         cold.unlink(missing_ok=True)
@@ -107,6 +119,8 @@ def main(words: list[str]) -> int:
         print(f"{cpu:8.1f}{wall:8.1f}         {test}")
     for line in began:
         print("imported all by itself:", line.replace("\t", " for "))
+    for process, (took, number) in sorted(left.items(), key=lambda row: -row[1][0]):
+        print(f"{took:8.1f}                 {number:.0f} processes named {process} that lost their parent")
     used = resource.getrusage(resource.RUSAGE_CHILDREN)
     print(f"{used.ru_utime + used.ru_stime:8.1f}{lasted:8.1f}         all processes")
     return code

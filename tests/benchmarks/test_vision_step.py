@@ -15,6 +15,7 @@ from tests.caches import own_cache
 SCRIPT = Path(__file__).parents[2] / "benchmarks/vision_step.py"
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(600)
 def test_every_arm_begins_as_trls_own_trainer_does(tmp_path: Path) -> None:
     results = tmp_path / "results.csv"

@@ -129,6 +129,7 @@ def endless(lab: browsing.Lab) -> Iterator[RunFolder]:
         subprocess.run([*command, "stop", run.id, "--now", "--runs", str(root)], timeout=browsing.SECONDS)
 
 
+@pytest.mark.slow
 def test_several_monitors_follow_runs_started_elsewhere_and_one_is_stopped_from_here(
     lab: browsing.Lab, chromium: Any, endless: RunFolder
 ) -> None:

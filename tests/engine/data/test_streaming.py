@@ -72,7 +72,9 @@ def said(rows: Any, tokenizer: Any) -> list[str]:
     return [tokenizer.decode(row["input_ids"]).split(" x")[0].removesuffix("<|endoftext|>").strip() for row in rows]
 
 
-@pytest.mark.parametrize("name", ["rows.jsonl", "rows.parquet", "rows.jsonl.gz", "rows.csv"])
+@pytest.mark.parametrize(
+    "name", [pytest.param("rows.jsonl", marks=pytest.mark.slow), "rows.parquet", "rows.jsonl.gz", "rows.csv"]
+)
 def test_two_epochs_hold_every_row_twice_in_two_orders(opened, gpt2, tmp_path, name):
     path = tmp_path / name
     if name.endswith(".csv"):
@@ -88,7 +90,7 @@ def test_two_epochs_hold_every_row_twice_in_two_orders(opened, gpt2, tmp_path, n
     assert stream.over
 
 
-@pytest.mark.parametrize("name", ["rows.jsonl", "rows.parquet", "rows.jsonl.gz"])
+@pytest.mark.parametrize("name", ["rows.jsonl", "rows.parquet", pytest.param("rows.jsonl.gz", marks=pytest.mark.slow)])
 def test_a_stream_goes_on_from_any_row(opened, gpt2, tmp_path, name):
     path = written(tmp_path / name, texts(60))
     stream = opened(path)
@@ -116,7 +118,13 @@ def ranked(count: int) -> list[dict[str, Any]]:
 
 @pytest.mark.parametrize(
     ("method", "choice"),
-    [("dpo", "best_worst"), ("dpo", "adjacent"), ("reward", "all"), ("dpo", "best_rest"), ("kto", "best_worst")],
+    [
+        pytest.param("dpo", "best_worst", marks=pytest.mark.slow),
+        ("dpo", "adjacent"),
+        ("reward", "all"),
+        ("dpo", "best_rest"),
+        ("kto", "best_worst"),
+    ],
 )
 def test_rankings_give_their_pairs_once_an_epoch_and_go_on_in_the_middle_of_one(opened, gpt2, tmp_path, method, choice):
     rows = ranked(22)

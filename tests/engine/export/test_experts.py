@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 from collections.abc import Callable
@@ -147,17 +148,25 @@ def test_a_mixture_in_16_bits_is_held_against_the_weights_rounded_alike(make_run
 
 
 @pytest.mark.parametrize(
-    ("family", "kind"),
+    ("family", "kind", "adapter"),
     [
-        ("qwen3_moe", "nf4"),
-        ("mixtral", "int8"),
-        ("gpt_oss", "mxfp4"),
-        ("gpt_oss", "nvfp4"),
-        pytest.param("gpt_oss", "nf4", marks=pytest.mark.slow),
-        pytest.param("qwen3_moe", "mxfp4", marks=pytest.mark.slow),
+        ("qwen3_moe", "nf4", "experts"),
+        ("mixtral", "int8", "attention"),
+        ("gpt_oss", "mxfp4", "experts"),
+        ("gpt_oss", "nvfp4", "attention"),
+        *(
+            pytest.param(family, kind, adapter, marks=pytest.mark.slow)
+            for family, kind, adapter in (
+                ("qwen3_moe", "nf4", "attention"),
+                ("mixtral", "int8", "experts"),
+                ("gpt_oss", "mxfp4", "attention"),
+                ("gpt_oss", "nvfp4", "experts"),
+                *itertools.product(("gpt_oss",), ("nf4",), ("experts", "attention")),
+                *itertools.product(("qwen3_moe",), ("mxfp4",), ("experts", "attention")),
+            )
+        ),
     ],
 )
-@pytest.mark.parametrize("adapter", ["experts", "attention"])
 def test_packed_experts_are_merged_as_training_saw_them(
     make_run: Make, tmp_path: Path, family: str, kind: str, adapter: str
 ) -> None:

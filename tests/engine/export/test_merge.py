@@ -54,8 +54,14 @@ ADAPTERS = {
 }
 
 
-@pytest.mark.parametrize("tied", [True, False])
-@pytest.mark.parametrize("kind", ADAPTERS)
+@pytest.mark.parametrize(
+    ("kind", "tied"),
+    [
+        pytest.param(kind, tied, marks=[pytest.mark.slow] if (place + tied) % 2 else [])
+        for place, kind in enumerate(ADAPTERS)
+        for tied in (True, False)
+    ],
+)
 def test_a_merged_model_answers_as_base_and_adapter(make_run: Make, tmp_path: Path, kind: str, tied: bool) -> None:
     family = "qwen2" if kind == "bias" else "llama"
     run = make_run(family, adapter=ADAPTERS[kind], tie_word_embeddings=tied)
@@ -94,7 +100,7 @@ def test_it_has_the_precision_and_the_files_of_its_base(make_run: Make, tmp_path
     assert 0 < part["parity"]["logits_error"] < part["parity"]["bound"]
 
 
-@pytest.mark.parametrize("kind", ["nf4", "fp4", "int8"])
+@pytest.mark.parametrize("kind", ["nf4", pytest.param("fp4", marks=pytest.mark.slow), "int8"])
 def test_a_quantized_base_is_merged_as_training_saw_it(make_run: Make, tmp_path: Path, kind: str) -> None:
     run = make_run(adapter={}, quantization=kind, tie_word_embeddings=False)
     part = merged(run, tmp_path / "out")

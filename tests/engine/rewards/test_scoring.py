@@ -66,7 +66,7 @@ def test_a_reward_model_scores_the_whole_conversation(judge: Path) -> None:
     assert found[0] != found[1]
 
 
-@pytest.mark.parametrize("break_at", ["compile", "render"])
+@pytest.mark.parametrize("break_at", ["compile", pytest.param("render", marks=pytest.mark.slow)])
 def test_the_template_of_a_reward_model_cannot_hold_the_run_up(judge: Path, tmp_path: Path, break_at: str) -> None:
     import shutil
 

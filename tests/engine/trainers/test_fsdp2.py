@@ -218,7 +218,7 @@ def test_a_dense_model_that_was_put_together_wrongly_is_not_kept(
     assert not into.exists()
 
 
-@pytest.mark.parametrize("kind", ["full", "lora"])
+@pytest.mark.parametrize("kind", ["full", pytest.param("lora", marks=pytest.mark.slow)])
 def test_two_processes_go_on_to_the_bit(place: Place, kind: str, request: pytest.FixtureRequest) -> None:
     run = request.getfixturevalue(kind).shared
     again = place.two.train(place.again(run))
@@ -227,14 +227,15 @@ def test_two_processes_go_on_to_the_bit(place: Place, kind: str, request: pytest
     assert all(torch.equal(first[name], second[name]) for name in second)
 
 
-def test_other_numbers_of_processes_go_on_to_rounding(place: Place, full: Pair, lora: Pair) -> None:
-    for pair in (full, lora):
-        fewer = place.again(pair.shared, **ALONE, **{"run.devices": 1, "distributed.strategy": "auto"})
-        place.two.train_alone(fewer)
-        more = place.two.train(place.again(pair.alone, **SHORT, **HALF))
-        for run in (fewer, more):
-            assert sorted(curve(run, segment=1)) == [3, 4]
-            alike(run, pair.alone, 1e-4 if pair is full else 2e-2)
+@pytest.mark.parametrize("kind", ["full", pytest.param("lora", marks=pytest.mark.slow)])
+def test_other_numbers_of_processes_go_on_to_rounding(place: Place, kind: str, request: pytest.FixtureRequest) -> None:
+    pair = request.getfixturevalue(kind)
+    fewer = place.again(pair.shared, **ALONE, **{"run.devices": 1, "distributed.strategy": "auto"})
+    place.two.train_alone(fewer)
+    more = place.two.train(place.again(pair.alone, **SHORT, **HALF))
+    for run in (fewer, more):
+        assert sorted(curve(run, segment=1)) == [3, 4]
+        alike(run, pair.alone, 1e-4 if kind == "full" else 2e-2)
 
 
 def test_an_adapter_is_one_plain_folder(lora: Pair) -> None:
@@ -269,7 +270,7 @@ def test_one_rank_alone_writes_the_files_of_an_adapter(
     assert [path.name for path in tmp_path.iterdir()] == ["adapter_model.safetensors"] * first
 
 
-@pytest.mark.parametrize("cut", [True, False])
+@pytest.mark.parametrize("cut", [True, pytest.param(False, marks=pytest.mark.slow)])
 def test_an_adapter_beside_a_head_of_its_own_learns_what_one_process_would(place: Place, cut: bool) -> None:
     """The loss reads the head's weights without the head's own pass, which would put its shares together."""
     folder = place.root / "untied"

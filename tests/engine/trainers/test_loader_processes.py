@@ -48,7 +48,9 @@ def made_by(tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize(
-    ("seeing", "streaming"), [("gemma3", False), ("qwen2_5_vl", False), ("qwen2_5_vl", True)], indirect=["seeing"]
+    ("seeing", "streaming"),
+    [("gemma3", False), pytest.param("qwen2_5_vl", False, marks=pytest.mark.slow), ("qwen2_5_vl", True)],
+    indirect=["seeing"],
 )
 def test_other_processes_make_the_batches_and_nothing_else_changes(train, seeing, made_by, streaming):
     # Five steps are in two epochs, and dropout tells where numbers are drawn that a run without such processes does not draw.

@@ -27,7 +27,7 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Place]:
         yield Place(root, two)
 
 
-@pytest.mark.parametrize("kind", ["gptq", "packed", "experts"])
+@pytest.mark.parametrize("kind", ["gptq", pytest.param("packed", marks=pytest.mark.slow), "experts"])
 def test_two_processes_learn_what_one_would(place: Place, kind: str) -> None:
     where = place.root / kind
     where.mkdir()

@@ -106,7 +106,7 @@ def test_two_epochs_of_a_stream_see_every_row_exactly_twice(train, source):
         pytest.param({"method.kind": "simpo"}, PAIRS, id="simpo", marks=pytest.mark.slow),
         pytest.param({"method.kind": "orpo"}, PAIRS, id="orpo", marks=pytest.mark.slow),
         pytest.param({"method.kind": "kto", **LORA}, RATED, id="kto", marks=pytest.mark.slow),
-        pytest.param({"method.kind": "kto", **LORA}, PAIRS, id="kto of pairs"),
+        pytest.param({"method.kind": "kto", **LORA}, PAIRS, id="kto of pairs", marks=pytest.mark.slow),
         pytest.param({"method.kind": "reward", **LORA}, PAIRS, id="reward", marks=pytest.mark.slow),
         pytest.param({"method.kind": "prm"}, STEPS, id="prm", marks=pytest.mark.slow),
         pytest.param({"method.kind": "embedding"}, TEXTS, id="embedding", marks=pytest.mark.slow),
