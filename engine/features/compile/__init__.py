@@ -247,6 +247,14 @@ def a_recorded_stack_computes_what_was_recorded(config: RunConfig, facts: Facts)
         yield must(path, f"false where {reason}", True, "Remove it.", fix=Fix("launch layer by layer", unset=(path,)))
 
 
+@rule(reads=(fields.kernels.torch_compile_options,))
+def a_wrapper_in_c_plays_no_graphs(config: RunConfig, facts: Facts) -> Iterator[Finding]:
+    options, path = config.kernels.torch_compile_options, f"{fields.kernels.torch_compile_options.path}.cpp_wrapper"
+    if options.get("cpp_wrapper") is True and options.get("triton.cudagraphs") is True:
+        todo = "torch's compiler leaves the graphs out there, without a word."
+        yield must(path, "false with triton.cudagraphs", True, todo, fix=Fix("keep the graphs", unset=(path,)))
+
+
 def _not_recorded(config: RunConfig, facts: Facts) -> str | None:
     memory, distributed = config.memory, config.distributed
     if facts.machine is not None and not facts.machine.gpus:

@@ -2,8 +2,9 @@
 
 Run as a script it checks the kernels on CUDA, or in Triton's interpreter with TRITON_INTERPRET=1, all of them or those
 named (`linear_logp_cases:bfloat16`: in this number format alone); it prints a line a case and exits 1 if one fails. The
-tests call it in a process of its own, because Triton reads that variable once. A card runs every combination; the
-interpreter, which takes a millisecond where a card takes none, runs combinations in which each pair of values occurs.
+tests call it in a process of its own for the interpreter, because Triton reads that variable once. A card runs every
+combination, or of very many those in which each three values occur; the interpreter, which takes a millisecond where a card
+takes none, runs combinations in which each pair of values occurs.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ import os
 import sys
 import tempfile
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from time import process_time
@@ -444,18 +445,28 @@ FAR = "experts_far", "far_apart", "beyond_2_to_the_31"
 """Cases over elements of one tensor that lie further apart than 32 bits tell, which on a card take gigabytes each."""
 
 
-if __name__ == "__main__":
+def check(names: Sequence[str]) -> list[str]:
+    """Runs these cases, each named alone or with its number format, and prints a line for each; what failed."""
     torch.manual_seed(int(os.environ.get("SEED", "0")))
+    formats = list(DTYPES)
+    FAILURES.clear()
+    for name in names:
+        case, _, dtype = name.partition(":")
+        DTYPES[:] = [getattr(torch, dtype)] if dtype else formats
+        begun = process_time()
+        try:
+            CHECKS[case]()
+        finally:
+            DTYPES[:] = formats
+        print(f"ok   {case} took {process_time() - begun:.2f} s of CPU")
+    return list(FAILURES)
+
+
+if __name__ == "__main__":
     torch.utils.deterministic.fill_uninitialized_memory = True
     torch.use_deterministic_algorithms(INTERPRETED)  # fills fresh memory with NaN, so an unwritten element shows
     # The interpreter computes masked lanes too, where numpy finds infinities less infinities.
     warnings.filterwarnings("ignore", category=RuntimeWarning, module="triton")
-    formats = list(DTYPES)
-    for name in sys.argv[1:] or CHECKS:
-        check, _, dtype = name.partition(":")
-        DTYPES[:] = [getattr(torch, dtype)] if dtype else formats
-        begun = process_time()
-        CHECKS[check]()
-        print(f"ok   {check} took {process_time() - begun:.2f} s of CPU")
-    print(f"{len(FAILURES)} failed")
-    sys.exit(bool(FAILURES))
+    failed = check(sys.argv[1:] or list(CHECKS))
+    print(f"{len(failed)} failed")
+    sys.exit(bool(failed))

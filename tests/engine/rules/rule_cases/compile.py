@@ -54,6 +54,14 @@ CASES: dict[str, list[Case]] = {
         )
         for packing in (False, True)
     ],
+    "a-wrapper-in-c-plays-no-graphs": [
+        (
+            {"kernels.torch_compile_options": {"triton.cudagraphs": True, "cpp_wrapper": True}},
+            Facts(),
+            "kernels.torch_compile_options.cpp_wrapper",
+            "error",
+        )
+    ],
     "a-recorded-stack-computes-what-was-recorded": [
         (
             {"kernels.torch_compile_options": {"stack_cudagraph": True}, **changes},
