@@ -168,6 +168,11 @@ def rope(results: Results) -> None:
         each_way = {name: lambda op=op: both(op) for name, op in ops.items()}
         contest("norm_rope", f"{shape} fwd", 2 * one_pass, forward, results)
         contest("norm_rope", f"{shape} fwd+bwd", 5 * one_pass, each_way, results)
+        by_head = [x.transpose(1, 2).contiguous().transpose(1, 2) for x in (dq, dk)]
+        each_way_by_head = {
+            name: lambda op=op, given=by_head: both(op, dq=given[0], dk=given[1]) for name, op in ops.items()
+        }
+        contest("norm_rope", f"{shape} fwd+bwd, gradients head by head", 5 * one_pass, each_way_by_head, results)
         contest("norm_rope", f"{shape} fwd+bwd, as called", 5 * one_pass, each_way, results, ahead=0)
 
 

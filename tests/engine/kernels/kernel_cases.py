@@ -157,6 +157,29 @@ def norm_rope_blocks() -> None:
     package.FORWARD, package.BACKWARD = before
 
 
+def norm_rope_as_gradients_lie() -> None:
+    """Gradients token by token, head by head (as flash, cuDNN or plain attention give them), expanded, and with a head's
+    numbers apart: the same to the bit, and none but the last copied."""
+    for size, rotated in ((16, 16), (24, 8)) if INTERPRETED else ((128, 128), (256, 64), (80, 80)):
+        time = 3 if INTERPRETED else 65
+        q, k = (torch.randn(2, time, heads, size, device=DEVICE).requires_grad_() for heads in (4, 2))
+        weight, angles = torch.rand(size, device=DEVICE), torch.randn(1, time, rotated, device=DEVICE)
+        given = [torch.randn_like(x) for x in (q, k)]
+        layouts = {
+            "head by head": lambda x: x.transpose(1, 2).contiguous().transpose(1, 2),
+            "rows last": lambda x: x.movedim(0, 2).contiguous().movedim(2, 0),
+            "apart": lambda x: x.mT.contiguous().mT,
+        }
+        out = norm_rope(q, k, weight, weight, angles.cos(), angles.sin())
+        for name, lay in layouts.items():
+            found = torch.autograd.grad(out, (q, k), [lay(x) for x in given], retain_graph=True)
+            wanted = torch.autograd.grad(out, (q, k), given, retain_graph=True)
+            said(all(map(torch.equal, found, wanted)), f"norm_rope of {size}: gradients {name}")
+        ones = torch.autograd.grad(out[0].sum() + out[1].sum(), (q, k), retain_graph=True)
+        wanted = torch.autograd.grad(out, (q, k), [torch.ones_like(x) for x in out])
+        said(all(map(torch.equal, ones, wanted)), f"norm_rope of {size}: gradients expanded")
+
+
 def norm_rope_of_queries() -> None:
     """Queries of a layer that has no keys of its own: as beside keys, and no gradient from what is not there."""
     from engine.kernels.norm_rope import _norm_rope_op
@@ -406,6 +429,7 @@ CHECKS = WIDE | {
         linear_logp_tiles,
         logp_entropy_in_place,
         norm_rope_blocks,
+        norm_rope_as_gradients_lie,
         norm_rope_of_queries,
         norm_rope_deterministic,
         norm_rope_registered,
