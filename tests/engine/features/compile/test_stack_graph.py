@@ -6,9 +6,10 @@ import pytest
 import torch
 
 from engine.errors import ModelError
+from engine.features.compile import apply as compiled
 from engine.features.compile import stack_graph
 from engine.features.compile.stack_graph import StackGraph
-from tests.engine.features.conftest import tiny_model
+from tests.engine.features.conftest import built_of, tiny_model
 
 
 class Again:
@@ -175,3 +176,42 @@ def test_what_cannot_be_recorded_is_named():
     assert stack_graph.problem(layers) == "dropout in the layers"
     with pytest.raises(ModelError, match="for a GPU"):
         stack_graph.recorder(torch.device("cpu"))
+
+
+def test_layers_that_cannot_be_recorded_end_the_launch_by_name():
+    from tests.engine.features.compile.test_apply import Small, Stepping, config
+
+    class Two(Small):
+        def __init__(self):
+            super().__init__()
+            self.layers.append(type(self.layers[0])())
+
+    asked = config(options={"stack_cudagraph": True})
+    for model, words in ((Small(), "no stack of layers"), (Two(), "for a GPU")):
+        with pytest.raises(ModelError, match=words):
+            compiled.apply(asked, built_of(Stepping(model)))
+        assert all("_compiled_call_impl" not in vars(layer) for layer in model.layers)
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
+@pytest.mark.parametrize("layers_are", ["plain", "compiled"])
+def test_on_a_card_recorded_layers_have_the_numbers_of_layers_that_are_launched(layers_are):
+    ours, plain = (tiny_model(layers=3).cuda().train() for _ in range(2))
+    layers, told = list(ours.model.layers), []
+    undos = [lambda: None]
+    if layers_are == "compiled":
+        undos = [compiled.compile_layers(list(each.model.layers), {}) for each in (ours, plain)]
+    stack = StackGraph(layers, stack_graph.recorder(torch.device("cuda")), told.append)
+    undo = stack.put("_compiled_call_impl" if layers_are == "compiled" else "forward")
+    for batches in ([0], [1], [2], [3], [4, 5], [6]):
+        rows = [ids(seed).cuda() for seed in batches]
+        (losses, found), (wanted, truth) = learn(ours, rows), learn(plain, rows)
+        assert losses == pytest.approx(wanted, rel=1e-6)
+        for name, gradient in truth.items():
+            torch.testing.assert_close(found[name], gradient, rtol=1e-4, atol=1e-6)
+    assert [row.effective for row in told] == ["recorded"], told
+    undo()
+    for each in undos:
+        each()
+    torch._dynamo.reset()
