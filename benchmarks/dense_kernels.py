@@ -30,7 +30,7 @@ AHEAD = 10_000_000
 CASES = {
     "ce": ["linear_cross_entropy_cases", "slices_that_wait"],
     "logp": ["logp_entropy_cases", "logp_entropy_in_place"],
-    "rope": ["norm_rope_cases", "norm_rope_blocks", "norm_rope_registered"],
+    "rope": ["norm_rope_cases", "norm_rope_as_gradients_lie", "norm_rope_blocks", "norm_rope_registered"],
     "turn": ["rope_cases", "rope_views", "rope_registered"],
 }
 """What must hold before figures of a work are told, in `tests/engine/kernels/kernel_cases.py`."""
@@ -97,7 +97,7 @@ def ce(results: Results) -> None:
                 loss_of(h, w, targets).backward()
 
             entrants: dict[str, Callable[[], object]] = {}
-            for budget in (160, 320, 640):
+            for budget in (160, 320, 640, 1280, 2560):  # the last holds all logits
                 entrants[f"ours {budget} MiB"] = lambda s=step, b=budget: s(
                     lambda h, w, t: linear_cross_entropy(h, w, t, workspace_bytes=b << 20)
                 )
@@ -168,6 +168,11 @@ def rope(results: Results) -> None:
         each_way = {name: lambda op=op: both(op) for name, op in ops.items()}
         contest("norm_rope", f"{shape} fwd", 2 * one_pass, forward, results)
         contest("norm_rope", f"{shape} fwd+bwd", 5 * one_pass, each_way, results)
+        by_head = [x.transpose(1, 2).contiguous().transpose(1, 2) for x in (dq, dk)]
+        each_way_by_head = {
+            name: lambda op=op, given=by_head: both(op, dq=given[0], dk=given[1]) for name, op in ops.items()
+        }
+        contest("norm_rope", f"{shape} fwd+bwd, gradients head by head", 5 * one_pass, each_way_by_head, results)
         contest("norm_rope", f"{shape} fwd+bwd, as called", 5 * one_pass, each_way, results, ahead=0)
 
 

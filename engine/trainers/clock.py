@@ -2,7 +2,7 @@
 
 A step's seconds are those on the wall, from one logged step to the next, when the host has waited for the device anyway:
 what lies between two calls on the host tells nothing of a device that works behind it. Evaluation, saving and sampling are
-no part of a step. Waiting for data is the reading and collating of rows, which happens while the step is on the host; a
+no part of a step, and begin when the device has done the steps before them. Waiting for data is the reading and collating of rows, which happens while the step is on the host; a
 batch's way to the device is not, since it waits for the step before.
 """
 
@@ -22,6 +22,8 @@ class StepClock:
         """Seconds that waited for data, of all steps together."""
         self.out = 0.0
         """Seconds that belonged to no step, since the beginning."""
+        self.settle: Callable[[], None] = lambda: None
+        """Waits until the device has done what it was given."""
         self.start(0)
 
     @property
@@ -38,6 +40,8 @@ class StepClock:
     @contextmanager
     def pause(self) -> Iterator[None]:
         """Time that belongs to no step; one inside another counts once."""
+        if not self._pauses:
+            self.settle()
         began = time.monotonic()
         self._pauses += 1
         try:

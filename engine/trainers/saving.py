@@ -9,6 +9,7 @@ the batch before the model sees it.
 from __future__ import annotations
 
 import contextlib
+import functools
 import json
 import math
 import time
@@ -78,6 +79,8 @@ class RunTrainer(Trainer):
         self._given = model = kwargs.get("model")
         trained = [(each, each.data) for each in model.parameters() if each.requires_grad] if model is not None else []
         super().__init__(*args, **kwargs)
+        if self.args.device.type == "cuda":
+            self.clock.settle = functools.partial(torch.cuda.synchronize, self.args.device)
         for weight, data in trained:
             if weight.dtype != data.dtype:
                 weight.data = data.to(weight.device)

@@ -2,7 +2,8 @@
 
 The compiler leaves `W x` and an adapter's `B A x` as two results of full width and adds them wherever the sum is read, so
 in a gated block four wide results wait for the backward pass in place of two, and a third pair joins them there. Where
-layers are computed again to save memory, each such sum is one product that begins from the other's result.
+layers are computed again to save memory, each such sum is one product that is added to the other's result where it lies:
+torch's `addmm` copies it first, which was 184 copies and 23 ms of an 8B step.
 """
 
 from __future__ import annotations
@@ -15,6 +16,18 @@ from torch._inductor.custom_graph_pass import CustomGraphPass, get_hash_for_file
 THIN = 8
 """The added product's inner size is this many times smaller than its width."""
 _ATEN = torch.ops.aten
+_LIBRARY = torch.library.Library("workbench", "FRAGMENT")
+_LIBRARY.define("add_product_(Tensor(a!) total, Tensor left, Tensor right) -> ()")
+_LIBRARY.impl("add_product_", lambda total, left, right: None, "Meta")
+
+
+def _add_product(total: torch.Tensor, left: torch.Tensor, right: torch.Tensor) -> None:
+    total.addmm_(left, right)
+
+
+for _kind in ("CPU", "CUDA"):
+    _LIBRARY.impl("add_product_", _add_product, _kind)
+ADD_PRODUCT = torch.ops.workbench.add_product_.default
 _VIEWS = _ATEN.view.default, _ATEN._unsafe_view.default, _ATEN.reshape.default
 
 
@@ -31,9 +44,8 @@ class ThinSums(CustomGraphPass):
                 continue
             wide, (left, right) = found
             with graph.inserting_before(node):
-                total = graph.call_function(_ATEN.addmm.default, (wide, left, right))
-                total.meta["val"] = wide.meta["val"]
-                shaped = graph.call_function(_ATEN.reshape.default, (total, list(node.meta["val"].shape)))
+                graph.call_function(ADD_PRODUCT, (wide, left, right)).meta["val"] = None
+                shaped = graph.call_function(_ATEN.reshape.default, (wide, list(node.meta["val"].shape)))
                 shaped.meta.update(node.meta)
             node.replace_all_uses_with(shaped)
             self.sums += 1

@@ -95,6 +95,11 @@ def _laid_out(x_BTHD: torch.Tensor) -> tuple[torch.Tensor, int]:
     return x_BTHD, stride
 
 
+def _heads_whole(x_BTHD: torch.Tensor) -> torch.Tensor:
+    """Gradients as attention gives them, token by token or head by head, copied only where a head's numbers lie apart."""
+    return x_BTHD if x_BTHD.stride(3) == 1 or x_BTHD.shape[3] == 1 else x_BTHD.contiguous()
+
+
 def _forward(q, k, q_weight, k_weight, cos, sin, eps, unit_offset):
     """One launch; returns outputs and what the backward pass needs to know of the layouts."""
     from engine.kernels.norm_rope.kernels import norm_rope_fwd_kernel
@@ -134,7 +139,7 @@ def _backward(dq_out, dk_out, q, k, q_weight, k_weight, cos, sin, eps, unit_offs
     from engine.kernels.norm_rope.kernels import norm_rope_bwd_kernel
 
     (q, q_stride), (k, k_stride) = _laid_out(q), _laid_out(k)
-    (dq_out, dq_out_stride), (dk_out, dk_out_stride) = _laid_out(dq_out), _laid_out(dk_out)
+    dq_out, dk_out = _heads_whole(dq_out), _heads_whole(dk_out)
     cos, sin = cos.contiguous(), sin.contiguous()
     q_weight, k_weight = (w if w is None else w.contiguous() for w in (q_weight, k_weight))
     batch, time, heads_q, size = q.shape
@@ -152,7 +157,7 @@ def _backward(dq_out, dk_out, q, k, q_weight, k_weight, cos, sin, eps, unit_offs
         ]
         norm_rope_bwd_kernel[grid](
             q, k, dq_out, dk_out, dq, dk, q_weight if has_weight else q, k_weight if has_weight else k, *partial,
-            cos, sin, q_stride, k_stride, dq_out_stride, dk_out_stride, time, *angle_strides(cos),
+            cos, sin, q_stride, k_stride, *dq_out.stride()[:3], *dk_out.stride()[:3], time, *angle_strides(cos),
             heads_q, heads_k, size, rotated // 2, eps, sums,
             HAS_WEIGHT=has_weight, UNIT_OFFSET=unit_offset, WITH_DWEIGHT=with_dweight, **per_program,
         )  # fmt: skip

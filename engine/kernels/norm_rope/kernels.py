@@ -55,7 +55,7 @@ def _forward_heads(
 
 @triton.jit
 def _backward_heads(
-    x_ptr, dy_ptr, dx_ptr, weight_ptr, dweight_ptr, c1, c2, s1, s2, first, H, D, F, eps,
+    x_ptr, dy_ptr, dx_ptr, weight_ptr, dweight_ptr, c1, c2, s1, s2, first, dy_stride_h, H, D, F, eps,
     HAS_WEIGHT: tl.constexpr, UNIT_OFFSET: tl.constexpr, HAS_TAIL: tl.constexpr, WITH_DWEIGHT: tl.constexpr,
     BLOCK_H: tl.constexpr, BLOCK_F: tl.constexpr, BLOCK_TAIL: tl.constexpr,
 ):  # fmt: skip
@@ -63,11 +63,12 @@ def _backward_heads(
     half = tl.arange(0, BLOCK_F)
     in_half = half < F
     place = heads[:, None] * D + half[None, :]
+    dy_place = heads[:, None].to(tl.int64) * dy_stride_h + half[None, :]
     mask = (heads[:, None] < H) & in_half[None, :]
     x1 = tl.load(x_ptr + place, mask=mask, other=0.0).to(tl.float32)
     x2 = tl.load(x_ptr + place + F, mask=mask, other=0.0).to(tl.float32)
-    do1 = tl.load(dy_ptr + place, mask=mask, other=0.0).to(tl.float32)
-    do2 = tl.load(dy_ptr + place + F, mask=mask, other=0.0).to(tl.float32)
+    do1 = tl.load(dy_ptr + dy_place, mask=mask, other=0.0).to(tl.float32)
+    do2 = tl.load(dy_ptr + dy_place + F, mask=mask, other=0.0).to(tl.float32)
     w1 = _load_weight(weight_ptr, half, in_half, HAS_WEIGHT, UNIT_OFFSET)[None, :]
     w2 = _load_weight(weight_ptr, half + F, in_half, HAS_WEIGHT, UNIT_OFFSET)[None, :]
     # The rotation's transpose first: gradients of the normalised and scaled halves.
@@ -80,7 +81,8 @@ def _backward_heads(
         tail_place = heads[:, None] * D + tail[None, :]
         tail_mask = (heads[:, None] < H) & (tail[None, :] < D)
         x3 = tl.load(x_ptr + tail_place, mask=tail_mask, other=0.0).to(tl.float32)
-        dy3 = tl.load(dy_ptr + tail_place, mask=tail_mask, other=0.0).to(tl.float32)
+        dy_tail = heads[:, None].to(tl.int64) * dy_stride_h + tail[None, :]
+        dy3 = tl.load(dy_ptr + dy_tail, mask=tail_mask, other=0.0).to(tl.float32)
         w3 = _load_weight(weight_ptr, tail, tail < D, HAS_WEIGHT, UNIT_OFFSET)[None, :]
         square += tl.sum(x3 * x3, 1)
         inner += tl.sum(x3 * dy3 * w3, 1)
@@ -139,29 +141,30 @@ def norm_rope_fwd_kernel(
 @triton.jit
 def norm_rope_bwd_kernel(
     q_ptr, k_ptr, dq_out_ptr, dk_out_ptr, dq_ptr, dk_ptr, q_weight_ptr, k_weight_ptr, dq_weight_ptr, dk_weight_ptr,
-    cos_ptr, sin_ptr, q_stride, k_stride, dq_out_stride, dk_out_stride, time, cos_stride_b, cos_stride_t,
-    HQ, HK, D, F, eps, partial_sums,
+    cos_ptr, sin_ptr, q_stride, k_stride, dq_stride_b, dq_stride_t, dq_stride_h, dk_stride_b, dk_stride_t, dk_stride_h,
+    time, cos_stride_b, cos_stride_t, HQ, HK, D, F, eps, partial_sums,
     HAS_WEIGHT: tl.constexpr, UNIT_OFFSET: tl.constexpr, HAS_TAIL: tl.constexpr, WITH_DWEIGHT: tl.constexpr,
     BLOCK_HQ: tl.constexpr, BLOCK_HK: tl.constexpr, BLOCK_F: tl.constexpr, BLOCK_TAIL: tl.constexpr,
 ):  # fmt: skip
-    """As forward. Weight gradients go into one of `partial_sums` rows each, to keep the additions apart.
+    """As forward; the gradients that come in lie as they do: attention gives them token by token or head by head. Weight gradients go into one of `partial_sums` rows each, to keep the additions apart.
 
     With as many rows as programs no two meet, and the sums do not depend on the order in which programs end.
     """
     token = tl.program_id(0).to(tl.int64)
-    angle = (token // time) * cos_stride_b + (token % time) * cos_stride_t
+    row, at = token // time, token % time
+    angle = row * cos_stride_b + at * cos_stride_t
     c1, c2, s1, s2 = _angles(cos_ptr + angle, sin_ptr + angle, F, BLOCK_F)
     block, q_blocks = tl.program_id(1), tl.cdiv(HQ, BLOCK_HQ)
     part = ((token * tl.num_programs(1) + block) % partial_sums) * D
     if block < q_blocks:
         _backward_heads(
-            q_ptr + token * q_stride, dq_out_ptr + token * dq_out_stride, dq_ptr + token * HQ * D,
-            q_weight_ptr, dq_weight_ptr + part, c1, c2, s1, s2, block * BLOCK_HQ, HQ, D, F, eps,
+            q_ptr + token * q_stride, dq_out_ptr + row * dq_stride_b + at * dq_stride_t, dq_ptr + token * HQ * D,
+            q_weight_ptr, dq_weight_ptr + part, c1, c2, s1, s2, block * BLOCK_HQ, dq_stride_h, HQ, D, F, eps,
             HAS_WEIGHT, UNIT_OFFSET, HAS_TAIL, WITH_DWEIGHT, BLOCK_HQ, BLOCK_F, BLOCK_TAIL,
         )  # fmt: skip
     else:
         _backward_heads(
-            k_ptr + token * k_stride, dk_out_ptr + token * dk_out_stride, dk_ptr + token * HK * D,
-            k_weight_ptr, dk_weight_ptr + part, c1, c2, s1, s2, (block - q_blocks) * BLOCK_HK, HK, D, F, eps,
+            k_ptr + token * k_stride, dk_out_ptr + row * dk_stride_b + at * dk_stride_t, dk_ptr + token * HK * D,
+            k_weight_ptr, dk_weight_ptr + part, c1, c2, s1, s2, (block - q_blocks) * BLOCK_HK, dk_stride_h, HK, D, F, eps,
             HAS_WEIGHT, UNIT_OFFSET, HAS_TAIL, WITH_DWEIGHT, BLOCK_HK, BLOCK_F, BLOCK_TAIL,
         )  # fmt: skip

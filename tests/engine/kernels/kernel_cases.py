@@ -2,8 +2,9 @@
 
 Run as a script it checks the kernels on CUDA, or in Triton's interpreter with TRITON_INTERPRET=1, all of them or those
 named (`linear_logp_cases:bfloat16`: in this number format alone); it prints a line a case and exits 1 if one fails. The
-tests call it in a process of its own, because Triton reads that variable once. A card runs every combination; the
-interpreter, which takes a millisecond where a card takes none, runs combinations in which each pair of values occurs.
+tests call it in a process of its own for the interpreter, because Triton reads that variable once. A card runs every
+combination, or of very many those in which each three values occur; the interpreter, which takes a millisecond where a card
+takes none, runs combinations in which each pair of values occurs.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ import os
 import sys
 import tempfile
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from time import process_time
@@ -154,6 +155,29 @@ def norm_rope_blocks() -> None:
             2,
         )
     package.FORWARD, package.BACKWARD = before
+
+
+def norm_rope_as_gradients_lie() -> None:
+    """Gradients token by token, head by head (as flash, cuDNN or plain attention give them), expanded, and with a head's
+    numbers apart: the same to the bit, and none but the last copied."""
+    for size, rotated in ((16, 16), (24, 8)) if INTERPRETED else ((128, 128), (256, 64), (80, 80)):
+        time = 3 if INTERPRETED else 65
+        q, k = (torch.randn(2, time, heads, size, device=DEVICE).requires_grad_() for heads in (4, 2))
+        weight, angles = torch.rand(size, device=DEVICE), torch.randn(1, time, rotated, device=DEVICE)
+        given = [torch.randn_like(x) for x in (q, k)]
+        layouts = {
+            "head by head": lambda x: x.transpose(1, 2).contiguous().transpose(1, 2),
+            "rows last": lambda x: x.movedim(0, 2).contiguous().movedim(2, 0),
+            "apart": lambda x: x.mT.contiguous().mT,
+        }
+        out = norm_rope(q, k, weight, weight, angles.cos(), angles.sin())
+        for name, lay in layouts.items():
+            found = torch.autograd.grad(out, (q, k), [lay(x) for x in given], retain_graph=True)
+            wanted = torch.autograd.grad(out, (q, k), given, retain_graph=True)
+            said(all(map(torch.equal, found, wanted)), f"norm_rope of {size}: gradients {name}")
+        ones = torch.autograd.grad(out[0].sum() + out[1].sum(), (q, k), retain_graph=True)
+        wanted = torch.autograd.grad(out, (q, k), [torch.ones_like(x) for x in out])
+        said(all(map(torch.equal, ones, wanted)), f"norm_rope of {size}: gradients expanded")
 
 
 def norm_rope_of_queries() -> None:
@@ -405,6 +429,7 @@ CHECKS = WIDE | {
         linear_logp_tiles,
         logp_entropy_in_place,
         norm_rope_blocks,
+        norm_rope_as_gradients_lie,
         norm_rope_of_queries,
         norm_rope_deterministic,
         norm_rope_registered,
@@ -444,18 +469,28 @@ FAR = "experts_far", "far_apart", "beyond_2_to_the_31"
 """Cases over elements of one tensor that lie further apart than 32 bits tell, which on a card take gigabytes each."""
 
 
-if __name__ == "__main__":
+def check(names: Sequence[str]) -> list[str]:
+    """Runs these cases, each named alone or with its number format, and prints a line for each; what failed."""
     torch.manual_seed(int(os.environ.get("SEED", "0")))
+    formats = list(DTYPES)
+    FAILURES.clear()
+    for name in names:
+        case, _, dtype = name.partition(":")
+        DTYPES[:] = [getattr(torch, dtype)] if dtype else formats
+        begun = process_time()
+        try:
+            CHECKS[case]()
+        finally:
+            DTYPES[:] = formats
+        print(f"ok   {case} took {process_time() - begun:.2f} s of CPU")
+    return list(FAILURES)
+
+
+if __name__ == "__main__":
     torch.utils.deterministic.fill_uninitialized_memory = True
     torch.use_deterministic_algorithms(INTERPRETED)  # fills fresh memory with NaN, so an unwritten element shows
     # The interpreter computes masked lanes too, where numpy finds infinities less infinities.
     warnings.filterwarnings("ignore", category=RuntimeWarning, module="triton")
-    formats = list(DTYPES)
-    for name in sys.argv[1:] or CHECKS:
-        check, _, dtype = name.partition(":")
-        DTYPES[:] = [getattr(torch, dtype)] if dtype else formats
-        begun = process_time()
-        CHECKS[check]()
-        print(f"ok   {check} took {process_time() - begun:.2f} s of CPU")
-    print(f"{len(FAILURES)} failed")
-    sys.exit(bool(FAILURES))
+    failed = check(sys.argv[1:] or list(CHECKS))
+    print(f"{len(failed)} failed")
+    sys.exit(bool(failed))

@@ -11,6 +11,7 @@ import pytest
 from safetensors.torch import load_file
 
 from engine.run.control import request
+from engine.trainers.clock import StepClock
 from engine.trainers.watching import Watching
 from tests.engine.trainers.conftest import CONVERSATIONS, PAIRS, heard_by, lines
 
@@ -204,6 +205,25 @@ def test_a_step_takes_what_the_clock_shows_and_waiting_is_reading_alone(train, s
         assert line["data_seconds"] <= line["step_seconds"]
     # A batch is read ahead, so the reading of an epoch's first lies before it.
     assert sum(line["data_seconds"] for line in found) / len(found) == pytest.approx(2 * sum(took) / len(took), rel=0.3)
+
+
+def test_what_a_device_still_computes_of_a_step_is_no_part_of_the_pause_behind_it():
+    """A device works behind the host: what it was given before a checkpoint is the steps', and is waited for first."""
+    clock, done = StepClock(), []
+
+    def settle():
+        done.append(time.sleep(0.2))
+
+    clock.settle = settle
+    clock.start(0)
+    with clock.pause():
+        time.sleep(0.1)
+        with clock.pause():
+            time.sleep(0.1)
+    seconds, _ = clock.lap(2)
+    assert len(done) == 1
+    assert 0.1 <= seconds < 0.15
+    assert 0.2 <= clock.out < 0.3
 
 
 def test_saving_and_evaluating_are_no_part_of_a_step(train, source, monkeypatch):
