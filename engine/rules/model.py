@@ -27,6 +27,7 @@ _STORED = {
     "gptq": ("weights are stored as GPTQ packs them", "few", ("none",)),
     "awq": ("weights are stored as AWQ packs them", "few", ("none",)),
     "compressed-tensors": ("weights are stored as compressed-tensors packs them", "few", ("none",)),
+    "modelopt": ("weights are stored in NVFP4", "four", ("none",)),
 }
 """What files hold in few bits, and what model.quantization may be beside it."""
 _FULL_PRECISION = leave_out(_QUANTIZATION, "keep full precision")

@@ -38,4 +38,17 @@ def test_what_is_live_at_the_peak_is_told_and_nothing_else():
 
 def test_a_peak_at_the_end_is_told_by_libraries_lines_where_there_are_no_others():
     told = summary("arm", [event("alloc", 1, 5, file="/torch/nn/linear.py")], 0)
-    assert told[1].split() == ["5.0", "MiB", "=", "1", "x", "5.00", "MiB", "_ops.py:3", "op", "<", "linear.py:1", "room"]
+    assert told[1].split() == [
+        "5.0",
+        "MiB",
+        "=",
+        "1",
+        "x",
+        "5.00",
+        "MiB",
+        "_ops.py:3",
+        "op",
+        "<",
+        "linear.py:1",
+        "room",
+    ]
