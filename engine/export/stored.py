@@ -102,7 +102,7 @@ def packed_in(folder: Path) -> Entries | None:
 @lru_cache(maxsize=1)
 def _entries(folder: Path, _: int) -> Entries | None:
     note = with_note(folder, model_files.read_json(folder / "config.json")).get("quantization_config")
-    return Entries(folder, note) if stored_as(note) in PACKED else None
+    return Entries(folder, note) if note is not None and stored_as(note) in PACKED else None
 
 
 def _scales_fp8(name: str, every: Mapping[str, model_files.Tensor]) -> bool:

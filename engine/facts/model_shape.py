@@ -132,8 +132,7 @@ def model_facts(name: str, revision: str | None = None) -> ModelFacts | None:
         if (folder / "adapter_config.json").is_file():
             problem = "it holds an adapter and not the model below it: merge the two first (PEFT: merge_and_unload)"
         return ModelFacts(name, folder=str(folder), missing=problem)
-    config = with_note(folder, config)
-    return _facts(name, config, folder, template=_has_template(folder), own=_is_own(name))
+    return _facts(name, with_note(folder, config), folder, template=_has_template(folder), own=_is_own(name))
 
 
 def tokenizer_facts(name: str, revision: str | None = None) -> TokenizerFacts | None:

@@ -138,9 +138,9 @@ def four_bit_floats(weight, *, group):
     return (found | {"weight_global_scale": whole.reshape(1)} if group == 16 else found), out
 
 
-def of_model_optimizer(weight):
+def of_model_optimizer(weight, *, group=16):
     """NVFP4 as NVIDIA's Model Optimizer writes it, whose scale of the whole is multiplied with."""
-    found, out = four_bit_floats(weight, group=16)
+    found, out = four_bit_floats(weight, group=group)
     return {
         "weight": found["weight_packed"], "weight_scale": found["weight_scale"],
         "weight_scale_2": (1 / found["weight_global_scale"]).reshape(()), "input_scale": torch.tensor(0.25),
