@@ -20,6 +20,7 @@ The shape `tiny` is float32 and runs without a card, which shows that the arms r
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import logging
 import os
@@ -38,6 +39,7 @@ import transformers
 from _arms import ARMS, PEERS, SHAPES, Builder, in_fp8, precision
 from _figures import Results, ratio, result_options
 from _method_rows import GENERATES, rows_a_step
+from _peak import peak
 from _peers import NoPeer
 from _profile import profile
 from _turns import CARD, Arm
@@ -95,7 +97,8 @@ def begin(options: argparse.Namespace, names: list[str], until: float, builder: 
         arm: Arm | None = None
         try:
             arm = builder.arm(name)
-            took = arm.warm()
+            with peak(name) if CARD and name == getattr(options, "peak", None) else contextlib.nullcontext():
+                took = arm.warm()
         except NoPeer as reason:
             say(f"{method} {name}: left out, {reason}")
             continue
@@ -181,6 +184,7 @@ def main() -> int:
     parser.add_argument("--window", type=int, default=1, help="steps of an arm before the next has its turn")
     parser.add_argument("--seconds", type=float, default=200, help="no round is begun later than this")
     parser.add_argument("--profile", choices=list(ARMS), help="the kernels of one step of this arm")
+    parser.add_argument("--peak", choices=list(ARMS), help="what is on the card at the peak of this arm's first steps")
     parser.add_argument("--check", action="store_true", help="exit 1 where an arm fell or began apart from the first")
     result_options(parser)
     options = parser.parse_args()

@@ -200,6 +200,7 @@ def main() -> int:
     parser.add_argument("--window", type=int, default=5, help="steps of an arm before the next has its turn")
     parser.add_argument("--seconds", type=float, default=60, help="of each case; no round is begun later than this")
     parser.add_argument("--profile", choices=list(ARMS), help="the kernels of one step of this arm")
+    parser.add_argument("--peak", choices=list(ARMS), help="what is on the card at the peak of this arm's first steps")
     parser.add_argument("--cap", type=float, metavar="GIB", help="of the card's memory, in place of the case's own")
     parser.add_argument("--check", action="store_true", help="exit 1 where an arm fell or began apart from the first")
     result_options(parser)

@@ -299,7 +299,7 @@ def _write_config(model: Model, into: Path) -> None:
         }
         content["pad_token_id"] = model.tokenizer.pad_token_id
     if model_files.stored_weights(model.base).keys() - before.keys():  # weights that were in FP8 or MXFP4
-        del content["quantization_config"]
+        content.pop("quantization_config", None)  # it may have been in a file of its own
     (into / "config.json").write_text(json.dumps(content, indent=2) + "\n", "utf-8")
 
 

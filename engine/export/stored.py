@@ -22,7 +22,7 @@ from safetensors import safe_open
 
 from engine import model_files
 from engine.errors import ModelError, visible
-from engine.facts.stored import PACKED, block_of, stored_as
+from engine.facts.stored import PACKED, block_of, stored_as, with_note
 from engine.kernels.experts.packed import of_mxfp4
 from engine.models.stored_fp8 import widened
 from engine.models.stored_packed import Entries
@@ -35,8 +35,15 @@ WIDE = 3
 """Columns of a probe: more are not needed to see which side of a weight is which."""
 
 
-_OF_THE_CACHE = ".self_attn.k_scale", ".self_attn.v_scale", ".k_proj.output_scale", ".v_proj.output_scale"
-"""Scales of a cache of keys and values in eight bits, as llm-compressor writes them, for servers alone."""
+_OF_THE_CACHE = (
+    ".self_attn.k_scale",
+    ".self_attn.v_scale",
+    ".k_proj.output_scale",
+    ".v_proj.output_scale",
+    ".k_proj.k_scale",
+    ".v_proj.v_scale",
+)
+"""Scales of a cache of keys and values in eight bits, as llm-compressor and Model Optimizer write them, for servers alone."""
 
 
 @dataclass(frozen=True)
@@ -94,8 +101,8 @@ def packed_in(folder: Path) -> Entries | None:
 
 @lru_cache(maxsize=1)
 def _entries(folder: Path, _: int) -> Entries | None:
-    note = model_files.read_json(folder / "config.json").get("quantization_config")
-    return Entries(folder, note) if stored_as(note) in PACKED else None
+    note = with_note(folder, model_files.read_json(folder / "config.json")).get("quantization_config")
+    return Entries(folder, note) if note is not None and stored_as(note) in PACKED else None
 
 
 def _scales_fp8(name: str, every: Mapping[str, model_files.Tensor]) -> bool:
@@ -129,7 +136,7 @@ def _from_fp8(folder: Path, name: str, numbers: torch.Tensor) -> torch.Tensor:
     for end in ("_scale_inv", "_scale"):
         with contextlib.suppress(KeyError):
             scale = read_weight(folder, f"{name}{end}")
-    told = model_files.read_json(folder / "config.json").get("quantization_config")
+    told = with_note(folder, model_files.read_json(folder / "config.json")).get("quantization_config")
     block = block_of(told) if isinstance(told, Mapping) else None
     return widened(name, numbers, scale, block, torch.bfloat16)
 

@@ -20,7 +20,7 @@ from engine.config.architectures import loaders_of, needs_torchvision
 from engine.config.facts import ModelFacts, TokenizerFacts, VisionFacts
 from engine.errors import ModelError, visible
 from engine.facts import mixtures, stored_linears
-from engine.facts.stored import PACKED, growth, packed_size, refuse_without_note, stored_as
+from engine.facts.stored import PACKED, growth, packed_size, refuse_without_note, stored_as, with_note
 from engine.model_files import Tensor
 
 Shape = Mapping[str, Any]
@@ -132,7 +132,7 @@ def model_facts(name: str, revision: str | None = None) -> ModelFacts | None:
         if (folder / "adapter_config.json").is_file():
             problem = "it holds an adapter and not the model below it: merge the two first (PEFT: merge_and_unload)"
         return ModelFacts(name, folder=str(folder), missing=problem)
-    return _facts(name, config, folder, template=_has_template(folder), own=_is_own(name))
+    return _facts(name, with_note(folder, config), folder, template=_has_template(folder), own=_is_own(name))
 
 
 def tokenizer_facts(name: str, revision: str | None = None) -> TokenizerFacts | None:

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from engine.errors import ModelError, visible
-from engine.model_files import Tensor, place
+from engine.model_files import Tensor, place, read_json, stored_weights
 
-PACKED = "gptq", "awq", "compressed-tensors"
-"""What tools for quantization after training write: integers with scales, packed (`engine.models.stored_packed`)."""
+PACKED = "gptq", "awq", "compressed-tensors", "modelopt"
+"""What tools for quantization after training write: integers with scales or NVFP4, packed (`engine.models.stored_packed`)."""
 SERVED = "", "fp8", "mxfp4", "bitsandbytes", *PACKED
 """Plain numbers, and what is loaded as it is: by bitsandbytes' own package, all else here."""
 _ROUNDED = "int-quantized", "pack-quantized", "nvfp4-pack-quantized", "mxfp4-pack-quantized"
@@ -18,6 +19,38 @@ _ROUNDED = "int-quantized", "pack-quantized", "nvfp4-pack-quantized", "mxfp4-pac
 
 
 _WORDS = "qweight", "weight_packed"
+
+
+_OWN_FILES = "quantize_config.json", "quant_config.json", "hf_quant_config.json"
+"""Where AutoGPTQ, AutoAWQ and Model Optimizer wrote their notes before config.json had them."""
+
+
+def with_note(folder: Path, config: Mapping[str, Any]) -> Mapping[str, Any]:
+    """A folder's config.json with its note on quantization, which older tools put into a file of its own.
+
+    Such a file says nothing of weights that are plain, and what cannot be read is left to those who miss the note.
+    """
+    if config.get("quantization_config") is not None:
+        return config
+    with contextlib.suppress(ModelError):
+        file = next((folder / name for name in _OWN_FILES if (folder / name).is_file()), None)
+        note = None if file is None else _note_of(file.name, read_json(file))
+        if note is not None and any(name.endswith((".qweight", ".weight_scale")) for name in stored_weights(folder)):
+            return {**config, "quantization_config": note}
+    return config
+
+
+def _note_of(name: str, told: Any) -> dict[str, Any] | None:
+    """What a tool's own file says, in the words of config.json."""
+    if not isinstance(told, Mapping):
+        return None
+    if name == _OWN_FILES[0]:
+        return {"quant_method": "gptq", **told}
+    if name == _OWN_FILES[1]:
+        more = {new: told[old] for new, old in (("bits", "w_bit"), ("group_size", "q_group_size")) if old in told}
+        return {"quant_method": "awq", **told, **more}
+    inner = told.get("quantization")
+    return {"quant_method": "modelopt", **inner} if isinstance(inner, Mapping) else None
 
 
 def stored_as(note: Any) -> str:
@@ -36,6 +69,8 @@ def packed_size(note: Any) -> float:
     """Bytes of one number of a layer that is stored packed, with its share of scales and zero points; 0 where none is."""
     if stored_as(note) not in PACKED:
         return 0.0
+    if note["quant_method"] == "modelopt":
+        return 0.5 + 1 / 16
     told = next(iter(_groups(note)), {}) if note["quant_method"] == PACKED[2] else note
     bits, group = (told.get(name) for name in ("num_bits" if told is not note else "bits", "group_size"))
     numbers = 1.0 if type(bits) is int and bits > 4 else 0.5
@@ -79,6 +114,9 @@ def _unserved(method: str, note: Mapping[str, Any]) -> str:
         if note.get("zero_point", True) is not True:
             return "without zero points"
         return "" if note.get("bits", note.get("w_bit", 4)) == 4 else f"{note.get('bits')} bits"
+    if method == "modelopt":
+        algorithm = str(note.get("quant_algo") or "no algorithm named")
+        return "" if algorithm == "NVFP4" else algorithm.lower()
     return _of_compressed_tensors(note) if method == "compressed-tensors" else ""
 
 

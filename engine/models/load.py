@@ -21,7 +21,7 @@ from engine.config.method import METHODS
 from engine.config.rule import raise_first
 from engine.config.tree import RunConfig
 from engine.errors import ModelError, redact, visible
-from engine.facts.stored import refuse_without_note, stored_as
+from engine.facts.stored import refuse_without_note, stored_as, with_note
 from engine.features.packed_experts import EXPERTS_ALONE, kind_of
 from engine.hub import commit_of, reaching_hub
 from engine.rules.model import (
@@ -116,7 +116,7 @@ def _model(config: RunConfig, source: str, device: torch.device | None) -> Loade
         folder = model_files.complete(source, revision)
     except UNREADABLE as problem:
         raise _cannot_load("model", source, problem) from problem
-    told = model_files.read_json(folder / "config.json")
+    told = with_note(folder, model_files.read_json(folder / "config.json"))
     held = ModelFacts(config.model.name, stored=stored_as(told.get("quantization_config")))
     raise_first(stored_weights_are_of_a_known_format(config, Facts(model=held)))
     refuse_without_note(folder, told, model_files.stored_weights(folder))

@@ -19,8 +19,8 @@ import torch
 from transformers import PreTrainedConfig, PreTrainedModel
 
 from engine.errors import ModelError, visible
-from engine.facts.stored import block_of, stored_as
-from engine.model_files import weight_files
+from engine.facts.stored import block_of, stored_as, with_note
+from engine.model_files import complete, weight_files
 
 _SUFFIXES = ("_scale_inv", "_scale")
 """What the name of a weight's scales ends in, behind the name of the weight."""
@@ -57,12 +57,25 @@ def stored_fp8(source: str, revision: str | None) -> Stored | None:
     from transformers import AutoConfig
 
     config = AutoConfig.from_pretrained(source, revision=revision, trust_remote_code=False)
-    quantization = getattr(config, "quantization_config", None)
-    quantization = quantization if isinstance(quantization, dict) or quantization is None else quantization.to_dict()
+    quantization = note_of(config, source, revision)
     if quantization is None or stored_as(quantization) != "fp8":
         return None
-    del config.quantization_config
+    without_note(config)
     return Stored(config, block_of(quantization), source, revision)
+
+
+def note_of(config: PreTrainedConfig, source: str, revision: str | None) -> dict[str, Any] | None:
+    """What a model's files say of how its weights are quantized; None where they say nothing."""
+    told = getattr(config, "quantization_config", None)
+    if told is None:
+        told = with_note(complete(source, revision), {}).get("quantization_config")
+    return told if isinstance(told, dict) or told is None else told.to_dict()
+
+
+def without_note(config: PreTrainedConfig) -> None:
+    """Has transformers take the model for a plain one."""
+    if hasattr(config, "quantization_config"):
+        del config.quantization_config
 
 
 def load_fp8(

@@ -1,4 +1,4 @@
-"""Models whose files hold packed integers with scales, as GPTQ, AWQ and llm-compressor (compressed-tensors) write them.
+"""Models whose files hold packed numbers with scales, as GPTQ, AWQ, compressed-tensors and Model Optimizer write them.
 
 Under an adapter the numbers stay as they are: each layer's codes, scales and zero points are laid out anew once, bit for
 bit (`engine.kernels.experts.groups`, NVFP4 and MXFP4 as `engine.kernels.experts` has them), and a product makes the numbers
@@ -12,7 +12,8 @@ GPTQ (arXiv:2210.17323): `qweight` [in * bits / 32, out] and `qzeros` [groups, o
 `g_idx` [in], the group of each input; zero points are stored less one, but not where `checkpoint_format` is `gptq_v2`. AWQ
 (arXiv:2306.00978), `gemm`: `qweight` [in, out / 8] and `qzeros` [groups, out / 8], eight outputs in each in the order 0 2 4 6
 1 3 5 7. compressed-tensors: `weight_packed` [out, in * bits / 32], `weight_scale`, `weight_zero_point`, each code counted from
-the least number.
+the least number. NVIDIA's Model Optimizer, NVFP4: `weight` [out, in / 2] bytes, `weight_scale` [out, in / 16] in FP8 and
+`weight_scale_2`, one number that all of them are multiplied with.
 """
 
 from __future__ import annotations
@@ -39,13 +40,13 @@ from engine.kernels.experts.packed import Form, Held, PackedExperts, matrix_unpa
 from engine.model_files import header, weight_files
 from engine.models.expert_shards import share_of
 from engine.models.packed_experts import converted, refuse_unserved
-from engine.models.stored_fp8 import Fp8Linear
+from engine.models.stored_fp8 import Fp8Linear, note_of, without_note
 from engine.models.strict_load import load_strictly
 
 _LEADS = "qweight", "weight_packed"
 _ENDS = (
     *_LEADS, "qzeros", "scales", "g_idx", "weight_scale", "weight_zero_point", "weight_g_idx", "weight_shape",
-    "weight_global_scale", "input_global_scale", "input_scale", "input_zero_point",
+    "weight_global_scale", "input_global_scale", "input_scale", "input_zero_point", "weight_scale_2", "k_scale", "v_scale",
 )  # fmt: skip
 _AWQ_ORDER = 0, 2, 4, 6, 1, 3, 5, 7
 """Which of eight outputs each four bits of a word are, from the lowest on."""
@@ -99,11 +100,10 @@ def stored_packed(source: str, revision: str | None) -> StoredPacked | None:
     from transformers import AutoConfig
 
     config = AutoConfig.from_pretrained(source, revision=revision, trust_remote_code=False)
-    note = getattr(config, "quantization_config", None)
-    note = note if isinstance(note, dict) or note is None else note.to_dict()
+    note = note_of(config, source, revision)
     if note is None or stored_as(note) not in PACKED:
         return None
-    del config.quantization_config
+    without_note(config)
     return StoredPacked(config, note, source, revision)
 
 
@@ -114,11 +114,12 @@ class Entries:
         self.note = note
         self._files: dict[str, dict[str, tuple[Path, tuple[int, ...]]]] = {}
         self._open: dict[Path, Any] = {}
-        eights = note.get("quant_method") == "compressed-tensors"
+        # What lies under the name of a plain weight, by its format.
+        lead = {"compressed-tensors": "I8", "modelopt": "U8"}.get(str(note.get("quant_method")))
         for file in weight_files(folder):
             for key, each in header(file).items():
                 name, _, end = key.rpartition(".")
-                if name and (end in _ENDS or end == "bias" or (eights and end == "weight" and each.dtype == "I8")):
+                if name and (end in _ENDS or end == "bias" or (end == "weight" and each.dtype == lead)):
                     self._files.setdefault(name, {})[end] = file, each.shape
         self._files = {name: ends for name, ends in self._files.items() if {*_LEADS, "weight"} & ends.keys()}
         self.zero_biases = self._zero_biases()
@@ -165,6 +166,7 @@ class Entries:
             return wide, ends["g_idx"][1][0] if "g_idx" in ends else high * 32 // _bits(self.note)
         if "weight" in ends:
             high, wide = ends["weight"][1]
+            wide *= 2 if self.note.get("quant_method") == "modelopt" else 1
         elif "weight_shape" in ends:
             high, wide = self.read(name, "weight_shape").tolist()
         else:
@@ -209,6 +211,8 @@ class Entries:
                 if self.note.get("quant_method") == "awq":
                     return _checked(name, _of_awq(read, rows, columns), rows, columns)
                 return _checked(name, _of_gptq(read, rows, columns, self.note), rows, columns)
+            if self.note.get("quant_method") == "modelopt":
+                return _checked(name, _of_model_optimizer(read, rows, columns), rows, columns)
             return _checked(name, _of_compressed_tensors(read, rows, columns, self.note), rows, columns)
         except _Unfit as problem:
             raise ModelError(f"model.name: {visible(name)} cannot be read: {problem}.") from problem
@@ -320,6 +324,17 @@ def _of_four_bit_floats(numbers: torch.Tensor, scales: torch.Tensor, whole: torc
     if scales.dtype != torch.float8_e4m3fn or scales.shape[1] * 16 != columns:
         raise _Unfit(f"its scales are {scales.dtype} {tuple(scales.shape)}, and NVFP4 has one for each 16 columns")
     return Parts("nvfp4", numbers, scales.view(torch.uint8), 16, middle=1 / whole.float().reshape(1))
+
+
+def _of_model_optimizer(read: Callable[[str], torch.Tensor | None], rows: int, columns: int) -> Parts:
+    numbers, scales, whole = read("weight"), read("weight_scale"), read("weight_scale_2")
+    if numbers is None or numbers.shape != (rows, columns // 2) or numbers.dtype != torch.uint8:
+        shape = None if numbers is None else tuple(numbers.shape)
+        raise _Unfit(f"its numbers have the shape {shape} for {rows} x {columns}")
+    if scales is None or whole is None or whole.numel() != 1:
+        raise _Unfit("NVFP4 has a scale for each 16 columns and one for the whole, and not both are there")
+    parts = _of_four_bit_floats(numbers, scales, whole, columns)
+    return parts._replace(middle=whole.float().reshape(1))  # it is multiplied with here, where others divide by theirs
 
 
 def _in_words(count: int, columns: int, told: tuple[int, ...]) -> tuple[int, bool]:

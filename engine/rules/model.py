@@ -27,11 +27,14 @@ _STORED = {
     "gptq": ("weights are stored as GPTQ packs them", "few", ("none",)),
     "awq": ("weights are stored as AWQ packs them", "few", ("none",)),
     "compressed-tensors": ("weights are stored as compressed-tensors packs them", "few", ("none",)),
+    "modelopt": ("weights are stored in NVFP4", "four", ("none",)),
 }
 """What files hold in few bits, and what model.quantization may be beside it."""
 _FULL_PRECISION = leave_out(_QUANTIZATION, "keep full precision")
 _READS_ITS_WEIGHTS = ("gemma3n", "gemma3n_text")
 """Model types whose blocks read a layer's weight instead of calling the layer (Gemma 3n's AltUp), which finds packed bytes there."""
+_SHARES_ITS_BLOCKS = {"zamba2": "in_proj"}
+"""Model types whose layers share blocks of attention, and the layers that each has for itself."""
 
 refused(
     __name__,
@@ -286,10 +289,25 @@ def stored_weights_are_of_a_known_format(config: RunConfig, facts: Facts) -> Ite
         )
         yield must(
             path,
-            "a model in plain numbers, FP8, MXFP4, GPTQ, AWQ (gemm), packed compressed-tensors or bitsandbytes' formats",
+            "a model in plain numbers, FP8, MXFP4, GPTQ, AWQ (gemm), packed compressed-tensors, Model Optimizer's NVFP4 or bitsandbytes' formats",
             f"one in {visible(model.stored)}",
             todo,
         )
+
+
+@rule(reads=(fields.adapter.kind, fields.adapter.target_modules, fields.model.name))
+def blocks_that_layers_share_take_no_adapter(config: RunConfig, facts: Facts) -> Iterator[Finding]:
+    model, spec = counted.known_model(config, facts), fields.adapter.target_modules
+    if model is None or model.model_type not in _SHARES_ITS_BLOCKS or config.adapter.kind != "lora":
+        return
+    asked, own = config.adapter.target_modules, _SHARES_ITS_BLOCKS[model.model_type]
+    if isinstance(asked, str) or not set(asked) <= {own}:
+        todo = (
+            "Its layers share blocks of attention, beside which some weights of an adapter are read by nothing and none can be "
+            "merged: adapt its Mamba layers, or train all weights."
+        )
+        fix = Fix(f"adapt {own}", {spec.path: [own]})
+        yield must(spec.path, f"{own} alone for the model type {model.model_type}", asked, todo, fix=fix)
 
 
 @rule(reads=(_QUANTIZATION, fields.model.name))

@@ -29,12 +29,12 @@ def packed_base(run: RunFolder, where: Path, kind: str, **told: int) -> dict[str
     return load_file(twin / "model.safetensors")
 
 
-@pytest.mark.parametrize("kind", ["gptq", "awq", "packed", "floats"])
+@pytest.mark.parametrize("kind", ["gptq", "awq", "packed", "floats", "modelopt"])
 def test_a_packed_base_leaves_the_house_in_bfloat16_as_training_saw_it(
     make_run: Make, tmp_path: Path, kind: str
 ) -> None:
     run = make_run("llama", adapter={"target_modules": ["o_proj", "down_proj"]}, dtype=torch.bfloat16)
-    wide = packed_base(run, tmp_path, kind, group=16 if kind == "floats" else 32)
+    wide = packed_base(run, tmp_path, kind, group=16 if kind in ("floats", "modelopt") else 32)
     merged = exported(run, tmp_path / "out")["parity"]
     assert merged["logits_error"] < merged["bound"]
     assert merged["trained_effect"] > 0.01
@@ -48,7 +48,9 @@ def test_a_packed_base_leaves_the_house_in_bfloat16_as_training_saw_it(
         stem = f"base_model.model.{name.removesuffix('.weight')}"
         if f"{stem}.lora_A.weight" not in adapter:
             # What NVFP4 stands for is a product of three numbers, rounded in another order than here.
-            torch.testing.assert_close(held[name], value.bfloat16(), rtol=2**-7 if kind == "floats" else 0, atol=0)
+            torch.testing.assert_close(
+                held[name], value.bfloat16(), rtol=2**-7 if kind in ("floats", "modelopt") else 0, atol=0
+            )
             continue
         scale = settings["lora_alpha"] / settings["r"]
         a, b = (adapter[f"{stem}.lora_{part}.weight"].float() for part in "AB")

@@ -138,6 +138,15 @@ def four_bit_floats(weight, *, group):
     return (found | {"weight_global_scale": whole.reshape(1)} if group == 16 else found), out
 
 
+def of_model_optimizer(weight, *, group=16):
+    """NVFP4 as NVIDIA's Model Optimizer writes it, whose scale of the whole is multiplied with."""
+    found, out = four_bit_floats(weight, group=group)
+    return {
+        "weight": found["weight_packed"], "weight_scale": found["weight_scale"],
+        "weight_scale_2": (1 / found["weight_global_scale"]).reshape(()), "input_scale": torch.tensor(0.25),
+    }, out  # fmt: skip
+
+
 def note_of(kind, **told):
     """What config.json says of it."""
     bits, group = told.get("bits", 4), told.get("group", 32)
@@ -148,6 +157,8 @@ def note_of(kind, **told):
         }  # fmt: skip
     if kind == "awq":
         return {"quant_method": "awq", "bits": 4, "group_size": group, "zero_point": True, "version": "gemm"}
+    if kind == "modelopt":
+        return {"quant_method": "modelopt", "quant_algo": "NVFP4", "group_size": 16, "exclude_modules": ["lm_head"]}
     weights = {
         "num_bits": bits, "type": "int", "symmetric": told.get("symmetric", True),
         "strategy": "channel" if group == -1 else "group", "group_size": None if group == -1 else group,
@@ -167,6 +178,7 @@ def note_of(kind, **told):
 
 PACKERS = {
     "gptq": gptq, "awq": awq, "packed": packed_integers, "eights": eight_bit_integers, "floats": four_bit_floats,
+    "modelopt": of_model_optimizer,
 }  # fmt: skip
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 
 import pytest
 import torch
@@ -12,6 +13,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from engine.builtin import tiny
 from engine.errors import ModelError
+from engine.export.stored import read_weight
 from engine.facts.model_shape import model_facts
 from engine.facts.stored import packed_size, stored_as
 from engine.features.built import Built
@@ -46,6 +48,7 @@ FORMS = {
     "eights": ("eights", {}),
     "mxfp4": ("floats", {"group": 32}),
     "nvfp4": ("floats", {"group": 16}),
+    "modelopt": ("modelopt", {}),
 }
 
 
@@ -66,13 +69,11 @@ def test_adapters_on_packed_numbers_have_the_gradients_of_the_dequantized_model(
         weights = {path: each for path, each in loaded.model.named_modules() if isinstance(each, torch.nn.Linear)}
         found.append((loaded, weights, *gradients(add_adapter(loaded.model, made))))
     (ours, packs, loss, grads), (_, plains, twin_loss, twin_grads) = found
+    exact = form not in ("nvfp4", "modelopt")  # their scale is a product of two here and a quotient there
     assert ours.stored_packed.layers == sum(isinstance(each, PackedLinear) for each in packs.values()) == LINEARS
     for path, each in packs.items():
         if isinstance(each, PackedLinear):
-            torch.testing.assert_close(
-                each.wide(torch.float32), plains[path].weight, rtol=1e-6 if form == "nvfp4" else 0, atol=0
-            )
-    exact = form != "nvfp4"  # its scale is a product of two here and a quotient there
+            torch.testing.assert_close(each.wide(torch.float32), plains[path].weight, rtol=0 if exact else 1e-6, atol=0)
     assert loss == twin_loss if exact else loss == pytest.approx(twin_loss, rel=1e-5)
     assert grads.keys() == twin_grads.keys()
     assert len(grads) == 2 * LINEARS
@@ -208,6 +209,7 @@ def test_packed_numbers_without_a_place_are_refused(plain, tmp_path):
         ({**note_of("packed"), "transform_config": {"config_groups": {}, "x": 1}}, "compressed-tensors (transforms)"),
         ({"quant_method": "aqlm"}, "aqlm"),
         ({"quant_method": "quip"}, "quip"),
+        ({"quant_method": "modelopt", "quant_algo": "NVFP4_AWQ"}, "modelopt (nvfp4_awq)"),
     ],
     ids=str,
 )
@@ -224,12 +226,48 @@ def test_other_forms_are_named(plain, tmp_path, note, stored):
 def test_packed_numbers_without_a_note_are_refused_by_what_is_missing(plain, tmp_path):
     packed, _ = packed_folders(plain, tmp_path, "gptq")
     told = json.loads((packed / "config.json").read_text())
-    (packed / "quantize_config.json").write_text(json.dumps(told.pop("quantization_config")))
+    del told["quantization_config"]
     (packed / "config.json").write_text(json.dumps(told))
     sentence = r"qweight is packed, and config\.json says nothing of quantization"
     assert "quantize_config.json (GPTQ)" in model_facts(str(packed)).flaw
     with pytest.raises(ModelError, match=sentence):
         load(config(packed))
+
+
+OWN_FILES = {
+    "gptq": ("quantize_config.json", {"bits": 4, "group_size": 32, "desc_act": False, "sym": False}),
+    "awq": ("quant_config.json", {"zero_point": True, "q_group_size": 32, "w_bit": 4, "version": "GEMM"}),
+    "modelopt": (
+        "hf_quant_config.json",
+        {"producer": {"name": "modelopt"}, "quantization": {"quant_algo": "NVFP4", "group_size": 16}},
+    ),
+}
+
+
+@pytest.mark.parametrize("kind", OWN_FILES)
+def test_notes_in_files_of_their_own_are_read(plain, tmp_path, kind):
+    """As AutoGPTQ, AutoAWQ and Model Optimizer wrote them before config.json had them."""
+    packed, twin = packed_folders(plain, tmp_path, kind)
+    told = json.loads((packed / "config.json").read_text())
+    size = packed_size(told.pop("quantization_config"))
+    (packed / "config.json").write_text(json.dumps(told))
+    name, note = OWN_FILES[kind]
+    (packed / name).write_text(json.dumps(note))
+    known = model_facts(str(packed))
+    assert (known.stored, known.flaw) == (kind, "")
+    assert known.stored_size == pytest.approx(size, rel=0.1)
+    loaded = load(config(packed))
+    assert loaded.stored_packed.layers == LINEARS
+    ids = torch.arange(3, 40)[None]
+    with torch.no_grad():
+        torch.testing.assert_close(loaded.model(ids).logits, load_model(config(twin))(ids).logits, rtol=1e-5, atol=1e-5)
+    assert read_weight(packed, "model.layers.1.mlp.up_proj.weight").shape == (128, 64)
+    # Beside plain weights such a file says nothing.
+    shutil.copy(packed / name, twin / name)
+    assert model_facts(str(twin)).stored == ""
+    # Nor does one that is none.
+    (packed / name).write_text("[1, ")
+    assert "says nothing of" in model_facts(str(packed)).flaw
 
 
 def test_scales_after_an_activation_are_refused(plain, tmp_path):

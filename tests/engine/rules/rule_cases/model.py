@@ -28,6 +28,15 @@ MIXTURE = Facts(
 
 CASES: dict[str, list[Case]] = {
     "model-is-named": [({"model.name": ""}, Facts(), "model.name", "error")],
+    "blocks-that-layers-share-take-no-adapter": [
+        (
+            {**LORA, "adapter.target_modules": asked},
+            model(model_type="zamba2", parameters=1000),
+            "adapter.target_modules",
+            "error",
+        )
+        for asked in ("all-linear", ["q_proj", "in_proj"])
+    ],
     "weights-that-blocks-read-stay-numbers": [
         (
             {**LORA, "model.quantization": kind},
