@@ -50,7 +50,9 @@ class Group:
         every = torch.arange(self.ranks).view(-1, self.size)
         if self.copies is None:
             return DeviceMesh.from_group(self.members, device.type, every[0])
-        return DeviceMesh.from_group([self.copies, self.members], device.type, every, mesh_dim_names=("copies", "experts"))
+        return DeviceMesh.from_group(
+            [self.copies, self.members], device.type, every, mesh_dim_names=("copies", "experts")
+        )
 
 
 @dataclass(frozen=True)

@@ -42,7 +42,7 @@ def with_experts(asked: BitsAndBytesConfig, part: tuple[int, int] = (0, 1)) -> B
     parts."""
     asked.quant_method = _BY.format(4 if asked.load_in_4bit else 8)  # type: ignore[assignment]
     if part != (0, 1):
-        asked.experts_part = part
+        asked.experts_part = part  # type: ignore[attr-defined]
     return asked
 
 

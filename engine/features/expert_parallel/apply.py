@@ -50,9 +50,13 @@ def apply(config: RunConfig, built: Built) -> Applied | None:
     for weight in trained:
         if share_of(weight) is not None:
             undos.append(noted(weight.register_hook(lambda gradient: gradient / ranks).remove))
-    undos.append(_sampled_together(base_model(built.policy)))
+    if base_model(built.policy).can_generate():
+        undos.append(_sampled_together(base_model(built.policy)))
     undos.append(put(built.training.accelerator, "clip_grad_norm_", _clip(built.training.accelerator, group, waiting)))
-    here, layers = sum(part.packed_bytes if isinstance(part, PackedExperts) else part.nbytes for part in parts), len(found)
+    here, layers = (
+        sum(part.packed_bytes if isinstance(part, PackedExperts) else part.nbytes for part in parts),
+        len(found),
+    )
     share = found[0][1]
     detail = f"layers, of whose {share.experts} experts each process holds {share.held}: {here:,} bytes with what is trained "
     detail += f"on them, of {here * group.size:,}; tokens go to them and back by all-to-all"

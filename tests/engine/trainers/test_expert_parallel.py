@@ -116,7 +116,9 @@ def test_a_checkpoint_in_shares_goes_on_with_divided_experts_and_the_other_way(p
 
 @pytest.fixture(scope="module")
 def full(place: Divided) -> Pair:
-    return place.both(CONVERSATIONS, {"model.name": mixture(place, "qwen3_moe"), "optim.gradient_accumulation_steps": 2})
+    return place.both(
+        CONVERSATIONS, {"model.name": mixture(place, "qwen3_moe"), "optim.gradient_accumulation_steps": 2}
+    )
 
 
 def test_full_weights_learn_what_one_process_would(full: Pair) -> None:
@@ -245,11 +247,18 @@ def ending_early(place: Divided) -> str:
     return str(folder)
 
 
-@pytest.mark.parametrize("name", [name if name == "grpo" else pytest.param(name, marks=pytest.mark.slow) for name in SAMPLED])
+@pytest.mark.parametrize(
+    "name", [name if name == "grpo" else pytest.param(name, marks=pytest.mark.slow) for name in SAMPLED]
+)
 def test_answers_are_those_that_processes_with_all_experts_sample(place: Divided, name: str) -> None:
     """Each process draws by a seed of its own, so it is compared with two of them, each of which holds all experts."""
     settings = {**GRPO, "optim.per_device_train_batch_size": 4, "optim.learning_rate": 1e-3, **ON_EXPERTS}
-    settings |= {"model.name": ending_early(place), "method.rollout_groups": 8, "data.val_set_size": 4, "run.eval_steps": 2}
+    settings |= {
+        "model.name": ending_early(place),
+        "method.rollout_groups": 8,
+        "data.val_set_size": 4,
+        "run.eval_steps": 2,
+    }
     pair = place.both(CONVERSATIONS[:12], settings | SAMPLED[name], {"run.devices": 2})
     groups = [[read_group(run, told) for told in lines(run, "rollout")] for run in pair]
     assert len(groups[0]) == len(groups[1]) > 0
