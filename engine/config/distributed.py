@@ -90,6 +90,6 @@ class Distributed(Section):
     ] = 1
     """Over how many devices the experts of a mixture are divided (expert parallelism). Each holds so many fewer of each layer's
     experts, and of the adapters on them, and everything else whole; it takes batches of its own, and its tokens go to the
-    devices that hold their experts and come back. The step is that of one device at the same global batch. For LoRA with
-    `ddp`: the experts of Qwen3-30B-A3B in bfloat16 take 58 GB, and 29 GB a device with 2. It divides the number of experts and
+    devices that hold their experts and come back. The step is that of one device at the same global batch. With
+    `ddp`, for LoRA and full weights, experts in few bits among them: the experts of Qwen3-30B-A3B in bfloat16 take 58 GB, and 29 GB a device with 2. It divides the number of experts and
     that of all processes; with fewer than all, groups of so many hold all experts each."""

@@ -181,7 +181,7 @@ class Parameters:
     matrices: tuple[tuple[int, int, int], ...] = ()
     """Those of them that are matrices inside the layers, as (rows, columns, how many)."""
     on_experts: int = 0
-    """Those of them that are adapters on experts."""
+    """Those of them that are experts, or adapters on them."""
 
     @property
     def trained(self) -> int:
@@ -200,7 +200,8 @@ def parameters(config: RunConfig, facts: Facts) -> Parameters | None:
         if named is not None:
             return Parameters(model.parameters, named, 0, matrices_by_name(model, adapter.unfrozen_parameters))
         whole = tuple((wide_out, wide_in, count) for _, wide_in, wide_out, count in model.linears)
-        return Parameters(model.parameters, model.parameters, 0, whole)
+        on_experts = sum(wide_in * wide_out * count for _, wide_in, wide_out, count in model.expert_weights)
+        return Parameters(model.parameters, model.parameters, 0, whole, on_experts * (model.experts or 0))
     if not model.linears:
         return None
     trained, on_experts, factors = 0, 0, []

@@ -15,6 +15,8 @@ from typing import TYPE_CHECKING
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.tensor import DTensor, Replicate, Shard
 
 from engine.config.tree import RunConfig
 from engine.errors import ModelError
@@ -42,6 +44,15 @@ class Group:
     def place(self) -> int:
         """Which part of the experts is this process's."""
         return self.rank % self.size
+
+    def mesh(self, device: torch.device) -> DeviceMesh:
+        """The processes as torch's mesh: the last dimension divides the experts, one before it has copies of them."""
+        every = torch.arange(self.ranks).view(-1, self.size)
+        if self.copies is None:
+            return DeviceMesh.from_group(self.members, device.type, every[0])
+        return DeviceMesh.from_group(
+            [self.copies, self.members], device.type, every, mesh_dim_names=("copies", "experts")
+        )
 
 
 @dataclass(frozen=True)
@@ -75,6 +86,13 @@ class Share:
         if not self.inmost:
             return torch.cat(parts)
         return torch.cat([each.unflatten(-1, (-1, self.held)) for each in parts], -1).flatten(-2)
+
+    def as_dtensor(self, part: Tensor) -> DTensor:
+        """The weight of all experts as torch knows it where each process holds a part, over this part's own memory. torch writes
+        and reads its checkpoints by that: no process ever holds all."""
+        assert not self.inmost
+        mesh = self.group.mesh(part.device)
+        return DTensor.from_local(part.detach(), mesh, [*[Replicate()] * (mesh.ndim - 1), Shard(0)], run_check=False)
 
     def whole_shape(self, part: Tensor) -> torch.Size:
         """The shape of the weight of all experts."""
@@ -162,7 +180,8 @@ def as_if_whole(model: nn.Module) -> Iterator[None]:
             if (share := share_of(weight)) is not None:
                 put_away.append((module, name, weight, share))
     for module, name, weight, share in put_away:
-        stands = weight.data.new_zeros(()).expand(share.whole_shape(weight))
+        # Of no packed weight: it would be unpacked to be asked.
+        stands = torch.zeros((), dtype=weight.dtype, device=weight.device).expand(share.whole_shape(weight))
         setattr(module, name, nn.Parameter(stands, requires_grad=weight.requires_grad))
     try:
         yield

@@ -195,9 +195,11 @@ def _with_weights(config: RunConfig, source: str, loader: Any, settings: dict[st
         raise_first(check(config, known))
     if labels is not None:
         stored.config.num_labels = labels
+    from engine.models.expert_shards import part_of
     from engine.models.packed_experts import ExpertsAlone
 
-    packs = ExpertsAlone("keep", "fp8", stored.block) if kind_of(config, "fp8") else None
+    own = part_of(config) or (0, 1)
+    packs = ExpertsAlone("keep", "fp8", stored.block, own) if kind_of(config, "fp8") else None
     model, held = load_fp8(loader, stored, settings, keep=config.adapter.kind == "lora", experts=packs)
     return Loaded(model, stored_fp8=held)
 
@@ -210,9 +212,11 @@ def weight_settings(config: RunConfig, source: str, revision: str | None) -> dic
     from engine.models.packed_experts import ExpertsAlone, stored_mxfp4
 
     stored = stored_mxfp4(source, revision)
+    part = part_of(config)
     if stored is not None:
-        return {"config": stored, "quantization_config": ExpertsAlone("keep" if kind_of(config, "mxfp4") else "widen")}
-    if (part := part_of(config)) is not None:
+        todo = ExpertsAlone("keep" if kind_of(config, "mxfp4") else "widen", part=part or (0, 1))
+        return {"config": stored, "quantization_config": todo}
+    if part is not None and not kind_of(config):
         return {"quantization_config": ExpertsAlone("divide", part=part)}
     asked = quantization_config(config)
     return {} if asked is None else {"quantization_config": asked}
@@ -224,13 +228,15 @@ def quantization_config(config: RunConfig) -> Any:
     import torch
     from transformers import BitsAndBytesConfig
 
-    kind = config.model.quantization
+    from engine.models.expert_shards import part_of
+
+    kind, part = config.model.quantization, part_of(config) or (0, 1)
     if kind in ("none", "fp8"):
         return None
     if kind in EXPERTS_ALONE:
         from engine.models.packed_experts import ExpertsAlone
 
-        return ExpertsAlone("pack", kind) if config.model.quantize_moe_experts else None
+        return ExpertsAlone("pack", kind, part=part) if config.model.quantize_moe_experts else None
     # A new head is trained whole, so it stays as it is.
     whole = None if METHODS[config.method.kind].head == "vocabulary" else ["score", "lm_head"]
     if kind == "int8":
@@ -249,7 +255,7 @@ def quantization_config(config: RunConfig) -> Any:
         return asked
     from engine.models.packed_experts import with_experts
 
-    return with_experts(asked)
+    return with_experts(asked, part)
 
 
 def _cannot_load(what: str, source: str, problem: Exception) -> ModelError:

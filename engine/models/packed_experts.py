@@ -37,17 +37,20 @@ _MOVES = "MergeModulelist", "Concatenate", "Transpose", "_AsStored"
 """Conversions that put scales where they put the numbers."""
 
 
-def with_experts(asked: BitsAndBytesConfig) -> BitsAndBytesConfig:
-    """The same settings for the quantizer that packs experts too."""
+def with_experts(asked: BitsAndBytesConfig, part: tuple[int, int] = (0, 1)) -> BitsAndBytesConfig:
+    """The same settings for the quantizer that packs experts too; `part`: those of one process, its place and the number of
+    parts."""
     asked.quant_method = _BY.format(4 if asked.load_in_4bit else 8)  # type: ignore[assignment]
+    if part != (0, 1):
+        asked.experts_part = part  # type: ignore[attr-defined]
     return asked
 
 
 class ExpertsAlone(QuantizationConfigMixin):
     """What `from_pretrained` does about experts in few bits: `pack` plain ones, `keep` them as the files hold them, or `widen`
-    what the files hold so; or it may `divide` plain ones, and read those of one process. All else is loaded as it is, and
+    what the files hold so; or it may `divide` plain ones. All else is loaded as it is, and
     transformers then knows the model as a plain one. `block`: rows and columns of one scale of what files hold in FP8, None for
-    one a matrix. `part`: this process's place and the number of parts."""
+    one a matrix. `part`: this process's place and the number of parts; it reads and packs its own experts alone."""
 
     def __init__(
         self,
@@ -124,7 +127,8 @@ class _BesideBitsAndBytes(_PacksExperts):
 
     def get_quantize_ops(self) -> ConversionOps:
         asked: Any = self.quantization_config
-        return _Pack(super().get_quantize_ops(), asked.bnb_4bit_quant_type if asked.load_in_4bit else "int8")
+        kind = asked.bnb_4bit_quant_type if asked.load_in_4bit else "int8"
+        return _Pack(super().get_quantize_ops(), kind, getattr(asked, "experts_part", (0, 1)))
 
 
 @register_quantizer(_BY.format(4))
@@ -148,15 +152,15 @@ class _ExpertsAlone(_PacksExperts):
         return False
 
     def param_element_size(self, model: PreTrainedModel, param_name: str, param: torch.Tensor) -> float:
-        if self.quantization_config.todo == "divide":
-            divided = self.param_needs_quantization(model, param_name)
-            return param.element_size() / (self.quantization_config.part[1] if divided else 1)
-        packed = self.quantization_config.todo != "widen" and self.param_needs_quantization(model, param_name)
-        return _BYTES[self.quantization_config.kind] if packed else param.element_size()
+        asked = self.quantization_config
+        if not self.param_needs_quantization(model, param_name):
+            return param.element_size()
+        wide = asked.todo in ("divide", "widen")
+        return (param.element_size() if wide else _BYTES[asked.kind]) / asked.part[1]
 
     def get_quantize_ops(self) -> ConversionOps:
         asked = self.quantization_config
-        return _Divide(*asked.part) if asked.todo == "divide" else _Pack(None, asked.kind)
+        return _Divide(asked.part) if asked.todo == "divide" else _Pack(None, asked.kind, asked.part)
 
     def _changes_experts(self) -> bool:
         return self.quantization_config.todo != "divide"
@@ -296,12 +300,14 @@ class _InBlocks(_OneByOne):
         self, layer_name: str, model: Any = None, config: Any = None, hf_quantizer: Any = None, loading_info: Any = None
     ) -> dict[str, Any]:
         """The weight by its name. Raises ModelError for bytes that are not those of the model's weight."""
+        weight = model.get_parameter(layer_name)
+        own = _own(weight.shape[0], hf_quantizer.quantization_config.part)
         found = {
-            key.rpartition("_")[2]: _Reader(job).as_stored().to(torch.uint8)
+            key.rpartition("_")[2]: _Reader(job).as_stored(own).to(torch.uint8)
             for key, jobs in self.collected_tensors.items()
             for job in jobs
         }
-        weight = model.get_parameter(layer_name)
+        wanted = len(own), *weight.shape[1:]
         turned = model.get_submodule(layer_name.rpartition(".")[0]).is_transposed
         try:
             packed = of_mxfp4(found["blocks"], found["scales"], weight.dtype, turned=turned)
@@ -309,9 +315,9 @@ class _InBlocks(_OneByOne):
             raise ModelError(f"model.name: its files hold no {layer_name}_{lacking.args[0]}.") from lacking
         except ValueError as problem:
             raise ModelError(f"model.name: {layer_name} cannot be read: {problem}.") from problem
-        if packed.shape != weight.shape:
-            wanted, held = (" x ".join(map(str, tensor.shape)) for tensor in (weight, packed))
-            raise ModelError(f"model.name: {layer_name} in MXFP4 has the shape {held}, and {wanted} is wanted.")
+        if packed.shape != wanted:
+            has, needs = (" x ".join(map(str, shape)) for shape in (packed.shape, wanted))
+            raise ModelError(f"model.name: {layer_name} in MXFP4 has the shape {has}, and {needs} is wanted.")
         if hf_quantizer.quantization_config.todo == "widen":
             return {layer_name: packed.all_unpacked().contiguous()}
         return {layer_name: torch.nn.Parameter(packed, requires_grad=False)}
@@ -347,7 +353,9 @@ class _InFp8(_OneByOne):
         lies = [type(each).__name__ for each in self.operations] != ["_AsStored"] and turned
         like = torch.empty(1, *weight.shape[1:], device="meta")
         numbers = scales = None
-        for expert in range(count := weight.shape[0]):
+        count = weight.shape[0]
+        own = _own(count, hf_quantizer.quantization_config.part)
+        for expert in own:
             parts = {}
             for name in wide:
                 part = _part(read[name], count, expert, torch.Tensor.contiguous)
@@ -368,18 +376,18 @@ class _InFp8(_OneByOne):
             }
             made = [self._converted(each, wide, layer_name, like, config) for each in (codes, by_block)]
             if numbers is None or scales is None:
-                numbers, scales = (each.new_empty(count, *each.shape) for each in made)
+                numbers, scales = (each.new_empty(len(own), *each.shape) for each in made)
                 block = (columns.pop(), rows) if lies else (rows, columns.pop())
-            numbers[expert], scales[expert] = made
+            numbers[expert - own.start], scales[expert - own.start] = made
         assert numbers is not None
         assert scales is not None
         try:
             packed = of_fp8(numbers.view(torch.float8_e4m3fn), scales, block, weight.dtype)
         except ValueError as problem:
             raise ModelError(f"model.name: {layer_name} cannot be read: {problem}.") from problem
-        if packed.shape != weight.shape:
-            wanted, held = (" x ".join(map(str, each.shape)) for each in (weight, packed))
-            raise ModelError(f"model.name: {layer_name} in FP8 has the shape {held}, and {wanted} is wanted.")
+        if packed.shape != (wanted := (len(own), *weight.shape[1:])):
+            has, needs = (" x ".join(map(str, shape)) for shape in (packed.shape, wanted))
+            raise ModelError(f"model.name: {layer_name} in FP8 has the shape {has}, and {needs} is wanted.")
         return {layer_name: torch.nn.Parameter(packed, requires_grad=False)}
 
 
@@ -406,11 +414,11 @@ class _Reader:
         captured = inspect.getclosurevars(job).nonlocals if callable(job) else {}
         self.told = captured if captured.keys() >= {"tensor", "device", "dtype"} else None
 
-    def as_stored(self) -> torch.Tensor:
-        """The entry in the files' own format."""
+    def as_stored(self, own: range | None = None) -> torch.Tensor:
+        """The entry in the files' own format; of one that holds all experts these alone, the others unread."""
         if self.told is None:
-            return self.whole()
-        value: torch.Tensor = self.told["tensor"][...]
+            return self.whole() if own is None else self.whole()[own.start : own.stop]
+        value: torch.Tensor = self.told["tensor"][...] if own is None else self.told["tensor"][own.start : own.stop]
         return value.to(device=self.told["device"])
 
     def whole(self) -> torch.Tensor:
@@ -438,11 +446,18 @@ def _part(
     raise ValueError(f"the files hold {len(readers)} of a layer's {count} experts")
 
 
-class _Pack(ConversionOps):
-    """Packs experts one after the other; leaves linear layers to bitsandbytes' own operation, if it is there."""
+def _own(count: int, part: tuple[int, int]) -> range:
+    """The experts of one process; all of them where they do not divide, which is refused once the model is there."""
+    place, parts = part
+    held = count // parts
+    return range(place * held, (place + 1) * held) if count % parts == 0 else range(count)
 
-    def __init__(self, of_linears: ConversionOps | None, kind: str) -> None:
-        self.of_linears, self.kind = of_linears, kind
+
+class _Pack(ConversionOps):
+    """Packs one process's experts one after the other; leaves linear layers to bitsandbytes' own operation, if it is there."""
+
+    def __init__(self, of_linears: ConversionOps | None, kind: str, part: tuple[int, int]) -> None:
+        self.of_linears, self.kind, self.part = of_linears, kind, part
 
     def convert(
         self, input_dict: dict[str, Any], source_patterns: list[str], target_patterns: list[str], **more: Any
@@ -457,8 +472,9 @@ class _Pack(ConversionOps):
             model = more["model"]
             # Blocks of four bits lie along what goes in, whichever way the model holds its experts.
             turned = self.kind in ("mxfp4", "nvfp4") and model.get_submodule(name.rpartition(".")[0]).is_transposed
-            packer = Packer(value.count, self.kind, model.get_parameter(name).dtype, turned=turned)
-            for number in range(value.count):
+            own = _own(value.count, self.part)
+            packer = Packer(len(own), self.kind, model.get_parameter(name).dtype, turned=turned)
+            for number in own:
                 packer.add(value.read(number))
             found[name] = torch.nn.Parameter(packer.done(), requires_grad=False)
         return found
@@ -467,8 +483,8 @@ class _Pack(ConversionOps):
 class _Divide(ConversionOps):
     """Reads the experts of one process, and leaves those of the others in the files."""
 
-    def __init__(self, place: int, parts: int) -> None:
-        self.place, self.parts = place, parts
+    def __init__(self, part: tuple[int, int]) -> None:
+        self.part = part
 
     def convert(
         self, input_dict: dict[str, Any], source_patterns: list[str], target_patterns: list[str], **more: Any
@@ -476,10 +492,7 @@ class _Divide(ConversionOps):
         found: dict[str, Any] = {}
         for name, value in input_dict.items():
             like = more["model"].get_parameter(name)
-            held = value.count // self.parts
-            first = self.place * held
-            # What does not divide is refused once the model is there.
-            numbers = range(first, first + held) if value.count % self.parts == 0 else range(value.count)
+            numbers = _own(value.count, self.part)
             first_one = value.read(numbers.start)
             whole = first_one.new_empty(len(numbers), *first_one.shape, dtype=like.dtype)
             whole[0] = first_one

@@ -144,7 +144,12 @@ def non_finite_weights(weights: Iterable[tuple[str, torch.Tensor]]) -> str | Non
         for name, stored in weights:
             weight = _scales(stored)
             if isinstance(weight, PackedExperts):
-                if not weight.form.finite:
+                if share_of(stored) is not None:
+                    # The others may have read finite ones: all hear of it.
+                    names.append(name)
+                    shares = True
+                    found.append(torch.tensor(weight.form.finite, device=weight.device))
+                elif not weight.form.finite:
                     return name
             elif weight.dtype in _CHECKED and weight.numel():
                 names.append(name)

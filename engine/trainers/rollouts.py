@@ -35,6 +35,7 @@ from engine.data.vision import ImageBatch, images_of
 from engine.errors import WorkbenchError
 from engine.features.built import Built, Notes, base_model
 from engine.generate import end_of_turn, stop_ids, without_router_loss
+from engine.models.expert_shards import is_divided
 from engine.rewards.scoring import Rewards, columns_of
 from engine.run.async_writer import AsyncWriter
 from engine.run.rollouts import Completion, Group, RolloutFile
@@ -45,7 +46,7 @@ from engine.trainers.saving import RunTrainer
 from engine.trainers.shared_prompts import answers_each, can_share, read_answers, sampling_once, side_by_side
 from engine.trainers.stream_loader import Dealt
 
-# Alone, or ranks that hold the same weights; others split them.
+# Alone, or ranks that hold the same weights; others split them, as those do that divide experts.
 WHOLE_MODEL = (DistributedType.NO, DistributedType.MULTI_CPU, DistributedType.MULTI_GPU)
 
 
@@ -64,7 +65,7 @@ class RolloutTrainer(ReferenceTrainer, GRPOTrainer):
         """Call it in `build`: the rewards of the run, how many groups are kept, and the buffer as part of its state."""
         self.rewards, self.rewards_note = rewards, note
         self.groups = KeptGroups(self, method_of(config, Rollouts).rollout_groups)
-        whole = self.accelerator.distributed_type in WHOLE_MODEL
+        whole = self.accelerator.distributed_type in WHOLE_MODEL and not is_divided(self.model)
         self.shares_prompts = can_share(config, base_model(self.model), whole)
         ends = end_of_turn(self._tokenizer, chat_of(config, self.processing_class))
         stops = stop_ids(self.model, self._tokenizer, ends)

@@ -319,11 +319,11 @@ class RunTrainer(Trainer):
 
     def _save_optimizer_and_scheduler(self, output_dir: str, *, late: bool = False) -> None:
         first, into = self.args.should_save, Path(output_dir)
-        if is_divided(self.model):
+        if is_divided(self.model) and isinstance(self.model, PeftModel):
             states = sharded.whole_states(_inner(self.optimizer))
             if first:
                 torch.save(states, into / OPTIMIZER)
-        elif not sharded.is_sharded(self.model):
+        elif not (is_divided(self.model) or sharded.is_sharded(self.model)):
             super()._save_optimizer_and_scheduler(output_dir)
             return
         elif not late:
@@ -462,7 +462,9 @@ class CheckpointWriter:
     def _shares_with_room(self) -> dict[str, torch.Tensor] | None:
         """What this rank holds of full weights and optimizer, where they are shares and the machine has room for copies."""
         trainer = self._trainer
-        if isinstance(trainer.model, PeftModel) or not sharded.is_sharded(trainer.model):
+        if isinstance(trainer.model, PeftModel):
+            return None
+        if not (is_divided(trainer.model) or sharded.is_sharded(trainer.model)):
             return None
         self._async_save = self._async_save or AsyncSave(trainer.args.ddp_timeout)
         states = sharded.states(trainer.model, _inner(trainer.optimizer))

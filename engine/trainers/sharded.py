@@ -220,9 +220,14 @@ def _stored(folder: Path) -> dict[str, Any]:
 
 
 def _named(model: torch.nn.Module) -> dict[str, torch.Tensor]:
-    """The model's weights and buffers that are kept, each tied one once."""
-    tied = {name for name, _ in model.named_parameters(remove_duplicate=False)} - dict(model.named_parameters()).keys()
-    return {name: value for name, value in model.state_dict().items() if name not in tied}
+    """The model's weights and buffers that are kept, each tied one once; a part of the experts as a share of all."""
+    weights = dict(model.named_parameters())
+    tied = {name for name, _ in model.named_parameters(remove_duplicate=False)} - weights.keys()
+    named = {name: value for name, value in model.state_dict().items() if name not in tied}
+    for name, value in named.items():
+        if (share := None if name not in weights else share_of(weights[name])) is not None:
+            named[name] = share.as_dtensor(value)
+    return named
 
 
 def save_weights(model: PreTrainedModel, into: Path) -> None:
@@ -263,11 +268,13 @@ def save_optimizer(optimizer: torch.optim.Optimizer, model: torch.nn.Module, int
 
 
 def _optimizer_states(optimizer: torch.optim.Optimizer, model: torch.nn.Module) -> dict[str, torch.Tensor]:
-    return {
-        f"{name}.{key}": value
-        for name, weight in model.named_parameters()
-        for key, value in optimizer.state.get(weight, {}).items()
-    }
+    found: dict[str, torch.Tensor] = {}
+    for name, weight in model.named_parameters():
+        share = share_of(weight)
+        for key, value in optimizer.state.get(weight, {}).items():
+            of_experts = share is not None and _like(value, weight.shape)
+            found[f"{name}.{key}"] = share.as_dtensor(value) if share is not None and of_experts else value
+    return found
 
 
 def whole_states(optimizer: torch.optim.Optimizer) -> dict[str, Any]:
@@ -320,6 +327,11 @@ def load_optimizer(optimizer: torch.optim.Optimizer, model: torch.nn.Module, fol
         name, _, key = path.rpartition(".")
         weight, dtype = weights[name], stored.properties.dtype
         like = stored.size == weight.shape
+        share = share_of(weight)
+        if share is not None and not share.inmost and stored.size == share.whole_shape(weight):
+            part = share.as_dtensor(torch.empty_like(weight, dtype=dtype))
+            state[path], found.setdefault(weight, {})[key] = part, local(part)
+            continue
         state[path] = torch.empty_like(weight, dtype=dtype) if like else torch.empty(stored.size, dtype=dtype)
         found.setdefault(weight, {})[key] = state[path]
     _load(state, folder / OPTIMIZER_FOLDER)

@@ -1,7 +1,7 @@
 """`distributed.expert_parallel_size`: what several devices that divide a mixture's experts serve, and what not.
 
 All passes of a layer are taken by all devices of a group together: as many on each, in one order. What is left out here
-either makes passes of its own on some of them, holds experts in another form, or was not shown to equal one device.
+either makes passes of its own on some of them, needs whole weights, or was not shown to equal one device.
 """
 
 from __future__ import annotations
@@ -13,10 +13,10 @@ from engine.config.findings import Finding, must
 from engine.config.rule import Refused, Test, leave_out, must_divide, one_of, other_than, refused, rule, several, take
 from engine.config.tree import FieldSpec, RunConfig, fields
 from engine.facts.counts import device_count, known_model
+from engine.features.packed_experts import kind_of
 
 SETTING = fields.distributed.expert_parallel_size
 AFTER = ("fused_experts", "router_load")
-METHODS = ("sft", "pretrain", "dpo", "ipo", "simpo", "orpo", "kto", "reward", "prm", "embedding")
 OPTIMIZERS = ("adamw_torch_fused", "adamw_torch", "sgd", "adagrad", "rmsprop")
 """Those whose step takes each number by itself, so that an adapter on some experts is enough to it."""
 _LEFT_OUT = leave_out(SETTING, "all experts on each device")
@@ -24,16 +24,12 @@ _TOGETHER = "All devices of a group make the same passes together, and"
 
 
 _NOT: tuple[tuple[str, FieldSpec, Test, str, str], ...] = (
-    ("other-methods", fields.method.kind, other_than(*METHODS), "with {config.method.kind}",
-     f"{_TOGETHER} only {', '.join(METHODS[:-1])} and {METHODS[-1]} were shown to."),
     ("fsdp2", fields.distributed.strategy, one_of("fsdp2"), "with distributed.strategy fsdp2",
      "It shares all experts out over all devices itself: take ddp."),
     ("rows-in-parts", fields.distributed.context_parallel_size, several, "with distributed.context_parallel_size",
      "Both say which tokens a device computes."),
-    ("full-weights", fields.adapter.kind, one_of("none"), "without an adapter",
-     "Full weights are shared out by distributed.strategy fsdp2, their gradients and optimizer states too."),
-    ("quantized-weights", fields.model.quantization, other_than("none"),
-     "with model.quantization {config.model.quantization}", "Experts are divided as they are read, in plain numbers."),
+    ("weights-computed-in-fp8", fields.model.quantization, one_of("fp8"), "with model.quantization fp8",
+     "It narrows plain numbers once they are there, and was not tried beside experts that are divided."),
     ("float16", fields.model.dtype, one_of("float16"), "with float16",
      "Its gradient scaler would leave steps out on one device alone; bfloat16 needs none."),
     ("modules-to-save", fields.adapter.modules_to_save, bool, "with adapter.modules_to_save",
@@ -73,7 +69,7 @@ def experts_are_divided_over_the_processes(config: RunConfig, facts: Facts) -> I
     yield from must_divide(SETTING, SETTING.value(config), device_count(config, facts), todo)
 
 
-@rule(reads=(SETTING, fields.model.name))
+@rule(reads=(SETTING, fields.model.name, fields.model.quantize_moe_experts, fields.adapter.kind))
 def experts_divide(config: RunConfig, facts: Facts) -> Iterator[Finding]:
     model, size = known_model(config, facts), SETTING.value(config)
     if model is None or not model.model_type or size == 1:
@@ -87,9 +83,22 @@ def experts_divide(config: RunConfig, facts: Facts) -> Iterator[Finding]:
         yield must(
             SETTING.path, f"a divisor of the model's {model.experts} experts", size, todo, fix=take(SETTING, fewer)
         )
-    elif model.stored:
-        todo = "Experts are divided as they are read, in plain numbers."
+    elif model.stored and not _divided_as_stored(config, model.stored):
+        todo = "Experts are divided as they are read: plain ones, those in MXFP4, and those in FP8 that stay so under LoRA."
         yield must(SETTING.path, f"1 with weights stored in {model.stored}", size, todo, fix=_LEFT_OUT)
     elif model.processor:
         todo = "Parts that see were not tried beside experts that are divided."
         yield must(SETTING.path, "1 with a model that sees images", size, todo, fix=_LEFT_OUT)
+
+
+def _divided_as_stored(config: RunConfig, stored: str) -> bool:
+    """Whether each process reads its experts alone from files that hold weights so."""
+    return stored == "mxfp4" or (stored == "fp8" and bool(kind_of(config, stored)))
+
+
+@rule(reads=(SETTING, fields.model.quantization, fields.model.quantize_moe_experts))
+def experts_are_packed_as_they_are_divided(config: RunConfig, facts: Facts) -> Iterator[Finding]:
+    kind, spec = config.model.quantization, fields.model.quantize_moe_experts
+    if SETTING.value(config) > 1 and kind not in ("none", "fp8") and not config.model.quantize_moe_experts:
+        todo = "Each process packs its own experts as it reads them; plain ones beside packed layers were not tried."
+        yield must(spec.path, f"true with {SETTING.path} and {kind}", False, todo, fix=leave_out(spec))

@@ -14,15 +14,17 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+from transformers import PreTrainedModel
 
 from engine.compat.instances import all_of, noted, put
 from engine.config.tree import RunConfig
 from engine.errors import ModelError
 from engine.features.applied import Applied
-from engine.features.built import Built
+from engine.features.built import Built, base_model
 from engine.features.expert_parallel import SETTING
 from engine.features.expert_parallel.dispatch import Span, dispatch, of_known_ids
 from engine.features.fused_experts.apply import Block, blocks, is_fused
+from engine.kernels.experts.packed import PackedExperts
 from engine.models.expert_shards import Group, Share, is_divided, share_of
 
 FEATURE = "expert parallelism"
@@ -48,8 +50,13 @@ def apply(config: RunConfig, built: Built) -> Applied | None:
     for weight in trained:
         if share_of(weight) is not None:
             undos.append(noted(weight.register_hook(lambda gradient: gradient / ranks).remove))
+    if base_model(built.policy).can_generate():
+        undos.append(_sampled_together(base_model(built.policy)))
     undos.append(put(built.training.accelerator, "clip_grad_norm_", _clip(built.training.accelerator, group, waiting)))
-    here, layers = sum(part.nbytes for part in parts), len(found)
+    here, layers = (
+        sum(part.packed_bytes if isinstance(part, PackedExperts) else part.nbytes for part in parts),
+        len(found),
+    )
     share = found[0][1]
     detail = f"layers, of whose {share.experts} experts each process holds {share.held}: {here:,} bytes with what is trained "
     detail += f"on them, of {here * group.size:,}; tokens go to them and back by all-to-all"
@@ -79,6 +86,16 @@ def _asked_where_they_are(block: Block, share: Share, waiting: Span) -> Callable
         )
 
     return put(outermost, "forward", forward)
+
+
+def _sampled_together(model: PreTrainedModel) -> Callable[[], None]:
+    """Has all processes sample until the longest answer of them all is done: each pass asks the experts of all."""
+    generate: Any = model.generate
+
+    def together(*args: Any, **more: Any) -> Any:
+        return generate(*args, **{"synced_gpus": True, **more})
+
+    return put(model, "generate", together)
 
 
 def _clip(accelerator: Any, group: Group, waiting: Span) -> Callable[..., Tensor]:

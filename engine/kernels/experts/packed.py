@@ -160,19 +160,27 @@ class PackedExperts(torch.Tensor):
         return func(*plain, **more)
 
 
+def _again(packed: PackedExperts, held: Held, form: Form) -> PackedExperts:
+    """The same weight held anew, with what others have noted on it: torch makes another parameter of one that is moved."""
+    made = PackedExperts(held, form)
+    noted = {name: value for name, value in vars(packed).items() if not name.startswith("_")}
+    vars(made).update({**noted, "held": held, "form": form})
+    return made
+
+
 def _same(packed: PackedExperts, *args: Any, **kwargs: Any) -> PackedExperts:
-    return PackedExperts(packed.held, packed.form)
+    return _again(packed, packed.held, packed.form)
 
 
 def _cloned(packed: PackedExperts, *args: Any, **kwargs: Any) -> PackedExperts:
-    return PackedExperts(_each(packed.held, torch.clone), packed.form)
+    return _again(packed, _each(packed.held, torch.clone), packed.form)
 
 
 def _moved(packed: PackedExperts, *, dtype: Any = None, device: Any = None, **kwargs: Any) -> PackedExperts:
     """On another device, or shown in another format: the bits stay as they are."""
     form = packed.form if dtype is None else packed.form._replace(dtype=dtype)
     blocking = kwargs.get("non_blocking", False)
-    return PackedExperts(_each(packed.held, lambda part: part.to(device or part.device, non_blocking=blocking)), form)
+    return _again(packed, _each(packed.held, lambda part: part.to(device or part.device, non_blocking=blocking)), form)
 
 
 def _turned(packed: PackedExperts, first: int, second: int) -> Any:

@@ -396,6 +396,25 @@ def test_devices_that_divide_experts_hold_their_part() -> None:
     }  # fmt: skip
 
 
+def test_full_weights_of_divided_experts_have_states_of_their_part_alone() -> None:
+    mixture = MIXTURE.model
+    assert mixture is not None
+    facts = Facts(machine=parse_machine("8xH200-141GB"), model=mixture)
+    sections: dict[str, Any] = {
+        "model": {"name": mixture.name}, "data": {"max_length": 2048}, "run": {"devices": 8}, "adapter": {"kind": "none"},
+        "optim": {"per_device_train_batch_size": 1, "max_steps": 10, "optim": "adamw_torch_fused"},
+    }  # fmt: skip
+    whole, parts = (
+        read(sections | {"distributed": {"expert_parallel_size": size, "strategy": "ddp"}}, facts) for size in (1, 8)
+    )
+    assert not [each for each in parts.findings if each.path == "distributed.expert_parallel_size"]
+    before, after = (estimate(each.config, facts) for each in (whole, parts))
+    experts = 48 * 128 * 3 * 2048 * 768
+    share = 1 - 7 / 8 * experts / (mixture.parameters or 0)
+    for name in ("weights", "optimizer"):
+        assert after.memory[name] / before.memory[name] == pytest.approx(share, rel=2e-2), name
+
+
 def test_shares_in_main_memory_leave_the_layers_that_are_computed() -> None:
     facts = Facts(machine=parse_machine("2xH200-141GB"), model=LARGE)
     sections: dict[str, Any] = {"run": {"devices": 2}, "model": {"name": LARGE.name, "dtype": "float32"}}

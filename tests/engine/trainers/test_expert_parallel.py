@@ -2,24 +2,29 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 import torch.distributed as dist
+from transformers import AutoTokenizer
 
 from engine.features.expert_parallel.dispatch import dispatch, dispatched, of_known_ids
 from engine.features.fused_experts.apply import Block, fuse, is_fused
 from engine.kernels.experts.module import experts_forward, gate_of
 from engine.models.packed_experts import ExpertsAlone, _Experts
+from engine.run.rollouts import read_group
 from engine.run.store import RunFolder
 from tests.caches import own_cache
-from tests.engine.features.families import made
-from tests.engine.trainers.conftest import CONVERSATIONS, PAIRS, RATED, STEPS, TEXTS, lines
+from tests.engine.features.families import made, stored_in_mxfp4
+from tests.engine.models.test_stored_fp8 import folders
+from tests.engine.trainers.conftest import CONVERSATIONS, PAIRS, RATED, STEPS, TAUGHT, TEXTS, lines
 from tests.engine.trainers.test_fsdp2 import READ, Pair, Place, alike, curve, weights
 from tests.engine.trainers.test_fsdp2_mixtures import LORA, ON_EXPERTS, mixture
+from tests.engine.trainers.test_grpo import GRPO
 from tests.engine.trainers.two_ranks import FourRanks, TwoRanks, run_folder
 
 SPEC = "distributed.expert_parallel_size"
@@ -109,12 +114,51 @@ def test_a_checkpoint_in_shares_goes_on_with_divided_experts_and_the_other_way(p
         alike(going_on, divided)
 
 
+@pytest.fixture(scope="module")
+def full(place: Divided) -> Pair:
+    return place.both(
+        CONVERSATIONS, {"model.name": mixture(place, "qwen3_moe"), "optim.gradient_accumulation_steps": 2}
+    )
+
+
+def test_full_weights_learn_what_one_process_would(full: Pair) -> None:
+    """Put together from what each process wrote of its experts, without one that held all of them."""
+    alike(*full, tolerance=1e-3)
+    assert curve(full.shared, "grad_norm") == pytest.approx(curve(full.alone, "grad_norm"), rel=1e-4)
+    numbers = [entry(run, "trainable parameters")["effective"] for run in full]
+    assert numbers[0] == numbers[1] == sum(value.numel() for value in weights(full.alone).values())
+    at = full.shared.checkpoints / "checkpoint-4"
+    for folder, copies in (("weights", 1), ("optimizer", 2)):
+        sizes = [file.stat().st_size for file in sorted((at / folder).glob("*.safetensors"))]
+        experts = 2 * 3 * 4 * 16 * 32 * 4 * copies
+        assert len(sizes) == 2
+        assert min(sizes) >= experts // 2, "a process did not write its experts itself"
+
+
+def test_full_weights_go_on_with_any_number_of_processes(place: Divided, full: Pair) -> None:
+    same = place.two.train(place.again(full.shared))
+    assert curve(same, segment=1) == {step: loss for step, loss in curve(full.shared).items() if step > 2}
+    assert all(torch.equal(value, weights(same)[name]) for name, value in weights(full.shared).items())
+    moved = [
+        place.two.train_alone(place.again(full.shared, **ALONE, **{"run.devices": 1, SPEC: 1})),
+        place.two.train(place.again(full.alone, **SHORT, **TWO)),
+        place.two.train(place.again(full.shared, **{SPEC: 1, "distributed.strategy": "fsdp2"})),
+    ]
+    for run in moved:
+        assert sorted(curve(run, segment=1)) == [3, 4]
+        alike(run, full.alone, tolerance=1e-3)
+
+
 CASES: dict[str, tuple[str, list[Any], dict[str, Any]]] = {
     "experts with biases": ("gpt_oss", CONVERSATIONS, ON_EXPERTS),
     "plain experts, packed rows": (
         "mixtral", CONVERSATIONS, {**LORA, "data.packing": True, "data.max_length": 64, "model.dtype": "bfloat16"}
     ),
     "a shared expert, medium": ("qwen3_5_moe", CONVERSATIONS, {**ON_EXPERTS, "memory.gradient_checkpointing": "medium"}),
+    "full weights with biases": ("gpt_oss", CONVERSATIONS, {}),
+    "full weights, some frozen": (
+        "mixtral", CONVERSATIONS, {"adapter.unfrozen_parameters": [r".*layers\.1\.", "lm_head"], "model.dtype": "bfloat16"}
+    ),
     "pretrain": ("qwen3_moe", READ, {**ON_EXPERTS, "method.kind": "pretrain", "kernels.use_cut_ce": True}),
     "dpo": ("qwen3_moe", PAIRS, {**ON_EXPERTS, "method.kind": "dpo"}),
     "ipo": ("qwen3_moe", PAIRS, {**ON_EXPERTS, "method.kind": "ipo"}),
@@ -124,7 +168,14 @@ CASES: dict[str, tuple[str, list[Any], dict[str, Any]]] = {
     "reward": ("qwen3_moe", PAIRS, {**ON_EXPERTS, "method.kind": "reward"}),
     "embedding": ("qwen3_moe", TEXTS, {**ON_EXPERTS, "method.kind": "embedding"}),
     "prm": ("qwen3_moe", STEPS, {**ON_EXPERTS, "method.kind": "prm"}),
+    "distill": ("qwen3_moe", TAUGHT, {**ON_EXPERTS, "method.kind": "distill"}),
 }  # fmt: skip
+SAMPLED: dict[str, dict[str, Any]] = {
+    "grpo": {"method.beta": 0.1, "method.num_iterations": 2},
+    "grpo, a reference of its own": {"method.beta": 0.1, "method.reference": "copy"},
+    "gdpo": {"method.kind": "gdpo", "optim.gradient_accumulation_steps": 2},
+    "ppo": {"method.kind": "ppo", "memory.gradient_checkpointing": True},
+}
 BY_DEFAULT = ("experts with biases", "dpo")
 
 
@@ -139,6 +190,87 @@ def test_others_learn_what_one_process_would(place: Divided, name: str) -> None:
     assert entry(pair.shared, "expert parallelism")["effective"] == 2
     alike(*pair, tolerance=2e-2 if settings.get("model.dtype") == "bfloat16" else 1e-3)
     assert curve(pair.shared, "grad_norm") == pytest.approx(curve(pair.alone, "grad_norm"), rel=2e-2)
+
+
+def in_mxfp4(place: Divided) -> str:
+    """A folder of a gpt-oss as it is published."""
+    folder = place.root / "mxfp4"
+    if not folder.exists():
+        tokenizer = AutoTokenizer.from_pretrained(mixture(place, "qwen3_moe"))
+        shape = {"hidden_size": 64, "intermediate_size": 96, "vocab_size": len(tokenizer), "num_local_experts": 16}
+        made("gpt_oss", max_position_embeddings=512, **shape).save_pretrained(folder)
+        tokenizer.save_pretrained(folder)
+        stored_in_mxfp4(folder)
+    return str(folder)
+
+
+def in_fp8(place: Divided) -> str:
+    """A folder of a mixture whose layers and experts are stored in FP8."""
+    if not (place.root / "stored" / "fp8").exists():
+        folders(Path(mixture(place, "qwen3_moe")), place.root / "stored", [16, 16])
+    return str(place.root / "stored" / "fp8")
+
+
+PACKED: dict[str, tuple[Callable[[Divided], str], dict[str, Any], str, int]] = {
+    "nf4": (partial(mixture, family="qwen3_moe"), {"model.quantization": "nf4"}, "nf4", 4),
+    "int8": (partial(mixture, family="mixtral"), {"model.quantization": "int8"}, "int8", 4),
+    "stored in mxfp4": (in_mxfp4, {}, "mxfp4", 16),
+    "stored in fp8": (in_fp8, {}, "fp8", 4),
+}
+
+
+@pytest.mark.parametrize("name", PACKED)
+def test_packed_experts_are_divided_as_they_are_read(place: Divided, name: str) -> None:
+    folder, settings, kind, experts = PACKED[name]
+    pair = place.both(CONVERSATIONS, {**ON_EXPERTS, "model.name": folder(place), **settings})
+    alike(*pair, tolerance=1e-3)
+    assert curve(pair.shared, "grad_norm") == pytest.approx(curve(pair.alone, "grad_norm"), rel=1e-3)
+    told = [entry(run, "packed experts") for run in pair]
+    assert [each["effective"] for each in told] == [kind, kind]
+    assert [each["count"] for each in told] == [2 * experts // 2, 2 * experts]
+    assert entry(pair.shared, "expert parallelism")["effective"] == 2
+    more = place.again(pair.shared, **ALONE, **{"run.devices": 1, SPEC: 1})
+    alike(place.two.train_alone(more), pair.alone, tolerance=1e-3)
+
+
+def ending_early(place: Divided) -> str:
+    """A folder of a mixture some of whose answers end at their first token and some not at all."""
+    folder = place.root / "ending-early"
+    if not folder.exists():
+        tokenizer = AutoTokenizer.from_pretrained(mixture(place, "qwen3_moe"))
+        model = made("qwen3_moe", vocab_size=len(tokenizer), max_position_embeddings=512)
+        torch.manual_seed(0)
+        with torch.no_grad():
+            model.lm_head.weight[tokenizer.eos_token_id] = 1.5 * torch.randn(model.config.hidden_size)
+        model.save_pretrained(folder)
+        tokenizer.save_pretrained(folder)
+    return str(folder)
+
+
+@pytest.mark.parametrize(
+    "name", [name if name == "grpo" else pytest.param(name, marks=pytest.mark.slow) for name in SAMPLED]
+)
+def test_answers_are_those_that_processes_with_all_experts_sample(place: Divided, name: str) -> None:
+    """Each process draws by a seed of its own, so it is compared with two of them, each of which holds all experts."""
+    settings = {**GRPO, "optim.per_device_train_batch_size": 4, "optim.learning_rate": 1e-3, **ON_EXPERTS}
+    settings |= {
+        "model.name": ending_early(place),
+        "method.rollout_groups": 8,
+        "data.val_set_size": 4,
+        "run.eval_steps": 2,
+    }
+    pair = place.both(CONVERSATIONS[:12], settings | SAMPLED[name], {"run.devices": 2})
+    groups = [[read_group(run, told) for told in lines(run, "rollout")] for run in pair]
+    assert len(groups[0]) == len(groups[1]) > 0
+    answers = [[each for group in side for each in group["completions"]] for side in groups]
+    assert [each["text"] for each in answers[0]] == [each["text"] for each in answers[1]]
+    for figure in ("advantage", "reward"):
+        ours, theirs = ([each[figure] for each in side] for side in answers)
+        assert ours == pytest.approx(theirs, abs=1e-4)
+    assert len({each["tokens"] for each in answers[0]}) > 3, "no process was done before another"
+    alike(*pair, tolerance=1e-3)
+    for figure in ("grad_norm", "eval_loss", "eval_reward"):
+        assert curve(pair.shared, figure) == pytest.approx(curve(pair.alone, figure), rel=1e-3, abs=1e-5), figure
 
 
 @pytest.mark.slow

@@ -5,17 +5,16 @@ from __future__ import annotations
 from typing import Any
 
 from engine.config.facts import Facts
-from tests.engine.rules.rule_cases.shared import CLUSTER, GRPO, LORA, Case, model
+from tests.engine.rules.rule_cases.shared import CLUSTER, LORA, Case, model
 
 SPEC = "distributed.expert_parallel_size"
+PACKED = "model.quantize_moe_experts"
 TWO = {**LORA, SPEC: 2, "run.devices": 2}
 MIXTURE = {"model_type": "qwen3_moe", "experts": 8}
 _BESIDE: dict[str, list[dict[str, Any]]] = {
-    "other-methods": [GRPO, {"method.kind": "ppo"}, {"method.kind": "distill"}],
     "fsdp2": [{"distributed.strategy": "fsdp2"}],
     "rows-in-parts": [{"distributed.context_parallel_size": 2}],
-    "full-weights": [{"adapter.kind": "none"}],
-    "quantized-weights": [{"model.quantization": kind} for kind in ("nf4", "int8", "fp8")],
+    "weights-computed-in-fp8": [{"model.quantization": "fp8"}],
     "float16": [{"model.dtype": "float16"}],
     "modules-to-save": [{"adapter.modules_to_save": ["lm_head"]}],
     "compiled-layers": [{"kernels.torch_compile": True}],
@@ -41,7 +40,12 @@ CASES: dict[str, list[Case]] = {
         (TWO, model(model_type="qwen3"), SPEC, "error"),
         ({**TWO, SPEC: 3, "run.devices": 3}, model(**MIXTURE), SPEC, "error"),
         ({**TWO, SPEC: 16, "run.devices": 16}, model(**MIXTURE), SPEC, "error"),
-        (TWO, model(**MIXTURE, stored="fp8"), SPEC, "error"),
+        (TWO, model(**MIXTURE, stored="gptq"), SPEC, "error"),
+        ({**TWO, "model.quantize_moe_experts": False}, model(**MIXTURE, stored="fp8"), SPEC, "error"),
         (TWO, model(**MIXTURE, processor=True), SPEC, "error"),
+    ],
+    "experts-are-packed-as-they-are-divided": [
+        ({**TWO, "model.quantization": kind, "model.quantize_moe_experts": False}, Facts(), PACKED, "error")
+        for kind in ("nf4", "int8")
     ],
 }
