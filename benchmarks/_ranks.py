@@ -173,6 +173,8 @@ class Turn:
         """What the first step logged."""
         self.waited = 0.0
         """Seconds that the last checkpoint kept the training waiting."""
+        self.parts: dict[str, float] = {}
+        """What for."""
         self.settle: Callable[[], None] = lambda: None
         """Waits until a checkpoint that is written beside the training is whole."""
 
@@ -228,7 +230,7 @@ def holding(turn: Turn) -> Any:
                     turn.over()
 
         def on_save(self, *_: Any, **__: Any) -> None:
-            turn.over(waited=turn.waited)
+            turn.over(waited=turn.waited, **turn.parts)
 
     return Holding()
 
@@ -276,6 +278,7 @@ def as_worker(order: dict[str, Any], turn: Turn) -> None:
             begun = time.perf_counter()
             save(*args)
             turn.waited = time.perf_counter() - begun
+            turn.parts = {f"wait: {name}": seconds for name, seconds in built.checkpoints.took.items()}
 
         built._save_checkpoint = saved
         turn.settle = built.checkpoints.wait

@@ -499,7 +499,9 @@ def save(stage: Stage) -> None:
             break
         begun = time.monotonic()
         try:
-            waits.append(arm.steps(stage.until, 1, save=True)["waited"])
+            found = arm.steps(stage.until, 1, save=True)
+            waits.append(found["waited"])
+            parts = {key.removeprefix("wait: "): each for key, each in found.items() if key.startswith("wait: ")}
             beside = [arm.steps(stage.until, 1)["ms"] for _ in range(3)]
             arm.order("settle")
             arm.answers(stage.until)
@@ -518,7 +520,8 @@ def save(stage: Stage) -> None:
         say(
             f"{stage.name}: checkpoint {number + 1} kept the training waiting for {waits[-1]:.3f} s; written whole after "
             f"{told.get('seconds', 0):.1f} s, {told.get('bytes', 0) / 2**30:.1f} GiB; steps meanwhile "
-            f"{', '.join(f'{each:.0f}' for each in beside)} ms, else {usual:.0f}"
+            f"{', '.join(f'{each:.0f}' for each in beside)} ms, else {usual:.0f}\n"
+            f"    | of the wait, by the slowest rank: {', '.join(f'{key} {each:.3f} s' for key, each in parts.items())}"
         )
         for path in run.checkpoints.iterdir():  # the disk has room for one
             shutil.rmtree(path, ignore_errors=True)

@@ -95,7 +95,8 @@ class Beat:
             self._still += passed
             waits = _waits(frames)
         else:
-            waits, number, group = last.operation if last.active else "", last.number, last.group
+            # NCCL's are recorded everywhere; one of gloo's beside them only the stack knows.
+            waits, number, group = last.operation if last.active else _collective(frames), last.number, last.group
             same = (self._said.get("number"), self._said.get("group")) == (number, group)
             self._still = self._still + passed if same else 0.0
         stack = [_words(frame) for frame in frames]
@@ -125,13 +126,19 @@ def _frames(frame: FrameType | None) -> list[FrameType]:
     return found
 
 
-def _waits(frames: list[FrameType]) -> str:
-    """What the others are waited for in, by the functions on the stack; empty where it is none of torch's for several."""
+def _collective(frames: list[FrameType]) -> str:
+    """torch's collective that the stack stands in; empty where it is none."""
     for frame in reversed(frames):
         path = frame.f_code.co_filename.replace(os.sep, "/")
         if "/torch/distributed/distributed_c10d" in path:
             return frame.f_code.co_name
-    return next((_WAITS[frame.f_code.co_name] for frame in frames if frame.f_code.co_name in _WAITS), "")
+    return ""
+
+
+def _waits(frames: list[FrameType]) -> str:
+    """What the others are waited for in, by the functions on the stack; empty where it is none of torch's for several."""
+    found = _collective(frames)
+    return found or next((_WAITS[frame.f_code.co_name] for frame in frames if frame.f_code.co_name in _WAITS), "")
 
 
 def _words(frame: FrameType) -> str:

@@ -63,13 +63,18 @@ class AsyncSave:
                 torch.cuda.set_device(device)
             self._copies = room_for(state)
 
-    def copy(self, state: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-        """The shares as they are now, in main memory; in the same place each time."""
+    def await_room(self, state: dict[str, torch.Tensor]) -> None:
+        """Has the room for copies made where it is not yet, and waits for it."""
         self.make_room(state)
         assert self._room is not None
         self._room.join()
         if self._copies is None or self._copies.keys() != state.keys():
             self._copies = room_for(state)
+
+    def copy(self, state: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+        """The shares as they are now, in main memory; in the same place each time."""
+        self.await_room(state)
+        assert self._copies is not None
         copy_into(self._copies, state)
         return self._copies
 

@@ -7,6 +7,7 @@ the others. Each rank's figures travel with the counts of tokens, in the message
 
 from __future__ import annotations
 
+import datetime
 import functools
 import os
 import time
@@ -16,6 +17,7 @@ from contextlib import contextmanager
 from typing import Any
 
 import torch
+import torch.distributed as dist
 
 from engine.compat import collective_waits
 from engine.trainers.clock import StepClock
@@ -182,6 +184,24 @@ class Ranks:
         self._tokens: list[int] = []
         self._rows: list[list[int]] = []
         self._before: tuple[float, float, int, list[int], list[list[int]]] | None = None
+        self._hosts: dist.ProcessGroup | None = None
+
+    def meet(self, seconds: float) -> None:
+        """Makes the group in which hosts agree; all ranks call it together. `seconds` is how long they wait for each other.
+
+        Beside NCCL it is one of gloo's: what hosts say to each other then waits for no card, which has steps of work before it.
+        """
+        if dist.get_backend() == "gloo":
+            self._hosts = dist.group.WORLD
+        elif self._hosts is None:
+            self._hosts = dist.new_group(backend="gloo", timeout=datetime.timedelta(seconds=seconds))
+
+    def agreed(self, word: int) -> int:
+        """The first rank's word, on each rank at the same call of this."""
+        said = torch.tensor([word])
+        with self.waits.span():
+            dist.broadcast(said, src=0, group=self._hosts)
+        return int(said.item())
 
     def own(self) -> list[int]:
         """This rank's figures since it began: microseconds of waiting for data, those of forward passes, bytes of memory,

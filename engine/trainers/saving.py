@@ -19,6 +19,7 @@ from typing import Any
 
 import torch
 from accelerate.data_loader import BatchSamplerShard
+from accelerate.utils import DistributedDataParallelKwargs
 from peft import PeftModel
 from safetensors import SafetensorError
 from transformers import PreTrainedModel, Trainer
@@ -96,7 +97,15 @@ class RunTrainer(Trainer):
             fsdp2.wrap_what_is_there(self.accelerator, self._given, frozen_paths(base_model(self._given)))
 
     def _build_accelerator_args(self, **kwargs: Any) -> dict[str, Any]:
-        return fsdp2.without_mesh_on_cpu(super()._build_accelerator_args(**kwargs))
+        arguments = fsdp2.without_mesh_on_cpu(super()._build_accelerator_args(**kwargs))
+        for handler in arguments.get("kwargs_handlers") or ():
+            if isinstance(handler, DistributedDataParallelKwargs):
+                # Sums come to lie where gradients are read: one copy of each less.
+                handler.gradient_as_bucket_view = True
+                # Buffers that no checkpoint holds follow from the config and the inputs: they are not sent with each pass.
+                if handler.broadcast_buffers and not _kept_buffers(self.model):
+                    handler.broadcast_buffers = False
+        return arguments
 
     def attach(
         self,
@@ -401,6 +410,14 @@ class CheckpointWriter:
         self._trainer = trainer
         self._async_save: AsyncSave | None = None
         self._room_asked = False
+        self.took: dict[str, float] = {}
+        """Seconds of each part of what the last checkpoint kept the training waiting for."""
+
+    @contextlib.contextmanager
+    def _part(self, name: str) -> Iterator[None]:
+        begun = time.monotonic()
+        yield
+        self.took[name] = self.took.get(name, 0.0) + time.monotonic() - begun
 
     def save(self) -> None:
         """Commits a checkpoint of this step. Raises Diverged where the weights are not finite, under `go_on` only says that
@@ -411,15 +428,19 @@ class CheckpointWriter:
         if checkpoint.is_valid(trainer.run.checkpoints / f"checkpoint-{step}"):
             return
         first = trainer.args.should_save
-        trainer.average_weights()
-        if (weight := self._non_finite_weight()) is not None:
+        self.took = {}
+        with self._part("weights looked at"):
+            trainer.average_weights()
+            weight = self._non_finite_weight()
+        if weight is not None:
             self._refuse_to_save(step, weight)
             return
         self._say(step, "saving")
         tmp = trainer.run.checkpoints / f"checkpoint-{step}.tmp"
         if first:
             checkpoint.begin(trainer.run, step)
-        trainer.accelerator.wait_for_everyone()
+        with self._part("ranks meet"):
+            trainer.accelerator.wait_for_everyone()
         with checkpoint.abandoned_on_error(tmp) if first else contextlib.nullcontext():
             if (copies := self._copied()) is None:
                 self._write_parts(tmp)
@@ -427,11 +448,14 @@ class CheckpointWriter:
                 if first:
                     self._commit(tmp, begun, trainer.state.best_global_step)
                 return
-            self._write_parts(tmp, late=True)
-            trainer.accelerator.wait_for_everyone()
+            with self._part("other files"):
+                self._write_parts(tmp, late=True)
+            with self._part("ranks meet"):
+                trainer.accelerator.wait_for_everyone()
         assert self._async_save is not None
         waited, best = time.monotonic() - begun, trainer.state.best_global_step
-        self._async_save.begin(lambda group: self._write_async(tmp, copies, group, begun, waited, best))
+        with self._part("thread begun"):
+            self._async_save.begin(lambda group: self._write_async(tmp, copies, group, begun, waited, best))
 
     def wait(self) -> None:
         """Waits for a checkpoint that is written beside the training, and raises what went wrong with it."""
@@ -472,8 +496,14 @@ class CheckpointWriter:
 
     def _copied(self) -> dict[str, torch.Tensor] | None:
         """Copies of these shares, where there is room."""
-        states = self._shares_with_room()
-        return None if states is None or self._async_save is None else self._async_save.copy(states)
+        with self._part("shares listed"):
+            states = self._shares_with_room()
+        if states is None or self._async_save is None:
+            return None
+        with self._part("main memory awaited"):
+            self._async_save.await_room(states)
+        with self._part("copied"):
+            return self._async_save.copy(states)
 
     def _write_async(
         self, tmp: Path, copies: dict[str, Any], group: Any, begun: float, waited: float, best: int | None
@@ -598,6 +628,15 @@ def as_configured(optimizer: torch.optim.Optimizer, scheduler: Any) -> Iterator[
         group["lr"] = group["lr"] * now / before if before else now
     scheduler.base_lrs = rates
     scheduler._last_lr = [group["lr"] for group in optimizer.param_groups]
+
+
+def _kept_buffers(model: torch.nn.Module) -> bool:
+    """Whether a model has buffers that are saved with it."""
+    return any(
+        buffers.keys() - module._non_persistent_buffers_set
+        for module in model.modules()
+        if (buffers := module._buffers)
+    )
 
 
 def wait_for_steps(device: torch.device) -> None:

@@ -10,9 +10,10 @@ from engine.config.tree import RunConfig
 from engine.trainers.arguments import shared_arguments
 from engine.trainers.context_parallel import DividesRows
 from engine.trainers.job import Job
+from engine.trainers.late_metrics import LateMetrics
 
 
-class Sft(DividesRows, SFTTrainer):
+class Sft(DividesRows, LateMetrics, SFTTrainer):
     """TRL's trainer with our saving. Its loss is the mean over trained tokens of the whole optimizer step."""
 
 

@@ -103,6 +103,8 @@ class Watching(TrainerCallback):
         self._flop_per_token = 4.0 * total + 2.0 * sum(p.numel() for p in parameters if p.requires_grad)
         self.thinning = Thinning(self.logging_steps, state.max_steps)
         self._ranks = args.world_size
+        if self._ranks > 1:
+            self.trainer.ranks.meet(args.ddp_timeout)
         loader = self.trainer.stream_loader
         if self.writer is not None:
             self.writer.write(
@@ -274,10 +276,7 @@ class Watching(TrainerCallback):
     def _agreed(self, wish: int) -> int:
         if self._ranks == 1:
             return wish
-        shared = torch.tensor([wish], device=self.trainer.accelerator.device)
-        with self.trainer.ranks.waits.span():
-            torch.distributed.broadcast(shared, src=0)
-        return int(shared.item())
+        return self.trainer.ranks.agreed(wish)
 
     def _answer(self, request: Request, status: str, message: str) -> None:
         if self.controls is not None and request.id:

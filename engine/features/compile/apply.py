@@ -60,9 +60,8 @@ def apply(config: RunConfig, built: Built) -> Applied | None:
     if auto is not None and one_way and gate is None:
         return Applied(FEATURE, "auto", "off", None, f"layers run as they are: {one_way}")
     undo_cache = _without_cache(built)
-    # With shares of weights a checkpoint stays where its layer is put together again for it, around what is compiled.
     part = WITHIN_HOOKS if config.distributed.strategy == "fsdp2" else WHOLE_CALL
-    undo_checkpoints = checkpoint_inside(built.pretrained()) if part is WHOLE_CALL else lambda: None
+    undo_checkpoints = checkpoint_inside(built.pretrained())
     together, undo_groups = group(layers, gate)
     switch, one = Switch(asked=auto is None), OneGraph(layers)
     options = dict(config.kernels.torch_compile_options)
@@ -198,15 +197,22 @@ def _move_inside(model: PreTrainedModel) -> None:
 
 def _call(layer: Any, *args: Any, **kwargs: Any) -> Any:
     """What is compiled of each layer: its call, in the checkpoint that was moved inside."""
-    if layer.training and layer.gradient_checkpointing and isinstance(layer._gradient_checkpointing_func, _Inside):
-        checkpoint = layer._gradient_checkpointing_func.checkpoint
-        return checkpoint(functools.partial(layer._call_impl, **kwargs), *args)
-    return layer._call_impl(*args, **kwargs)
+    return _checkpointed(layer, layer._call_impl, args, kwargs)
 
 
 def _forward(layer: Any, *args: Any, **kwargs: Any) -> Any:
-    """What is compiled of a layer whose weights are put together by hooks around it."""
-    return type(layer).forward(layer, *args, **kwargs)
+    """What is compiled of a layer whose weights are put together by hooks around it: its forward pass, in that checkpoint.
+
+    As the hooks stay outside, the layer is put together once for the backward pass, which computes again what it asks for.
+    """
+    return _checkpointed(layer, functools.partial(type(layer).forward, layer), args, kwargs)
+
+
+def _checkpointed(layer: Any, run: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    if layer.training and layer.gradient_checkpointing and isinstance(layer._gradient_checkpointing_func, _Inside):
+        checkpoint = layer._gradient_checkpointing_func.checkpoint
+        return checkpoint(functools.partial(run, **kwargs), *args)
+    return run(*args, **kwargs)
 
 
 def _call_with_router_logits(layer: Any, *args: Any, **kwargs: Any) -> Any:

@@ -1,0 +1,85 @@
+"""Metrics that are read once they are logged are the numbers that TRL computes with each batch."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import pytest
+import torch
+from trl import SFTTrainer
+
+from engine.run.store import RunFolder
+from engine.trainers.clock import StepClock
+from engine.trainers.late_metrics import LateMetrics, Later
+from engine.trainers.ranks import Ranks
+from tests.engine.trainers.building import Built
+from tests.engine.trainers.conftest import CONVERSATIONS
+
+SETTINGS = {"optim.per_device_train_batch_size": 2, "optim.gradient_accumulation_steps": 2, "optim.max_steps": 4,
+            "run.logging_steps": 2, "run.save_steps": 3}  # fmt: skip
+
+
+def logged(
+    folder: Any, monkeypatch: pytest.MonkeyPatch, *, late: bool
+) -> tuple[list[dict[str, float]], list[int], int]:
+    """What a training logs, after how many questions each, and how often ranks were asked at once."""
+    folder.mkdir()
+    with monkeypatch.context() as patch:
+        if not late:
+            patch.setattr(LateMetrics, "compute_loss", lambda self, *a, **k: SFTTrainer.compute_loss(self, *a, **k))
+        trainer = Built(SETTINGS, [{"messages": row} for row in CONVERSATIONS], folder).trainer
+        trainer.attach(RunFolder(folder), None, 1, {})
+        heard: list[dict[str, float]] = []
+        asked: list[int] = []
+        ask = trainer.accelerator.gather_for_metrics
+
+        def counting(*args: Any, **kwargs: Any) -> Any:
+            asked.append(trainer.state.global_step)
+            return ask(*args, **kwargs)
+
+        trainer.accelerator.gather_for_metrics = counting
+        monkeypatch.setattr(trainer, "_save_checkpoint", lambda *_: trainer.read_metrics())
+        log = type(trainer).log
+        patch.setattr(
+            type(trainer), "log", lambda self, logs, *a, **k: (log(self, logs, *a, **k), heard.append(dict(logs)))[0]
+        )
+        trainer.train()
+    return heard, asked, trainer._total_train_tokens
+
+
+def test_they_are_those_of_each_batch_and_nobody_is_asked_meanwhile(tmp_path: Any, monkeypatch: Any) -> None:
+    (early, asked, tokens), (late, none, same) = (
+        logged(tmp_path / str(each), monkeypatch, late=each) for each in (False, True)
+    )
+    names = ("loss", "entropy", "mean_token_accuracy", "num_tokens")
+    assert len(early) == len(late) >= 2
+    for before, after in zip(early, late, strict=True):
+        assert {name: before[name] for name in names if name in before} == {
+            name: after[name] for name in names if name in after
+        }
+    assert tokens == same > 0
+    assert isinstance(same, int)
+    assert asked
+    assert not none
+
+
+def test_a_batch_without_trained_tokens_counts_as_nothing() -> None:
+    below, above = Later(lambda answers: answers[0]), Later(lambda answers: answers[1])
+    value = (above.sum() / below.sum()).item() if below.sum() > 0 else math.nan
+    assert value.value([torch.tensor([0, 0]), torch.tensor([0.0, 0.0])]) == 0.0
+    assert value.value([torch.tensor([1, 3]), torch.tensor([1.0, 1.0])]) == 0.5
+
+
+def _host(rank: int, folder: str) -> None:
+    torch.distributed.init_process_group("gloo", init_method=f"file://{folder}/meet", rank=rank, world_size=2)
+    ranks = Ranks(StepClock())
+    ranks.meet(60)
+    heard = [ranks.agreed(wish if rank == 0 else 0) for wish in (0, 2, 5)]
+    torch.distributed.destroy_process_group()
+    if heard != [0, 2, 5]:
+        raise AssertionError(heard)
+
+
+def test_the_first_ranks_word_is_everybodys(tmp_path: Any) -> None:
+    torch.multiprocessing.spawn(_host, (str(tmp_path),), nprocs=2)
