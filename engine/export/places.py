@@ -78,6 +78,13 @@ def adapts_experts(run: RunFolder) -> bool:
     return isinstance(adapter, dict) and bool(adapter.get("target_parameters"))
 
 
+def forms_of(run: RunFolder) -> dict[str, str]:
+    """The forms that the run's newest checkpoint can be taken along in: one with all weights holds no adapter."""
+    newest = max(steps(run), default=None)
+    adapted = newest is None or inside.exists(run, run.checkpoints / f"checkpoint-{newest}" / ADAPTER)
+    return {form: words for form, words in FORMS.items() if adapted or form != "adapter"}
+
+
 def steps(run: RunFolder) -> list[int]:
     """The steps of the checkpoints that are there, in order."""
     try:
