@@ -25,7 +25,7 @@ FORMS = {
     "modelfile": "a Modelfile for `ollama create`, beside the GGUF or the folder",
 }
 """What a run can be exported to, and what each is for."""
-QUANTS = ("F16", "BF16", "Q8_0")
+QUANTS = ("F16", "BF16", "Q8_0", "F32")
 """Number formats of a GGUF that need no other program."""
 K_QUANTS = ("Q2_K", "Q3_K_S", "Q3_K_M", "Q3_K_L", "Q4_K_S", "Q4_K_M", "Q5_K_S", "Q5_K_M", "Q6_K", "IQ4_XS", "Q4_0")
 """Those that llama.cpp makes, by its program `llama-quantize` or the package `llama-cpp-python`."""
