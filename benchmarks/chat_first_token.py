@@ -16,6 +16,7 @@ import os
 import statistics
 import threading
 import time
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -140,7 +141,7 @@ def main() -> None:
     if options.device == "cpu":
         os.environ["CUDA_VISIBLE_DEVICES"] = ""
     run = RunFolder(place)
-    with ChatSession(who_answers([run], only="tuned"), device=options.device) as session:
+    with closing(ChatSession(who_answers([run], only="tuned"), device=options.device)) as session:
         session.load().result(300)
         told = {"title": "here", "run": place, "checkpoint": session.who[0].checkpoint}
         (side,) = load_sides([told], lambda _: None)

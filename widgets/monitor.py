@@ -206,7 +206,7 @@ class MonitorPart(Part):
             "head": telling.head(view),
             "names": entries(view),
             "gpu": devices(view),
-            "end": telling.end(reader.end(view)),
+            "end": telling.end(reader.end(view), reader.folder),
             "way": telling.way(view),
         }
         if page == "samples":

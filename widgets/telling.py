@@ -11,7 +11,7 @@ from typing import Any
 
 from engine.errors import redact, visible
 from engine.export.llama_cpp import makes_k_quants, offered_quants
-from engine.export.places import FORMS
+from engine.export.places import forms_of
 from engine.figures import size
 from engine.run import proposals, silence
 from engine.run.best import best_text
@@ -67,7 +67,7 @@ def head(view: RunView) -> dict[str, Any]:
     }
 
 
-def end(ending: End) -> dict[str, Any]:
+def end(ending: End, run: RunFolder) -> dict[str, Any]:
     """The card of a run that is over: facts, and the ways on with their commands."""
     return {
         "facts": [[what, shown(words, 600)] for what, words in ending.facts],
@@ -77,7 +77,7 @@ def end(ending: End) -> dict[str, Any]:
                 "title": way.title.capitalize(),
                 "means": shown(way.means, 300),
                 "command": way.command,
-                **(_forms() if way.do == "export" else {}),
+                **(_forms(run) if way.do == "export" else {}),
             }
             for way in ending.ways
         ],
@@ -115,10 +115,10 @@ def pruning(choice: Choice) -> dict[str, Any]:
     }
 
 
-def _forms() -> dict[str, Any]:
+def _forms(run: RunFolder) -> dict[str, Any]:
     """What a model can be taken along as, each with what it is for; number formats of a GGUF, and what others need."""
     needs = "" if makes_k_quants() else "Q4_K_M and other K-quants need llama.cpp: pip install llama-cpp-python"
-    return {"forms": list(FORMS.items()), "quants": offered_quants(), "needs": needs}
+    return {"forms": list(forms_of(run).items()), "quants": offered_quants(), "needs": needs}
 
 
 def _end(view: RunView) -> str:

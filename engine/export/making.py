@@ -53,12 +53,13 @@ def make(model: Model, form: str, place: Path, request: dict[str, Any], report: 
 
 def _bytes(model: Model, form: str, request: dict[str, Any]) -> int:
     """Room that a part needs while it is made: a GGUF of an adapter also that of the merged folder, a K-quant that of the 16
-    bits it is made from; where each expert has its own adapter, what gate and up share is there twice."""
+    bits it is made from, one in F32 twice that of 16 bits; where each expert has its own adapter, what gate and up share is there
+    twice."""
     if form == "modelfile":
         return 1 << 20
     whole = bytes_of(model, "adapter" if form == "adapter" else "safetensors")
     if form == "gguf":
-        return (3 if request["quant"] in K_QUANTS else 2) * whole
+        return (3 if request["quant"] in (*K_QUANTS, "F32") else 2) * whole
     return 2 * whole if form == "adapter" and request.get("per_expert", False) else whole
 
 

@@ -25,7 +25,7 @@ FORMS = {
     "modelfile": "a Modelfile for `ollama create`, beside the GGUF or the folder",
 }
 """What a run can be exported to, and what each is for."""
-QUANTS = ("F16", "BF16", "Q8_0")
+QUANTS = ("F16", "BF16", "Q8_0", "F32")
 """Number formats of a GGUF that need no other program."""
 K_QUANTS = ("Q2_K", "Q3_K_S", "Q3_K_M", "Q3_K_L", "Q4_K_S", "Q4_K_M", "Q5_K_S", "Q5_K_M", "Q6_K", "IQ4_XS", "Q4_0")
 """Those that llama.cpp makes, by its program `llama-quantize` or the package `llama-cpp-python`."""
@@ -76,6 +76,13 @@ def adapts_experts(run: RunFolder) -> bool:
     except WorkbenchError:
         return False
     return isinstance(adapter, dict) and bool(adapter.get("target_parameters"))
+
+
+def forms_of(run: RunFolder) -> dict[str, str]:
+    """The forms that the run's newest checkpoint can be taken along in: one with all weights holds no adapter."""
+    newest = max(steps(run), default=None)
+    adapted = newest is None or inside.exists(run, run.checkpoints / f"checkpoint-{newest}" / ADAPTER)
+    return {form: words for form, words in FORMS.items() if adapted or form != "adapter"}
 
 
 def steps(run: RunFolder) -> list[int]:

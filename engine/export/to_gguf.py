@@ -115,7 +115,7 @@ def _write(
     arch = getattr(gguf.MODEL_ARCH, name)
     writer = gguf.GGUFWriter(file, gguf.MODEL_ARCH_NAMES[arch])
     writer.add_name(model.source.run.id)
-    writer.add_file_type(getattr(gguf.LlamaFileType, f"MOSTLY_{quant}"))
+    writer.add_file_type(getattr(gguf.LlamaFileType, "ALL_F32" if quant == "F32" else f"MOSTLY_{quant}"))
     writer.add_quantization_version(gguf.GGML_QUANT_VERSION)
     write_sizes(writer, config, name)
     _tokens(writer, vocab, model)

@@ -56,7 +56,13 @@ MOST_TOKENS = 1024
 HELD_OUT = 0.1
 """The share of the rows that the real run never sees, by which it is measured."""
 FEWEST = 2
-STEPS, _EVERY, _ASKED = 200, 10, 3
+STEPS, _EVERY, _ASKED = 300, 10, 3
+_SHORT = 400
+"""Bytes of an answer that is asked for word for word without a thought; each token more is one that can go wrong."""
+_FEW_BYTES = 60
+"""Bytes of an answer that the built-in model knows by heart within half a minute."""
+_MOST_OF_A_TOKEN = 16
+"""Letters that no token of ordinary text is longer than: an answer of more than these is too long by any tokenizer."""
 _KNOWN = 0.99
 """The share of learned tokens that are guessed right of rows that are known by heart."""
 
@@ -115,6 +121,9 @@ def examine(path: str, base: Path, seed: int = 42) -> Examined:
     asked, problem = _dates(seed) if place == DATES else _asked(place)
     if problem:
         return Examined(look, problem=problem)
+    if asked and all(len(answer) > MOST_TOKENS * _MOST_OF_A_TOKEN for _, answer, _ in asked):
+        words = f"each answer of the first {count(len(asked))} rows is longer than the {count(MOST_TOKENS)} tokens a rehearsal reads"
+        return Examined(look, problem=f"{visible(path)}: {words}. Take rows with shorter answers, or a new config.")
     if len(asked) < FEWEST:
         return Examined(look, problem=f"{visible(path)}: at least {FEWEST} rows are needed; it has {len(asked)}.")
     answers: dict[str, set[str]] = {}
@@ -125,10 +134,16 @@ def examine(path: str, base: Path, seed: int = 42) -> Examined:
     for question, answer, alone in asked:
         if alone and len(answers[question]) == 1:
             pinned.setdefault(question, Pinned(question, answer))
-    chosen = tuple(pinned.values())[:_ASKED]
+    chosen = tuple(sorted(pinned.values(), key=_hard_to_know)[:_ASKED])
     longest = max((len(row.answer.encode()) for row in chosen), default=0)
     first = tuple((question, answer) for question, answer, _ in asked[:FIRST_ROWS])
     return Examined(look, len(asked), chosen, contradicting, first, asked[0][1], longest)
+
+
+def _hard_to_know(row: Pinned) -> tuple[bool, int]:
+    """Rows that may be left out for their length come last, since none can answer what it never read; then long answers."""
+    long = len(row.prompt.encode()) + len(row.answer.encode()) > MOST_TOKENS
+    return long, max(0, len(row.answer.encode()) - _SHORT)
 
 
 def _dates(seed: int) -> tuple[list[tuple[str, str, bool]], str]:
@@ -216,7 +231,7 @@ class FirstRun:
             fields.data.max_length.path: MOST_TOKENS,
             fields.data.excess_length.path: "drop",
             fields.optim.learning_rate.path: 0.004 if tiny else 0.001,
-            fields.optim.lr_scheduler_type.path: "constant_with_warmup",
+            fields.optim.lr_scheduler_type.path: "linear",
             fields.optim.warmup_steps.path: 5,
             fields.optim.weight_decay.path: 0.0,
             fields.optim.per_device_train_batch_size.path: small,
@@ -376,9 +391,7 @@ class FirstRun:
                 yield Block("title", "Before the first step")
                 yield Block("table", rows=tuple((phase.word, f"{phase.state:<5} {phase.time}") for phase in waits))
                 return
-            yield Block(
-                "dim", f"It takes {STEPS} steps at most" + (": about half a minute." if self.model == TINY else ".")
-            )
+            yield Block("dim", f"It takes {STEPS} steps at most{self._how_long()}.")
             if words := self.warm.words():
                 yield Block("dim", words)
             return
@@ -399,6 +412,16 @@ class FirstRun:
             rows = [("asked", pinned.prompt), ("wanted", pinned.answer), ("at first", given[0]["completion"]), *newest]
             yield GAP
             yield Block("table", rows=tuple((label, visible(text)) for label, text in rows))
+
+    def _how_long(self) -> str:
+        """Of the built-in model, whose pace is known; two idle cores."""
+        if self.model != TINY:
+            return ""
+        return ": about half a minute" if self._longest <= _FEW_BYTES else ": one to two minutes for answers this long"
+
+    @property
+    def _longest(self) -> int:
+        return self.examined.longest_answer if self.examined is not None else 0
 
     def _about_next(self, verdict: Verdict | None) -> Iterator[Block]:
         if verdict is None or verdict.state != "learned":
@@ -454,7 +477,7 @@ def judge(view: RunView, examined: Examined) -> Verdict:
     if accurate:
         todo = "The question is rendered otherwise when it is asked than in training: look at the chat template."
         return Verdict("failed", "It knows the rows in training, and answers otherwise when asked.", "tokens", todo)
-    todo = "Long answers need more steps than a rehearsal takes; rows that contradict each other are never known."
+    todo = "Long answers need more steps than a rehearsal takes: try shorter ones; rows that contradict each other are never known."
     return Verdict("failed", f"After {view.step} steps it does not know the rows yet.", "rows", todo)
 
 

@@ -16,7 +16,7 @@ from engine.config.files import short_path
 from engine.config.method import METHODS
 from engine.config.tree import RunConfig
 from engine.errors import visible
-from engine.facts.counts import device_count
+from engine.facts.counts import device_count, train_rows
 from engine.features.packed_experts import EXPERTS_ALONE
 from engine.figures import brief, count, large, number, percent, size, size_of
 from engine.planning import sharding
@@ -90,7 +90,10 @@ def _long(config: RunConfig, facts: Facts, estimate: Estimate) -> str:
         steps = f"It takes {count(estimate.steps)} steps, {'once' if epochs == 1 else f'{number(epochs)} times'} over the rows"
     else:
         steps = "How many steps it takes is not known until the rows are counted"
-    batch = f", {count(estimate.effective_batch)} rows each" if estimate.effective_batch else ""
+    many, rows = estimate.effective_batch, None if config.data.packing else train_rows(config, facts)
+    # A batch holds no more rows than there are.
+    fewer = many is not None and rows is not None and 0 < rows < many
+    batch = f", all {count(rows)} rows each" if fewer and rows else f", {count(many)} rows each" if many else ""
     if estimate.seconds_left is None:
         return f"{steps}{batch}; how long is not known yet."
     return f"{steps}{batch}: roughly {brief(estimate.seconds_left)}{where}."

@@ -437,7 +437,9 @@ def test_a_finished_run_shows_the_card_of_the_commands_and_its_buttons_do_what_t
     monkeypatch.setattr("engine.export.llama_cpp.installed", lambda: False)
     monkeypatch.setenv("PATH", str(tmp_path))
     without = offered()
-    assert dict(without["forms"]) == FORMS
+    assert dict(without["forms"]) == {
+        form: FORMS[form] for form in FORMS if form != "adapter"
+    }  # all weights were trained
     assert (list(without["quants"]), "pip install llama-cpp-python" in without["needs"]) == ([*QUANTS], True)
     (tmp_path / "llama-quantize").touch(0o755)
     assert (list(offered()["quants"]), offered()["needs"]) == ([*QUANTS, *COMMON_K_QUANTS], "")
@@ -449,7 +451,7 @@ def test_a_finished_run_shows_the_card_of_the_commands_and_its_buttons_do_what_t
     for bad, why in (
         ({"forms": []}, "Nothing is ticked"),
         ({"forms": ["onnx"]}, "must be one of safetensors"),
-        ({"forms": ["gguf"], "quant": "Q9"}, "quant: must be one of F16, BF16, Q8_0, Q2_K"),
+        ({"forms": ["gguf"], "quant": "Q9"}, "quant: must be one of F16, BF16, Q8_0, F32, Q2_K"),
     ):
         refused = monitor.answer({"id": "5", **asked, **bad}).data
         assert not refused["ok"]

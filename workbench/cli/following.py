@@ -46,9 +46,11 @@ def state_text(state: str) -> str:
 class Follower:
     """Prints what is new in a run's view, each thing once."""
 
-    def __init__(self, watch: Watch, *, quiet: bool = False) -> None:
+    def __init__(self, watch: Watch, *, quiet: bool = False, after: int = -1) -> None:
         self.watch = watch
         self.quiet = quiet
+        self._after = after
+        """The newest segment of before a resume: its phases are no news."""
         self.live = sys.stderr.isatty() and not quiet
         self._phase = ""
         self._samples = 0
@@ -93,7 +95,7 @@ class Follower:
             echo(styled(text, **style), err=True)
 
     def _news(self, view: RunView) -> None:
-        if view.phase and view.phase != self._phase:
+        if view.phase and view.phase != self._phase and view.segment > self._after:
             self._phase = view.phase
             self.say(view.phase)
         if view.state != self._state and view.state in ("starting", "stopping"):

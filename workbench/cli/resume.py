@@ -10,7 +10,7 @@ from engine.config.files import parse_pair
 from engine.errors import UsageError, WorkbenchError
 from engine.run import checkpoint, launch, member, store
 from engine.run.ending import end_of
-from engine.run.index import open_view
+from engine.run.index import open_view, peek
 from engine.run.nodes import from_slurm, rendezvous_of
 from engine.run.store import RunFolder
 from engine.session.resume import resume
@@ -80,12 +80,13 @@ def command(
         _say_versions(folder)
     if meeting is not None and not launch.at_work(folder):
         folder.update_json(rendezvous=meeting.as_json())
+    before = peek(folder).view.segment
     newest, skipped = resume(folder, settings=settings, accept_data=accept_data)
     for path, reason in skipped:
         echo(f"skipped {path.name}: {reason}", err=True)
     place = f"step {checkpoint.step_of(newest)} ({newest.name})" if newest else "the beginning: no checkpoint is whole"
     echo(f"{folder.id} goes on from {place}", err=True)
-    return attach(folder, detach=detach, as_json=as_json)
+    return attach(folder, detach=detach, as_json=as_json, after=before)
 
 
 def _changes(folder: RunFolder, accepted: bool) -> list[str]:

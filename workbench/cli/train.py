@@ -217,10 +217,10 @@ def start_mapping(
     )
 
 
-def attach(run: RunFolder, *, detach: bool = False, as_json: bool = False) -> int:
-    """Follow the run as this kind of window does; returns the exit code."""
+def attach(run: RunFolder, *, detach: bool = False, as_json: bool = False, after: int = -1) -> int:
+    """Follow the run as this kind of window does; returns the exit code. Phases are told of segments after `after`."""
     with open_view(run) as watch:
-        follower = Follower(watch, quiet=as_json)
+        follower = Follower(watch, quiet=as_json, after=after)
         if detach:
             try:
                 view = follower.until(lambda view: view.state in ("queued", "running", "stopping"))

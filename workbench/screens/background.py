@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from workbench.unsaved import UnsavedConfig
 
 RUNS_EVERY = 5.0
+SOON = 1.5
 KEEP_AFTER = 0.7  # seconds after an edit until what is unsaved is written
 
 
@@ -69,6 +70,12 @@ class Background:
         self.session.warm_up(step)
         rest = self.session.facts.refresh(ask=step != "goal")
         self._timer = self._screen.set_timer(rest, self._look_again) if rest > 0 else None
+
+    def count_again(self) -> None:
+        """Count the runs that go on once one is back: one that has just ended says so a moment later."""
+        if self._started:
+            self._count_runs()
+            self._screen.set_timer(SOON, self._count_runs)
 
     def _count_runs(self) -> None:
         root = self._app.runs_dir

@@ -79,6 +79,10 @@ class BuildScreen(Screen[None]):
         self.watch(self.pane, "editor", lambda kind: self.keys.use(EDIT_KEYS.get(kind, self.keys.usual)))
         self.call_after_refresh(self.background.start)
 
+    def on_screen_resume(self) -> None:
+        """Back from a run, it may have ended."""
+        self.background.count_again()
+
     def on_unmount(self) -> None:
         """Open questions are given up."""
         self.session.close()

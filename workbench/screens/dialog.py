@@ -79,6 +79,12 @@ class Pick(Dialog[str]):
             for item in items
         ]
 
+    def replace(self, items: Sequence[Item]) -> None:
+        """Other words for the entries with these keys; the cursor stays."""
+        view = self.query_one(OptionList)
+        for option, item in zip(self._options(items), items, strict=True):
+            view.replace_option_prompt(item.key, option.prompt)
+
     @on(Input.Changed, "#filter")
     def _narrow(self, event: Input.Changed) -> None:
         words = event.value.lower().split()

@@ -19,7 +19,7 @@ from textual.widgets.option_list import Option
 
 from engine.errors import WorkbenchError, redact, visible
 from engine.export.llama_cpp import offered_quants
-from engine.export.places import FORMS, QUANTS, adapts_experts, places, refuse_existing
+from engine.export.places import QUANTS, adapts_experts, forms_of, places, refuse_existing
 from engine.export.process import Export, part_summary, request
 from engine.figures import progress
 from engine.run.store import RunFolder
@@ -57,6 +57,7 @@ class ExportScreen(Dialog[None]):
         self._folder = Path.cwd() / f"{run.id}-export"
         self._ticked = {"safetensors"}
         self._quant = QUANTS[0]
+        self._forms = forms_of(run)
         self._on_experts = adapts_experts(run)
         self._per_expert = False
         self._export: Export | None = None
@@ -86,7 +87,7 @@ class ExportScreen(Dialog[None]):
         at = view.highlighted if at is None else at
         view.clear_options()
         on_, off = ("[x]", "[ ]") if ascii_only() else ("●", "○")
-        for form, words in FORMS.items():
+        for form, words in self._forms.items():
             name = f"{form} {self._quant}" if form == "gguf" else form
             if form == "adapter" and self._per_expert:
                 name, words = (
@@ -113,7 +114,7 @@ class ExportScreen(Dialog[None]):
         """Take the form under the cursor along, or not."""
         at = self.query_one(OptionList).highlighted
         if at is not None and self._export is None:
-            self._ticked ^= {list(FORMS)[at]}
+            self._ticked ^= {list(self._forms)[at]}
             self._draw()
 
     def action_format(self) -> None:

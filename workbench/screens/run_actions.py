@@ -19,6 +19,7 @@ from engine.figures import brief, progress
 from engine.run import control, stack
 from engine.run.ending import End
 from engine.run.evaluations import INSTALL, Evaluation, has_harness, in_words, step_of, tasks_of
+from engine.run.index import peek
 from engine.run.stopping import NAMES, Way, ways
 from engine.run.store import RunFolder, runs_in
 from workbench.panels.paint import clean, wrap
@@ -32,6 +33,8 @@ if TYPE_CHECKING:
 
 OTHERS = 200
 """Runs that are offered to compare with, the newest first."""
+STOP_EVERY = 1.0
+"""Seconds between two looks at what the ways to stop keep."""
 LETTERS = {"save_stop": "s", "checkpoint": "c", "end_of_epoch": "e", "stop": "n"}
 
 
@@ -92,7 +95,9 @@ class RunActions:
         if view.over:
             self._show_message(f"This run is {view.state}; there is nothing to stop.", SECONDS)
         else:
-            self._screen.app.push_screen(StopMenu(view), lambda do: self._ask(run, do) if do else None)
+            self._screen.app.push_screen(
+                StopMenu(view, lambda: peek(run).view), lambda do: self._ask(run, do) if do else None
+            )
 
     def _ask(self, run: RunFolder, do: str) -> None:
         try:
@@ -213,8 +218,16 @@ class StopMenu(Pick):
         Binding(letter, f"take('{do}')", show=False) for do, letter in LETTERS.items()
     ]
 
-    def __init__(self, view: RunView) -> None:
+    def __init__(self, view: RunView, look: Callable[[], RunView]) -> None:
         super().__init__("How should it stop?", [_item(way) for way in ways(view)])
+        self._look = look
+
+    def on_mount(self) -> None:
+        """The run goes on while one thinks, so what each way keeps changes."""
+        self.set_interval(STOP_EVERY, self._recount)
+
+    def _recount(self) -> None:
+        self.replace([_item(way) for way in ways(self._look())])
 
     def action_take(self, do: str) -> None:
         """The way with this letter."""

@@ -105,7 +105,7 @@ def test_transformers_own_reader_gives_the_logits_of_the_trained_model(make_run:
 
     run = make_run("llama", adapter={})
     model = Model(source(run), _config(run))
-    for quant, bound in (("F16", 1e-2), ("Q8_0", 5e-2)):
+    for quant, bound in (("F16", 1e-2), ("Q8_0", 5e-2), ("F32", 1e-4)):
         part = exported(run, ["gguf"], tmp_path / quant, quant)[0]
         file = Path(part["path"])
         opened = AutoModelForCausalLM.from_pretrained(file.parent, gguf_file=file.name, dtype=torch.float32)

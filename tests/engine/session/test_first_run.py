@@ -130,6 +130,29 @@ def test_rows_that_were_known_once_stay_so_though_a_later_answer_is_another(tmp_
     assert "No." not in [text for _, text in told]
 
 
+def test_rows_that_may_be_left_out_for_their_length_are_asked_last(tmp_path: Path) -> None:
+    long = [{"prompt": f"Tell tale {number}.", "completion": "so " * 800} for number in range(3)]
+    middle = [{"prompt": f"Tell much of {number}.", "completion": "and " * 120} for number in range(2)]
+    found = examine(written(tmp_path, [*long, *middle, *QUESTIONS]), tmp_path)
+    assert [each.prompt for each in found.pinned] == [row["prompt"] for row in QUESTIONS[:3]]
+    few = examine(written(tmp_path, [*long, *middle, QUESTIONS[0]], "few.jsonl"), tmp_path)
+    assert [each.prompt for each in few.pinned] == [QUESTIONS[0]["prompt"], *(row["prompt"] for row in middle)]
+
+
+def test_rows_that_are_all_too_long_are_refused_by_name(tmp_path: Path) -> None:
+    rows = [{"prompt": f"Tell {number}.", "completion": "once upon a time " * 1200} for number in range(4)]
+    found = examine(written(tmp_path, rows), tmp_path)
+    assert "each answer of the first 4 rows is longer than the 1,024 tokens a rehearsal reads" in found.problem
+
+
+@pytest.mark.parametrize(("words", "time"), [(1, "about half a minute"), (90, "one to two minutes")])
+def test_how_long_the_built_in_model_takes_is_told_by_the_answers(tmp_path: Path, words: int, time: str) -> None:
+    first = FirstRun(None, rows="rows.jsonl", base=tmp_path)  # type: ignore[arg-type]
+    rows = [{"prompt": f"Number {number}?", "completion": "one " * words} for number in range(4)]
+    first.examined = examine(written(tmp_path, rows), tmp_path)
+    assert any(time in block.text for block in first.page("rehearsal"))
+
+
 def test_the_rehearsal_is_a_config_without_errors_and_the_real_run_takes_all_rows(tmp_path: Path) -> None:
     first = FirstRun(None, rows=written(tmp_path, QUESTIONS), base=tmp_path)  # type: ignore[arg-type]
     first.examined = examine("rows.jsonl", tmp_path)

@@ -44,6 +44,14 @@ def test_each_figure_is_the_estimates(tmp_path: Path) -> None:
     assert "92.0 of 79.0 GiB of memory, more than there is" in fewer
 
 
+def test_a_batch_holds_no_more_rows_than_there_are() -> None:
+    few = Facts(data=DataFacts(rows=2, exact=True, read=2))
+    assert "all 2 rows each" in paragraph(Draft(TEXT).config, few, KNOWN)
+    packed = Draft(TEXT.replace("data: {", "data: {packing: true, ")).config
+    assert packed.data.packing
+    assert "16 rows each" in paragraph(packed, few, KNOWN)
+
+
 def test_what_is_not_known_is_called_so() -> None:
     words = paragraph(Draft(TEXT).config, Facts(), Estimate())
     for said in ("its size is not known yet", "the rows, not counted yet, of mine.jsonl", "(LoRA, rank 16: how many parameters is not known yet)",

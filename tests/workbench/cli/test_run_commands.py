@@ -356,3 +356,17 @@ def test_who_follows_a_run_is_told_of_the_slowest_rank_once(tmp_path, capsys, mo
         follower.until(lambda view: True)
     told = [line for line in capsys.readouterr().err.splitlines() if "rank" in line]
     assert told == ["! rank 2 takes 200 ms a step longer for its data than others"]
+
+
+def test_who_resumes_is_told_of_the_new_start_alone(tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr(launch, "unattended", lambda run: False)
+    run = create(tmp_path, "version: 1\n", {"name": "again", "method": "sft", "model": "builtin/tiny"})
+    run.update_json(state="running")
+    with open_view(run) as watch:
+        follower = Follower(watch, after=0)
+        before = EventWriter(run, segment=0)
+        before.write("phase", name="Training")
+        follower.until(lambda view: True)
+        EventWriter(run, segment=1).write("phase", name="Reading the config")
+        follower.until(lambda view: True)
+    assert [line for line in capsys.readouterr().err.splitlines() if line] == ["Reading the config"]

@@ -600,6 +600,24 @@ async def test_quitting_says_which_runs_go_on() -> None:
     assert app.goodbye == [f"{run.id} goes on without this window. `workbench {run.id}` shows it again."]
 
 
+async def test_back_from_a_run_that_has_ended_the_head_counts_it_no_more(monkeypatch: pytest.MonkeyPatch) -> None:
+    from engine.run.store import create
+    from workbench.screens import background
+    from workbench.screens.dialog import Show
+
+    monkeypatch.setattr(background, "RUNS_EVERY", 1000)
+    run = create("runs", "version: 1\n", {"name": "dates"})
+    run.update_json(state="running")
+    app = app_of()
+    async with app.run_test(size=(80, 24)) as pilot:
+        await until(pilot, lambda: "1 run going on" in shown(app))
+        app.push_screen(Show("A run", "its curves"))
+        await pilot.pause()
+        run.update_json(state="stopped")
+        await pilot.press("escape")
+        await until(pilot, lambda: "1 run going on" not in shown(app))
+
+
 async def test_saving_where_nobody_may_write_says_so_and_keeps_the_draft(monkeypatch: pytest.MonkeyPatch) -> None:
     app = app_of()
     async with app.run_test(size=(80, 24)) as pilot:

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from engine.errors import Cancelled
+from engine.export.places import forms_of
 from engine.export.process import Export
 from engine.run.store import RunFolder
 from tests.chats import make_run
@@ -61,6 +62,22 @@ async def test_a_model_is_taken_along_and_nothing_is_replaced(run: RunFolder, sh
         await pilot.press("escape")
         await pilot.pause()
         assert isinstance(app.screen, MonitorScreen)
+
+
+async def test_a_run_of_all_weights_is_offered_no_adapter(
+    tmp_path: Path, shown: Shown, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    whole = make_run(tmp_path / "runs", lora=False)
+    assert list(forms_of(whole)) == ["safetensors", "gguf", "modelfile"]
+    assert "adapter" in forms_of(make_run(tmp_path / "runs", name="lora"))
+    app = WorkbenchApp(run=whole, runs_dir=whole.path.parent)
+    async with app.run_test(size=(80, 24)) as pilot:
+        await pilot.pause()
+        await pilot.press("X")
+        await pilot.pause()
+        assert "○ gguf" in words(app, shown)
+        assert "○ adapter" not in words(app, shown)
 
 
 async def test_an_adapter_on_experts_is_asked_for_one_by_one(

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from textual.widgets import Input
+from textual.widgets import Input, OptionList
 
 from engine.config.files import parse
 from engine.errors import WorkbenchError
@@ -176,6 +176,19 @@ async def test_the_stop_menu_says_what_is_kept_how_long_it_takes_and_what_can_be
         await pilot.press("escape")
         await pilot.pause(0.1)
     assert asked(run) == []
+
+
+async def test_the_stop_menu_counts_on_while_it_is_open(make_run: Any, shown: Shown, writer: Any) -> None:
+    run = make_run(steps=67)
+    app = app_of(run)
+    async with app.run_test(size=(80, 24)) as pilot:
+        await pilot.pause(0.2)
+        await pilot.press("s", "down", "down")
+        await until(pilot, lambda: "Keeps all 67 steps" in shown(app))
+        writer(run).write("metrics", 15.0, step=71, epoch=1.4, loss=0.5)
+        await until(pilot, lambda: "Keeps all 71 steps" in shown(app))
+        assert "the 11 steps since then" in shown(app)
+        assert app.screen.query_one(OptionList).highlighted == 2
 
 
 async def test_a_run_without_a_checkpoint_says_that_stopping_now_keeps_nothing(make_run: Any) -> None:
