@@ -88,5 +88,4 @@ class Kernels(Section):
     torch_compile_options: Annotated[dict[str, Any], Title("Compile options"), Control("mapping"), Expert] = {}
     """Settings of torch's compiler, each true or false, by their names in `torch._inductor.config`. They are in force while
     the layers are compiled and nowhere else. `cpp_wrapper` has the kernels launched from C++, which compiles longer.
-    `stack_cudagraph` is our own: on a GPU, the passes of all layers are recorded once and launched as two CUDA graphs, for
-    batches of the form that came first (full packs of one size, without document boundaries); others run as before."""
+    `stack_cudagraph`, which records all layers as CUDA graphs, is refused until its gradients are right on a GPU."""

@@ -75,6 +75,7 @@ CASES: dict[str, list[Case]] = {
             ({"memory.activation_offloading": "cpu"}, Facts()),
             ({"distributed.strategy": "fsdp2"}, Facts()),
             ({"adapter": {"kind": "lora", "lora_dropout": 0.1}}, Facts()),
+            ({}, Facts()),
         )
     ],
     "tiles-are-not-compiled": [
