@@ -7,11 +7,9 @@ from engine.config.section import Auto, Control, Expert, Section, Source, Title
 COMPILE_OPTIONS = (
     "coordinate_descent_tuning", "coordinate_descent_check_all_directions", "shape_padding", "epilogue_fusion",
     "max_autotune_gemm", "fx_graph_cache", "assume_aligned_inputs", "comprehensive_padding", "decompose_mem_bound_mm",
-    "triton.cudagraphs", "cpp_wrapper",
+    "triton.cudagraphs",
 )  # fmt: skip
 """The keys of torch._inductor.config that `torch_compile_options` may carry."""
-STACK_GRAPH = "stack_cudagraph"
-"""The one key beside them, which torch's compiler does not see: all layers recorded as one CUDA graph each way."""
 NORM_ROPE_MODELS = (
     "qwen3", "qwen3_moe", "qwen3_vl_text", "qwen3_vl_moe_text", "qwen3_5_text", "qwen3_5_moe_text", "gemma3_text",
     "gemma4_text", "gemma4_unified_text",
@@ -87,5 +85,4 @@ class Kernels(Section):
 
     torch_compile_options: Annotated[dict[str, Any], Title("Compile options"), Control("mapping"), Expert] = {}
     """Settings of torch's compiler, each true or false, by their names in `torch._inductor.config`. They are in force while
-    the layers are compiled and nowhere else. `cpp_wrapper` has the kernels launched from C++, which compiles longer.
-    `stack_cudagraph`, which records all layers as CUDA graphs, is refused until its gradients are right on a GPU."""
+    the layers are compiled and nowhere else."""

@@ -21,8 +21,8 @@ from tests.engine.features.conftest import built_of, tiny_model
 from tests.engine.trainers.conftest import CONVERSATIONS, lines
 
 needs_compiler = pytest.mark.skipif(shutil.which("g++") is None, reason="torch compiles for a CPU with g++")
-# Each option the other way round than torch has it, so that its arrival can be seen; the wrapper turns graphs off.
-OPTIONS = {name: not inductor.get_config_copy()[name] for name in COMPILE_OPTIONS if name != "cpp_wrapper"}
+# Each option the other way round than torch has it, so that its arrival can be seen.
+OPTIONS = {name: not inductor.get_config_copy()[name] for name in COMPILE_OPTIONS}
 
 
 @pytest.fixture(autouse=True)
@@ -97,7 +97,7 @@ class Enough(Exception):
 
 def recording(seen, end=False):
     def record(graph):
-        seen.append({name: inductor.get_config_copy()[name] for name in OPTIONS})
+        seen.append({name: inductor.get_config_copy()[name] for name in COMPILE_OPTIONS})
         if end:
             raise Enough
 
@@ -125,34 +125,6 @@ def test_generation_with_a_cache_runs_the_plain_layer():
     with torch.no_grad():
         assert torch.equal(model.layers[0](x, past_key_values="a cache"), plain)
     assert counters["stats"]["unique_graphs"] == graphs
-
-
-def test_the_wrapper_in_c_is_in_force_while_layers_are_compiled(monkeypatch):
-    trainer, seen = Stepping(Small()), []
-
-    def record(graph):
-        seen.append(inductor.cpp_wrapper)
-        raise Enough
-
-    compiled.apply(config(options={"cpp_wrapper": True}), built_of(trainer))
-    with inductor.patch(post_grad_custom_post_pass=record), pytest.raises(Exception, match="Enough"):
-        step(trainer.model, torch.randn(3, 8))
-    assert seen == [True]
-    assert inductor.cpp_wrapper is False
-
-
-@pytest.mark.slow
-@needs_compiler
-def test_layers_whose_kernels_are_called_from_c_give_the_plain_numbers():
-    torch.manual_seed(0)
-    model, x = Small().double(), torch.randn(3, 8, dtype=torch.float64)
-    loss, gradients = step(model, x)
-    trainer = Stepping(model)
-    compiled.apply(config(options={"cpp_wrapper": True}), built_of(trainer))
-    ours, found = trainer.training_step(x)
-    assert ours == pytest.approx(loss, rel=1e-12)
-    for name, gradient in gradients.items():
-        torch.testing.assert_close(found[name], gradient)
 
 
 @pytest.mark.slow
