@@ -81,7 +81,7 @@ class Kernels(Section):
     compiles where there are options for it, and on a GPU where the run has 60 steps or more of packed rows, or 150 batches
     of padded ones, which are compiled for any length at once, or so many as the wait that was measured on this machine
     needs; unless another setting breaks the layers' graphs. Should compiling fail, the run goes on without. The receipt says
-    why. On a CPU and with fsdp2 `auto` leaves it off."""
+    why. On a CPU `auto` leaves it off, and with fsdp2 where weights are in few bits, in main memory or of experts."""
 
     torch_compile_options: Annotated[dict[str, Any], Title("Compile options"), Control("mapping"), Expert] = {}
     """Settings of torch's compiler, each true or false, by their names in `torch._inductor.config`. They are in force while

@@ -25,6 +25,9 @@ GOOD: dict[str, dict[str, Any]] = {
 }  # fmt: skip
 
 
+SHARES: dict[str, Any] = {"run.devices": 2, "distributed.strategy": "fsdp2"}
+
+
 def compiled(
     settings: dict[str, Any],
     machine: Machine | None = H100,
@@ -58,6 +61,11 @@ def test_attention_that_was_measured_compiled_is_compiled(attention: str) -> Non
 def test_layers_on_two_cards_that_each_hold_the_model_are_compiled() -> None:
     """8B, LoRA on two H100: 725 ms a step compiled, 1,140 plain."""
     assert compiled({"run.devices": 2}, parse_machine("2xH100-80GB"))[0] is True
+
+
+@pytest.mark.parametrize("adapter", ["lora", "none"])
+def test_layers_whose_weights_are_shares_are_compiled(adapter: str) -> None:
+    assert compiled({**SHARES, "adapter.kind": adapter}, parse_machine("2xH100-80GB"))[0] is True
 
 
 @pytest.mark.parametrize("kind", ["qwen3_next", "qwen3_5", "falcon_h1"])
@@ -117,7 +125,8 @@ def test_without_a_card_that_serves_nothing_changes(machine: Machine | None, wor
         ({"kernels.quantization_aware": True}, "int8"),
         ({"kernels.fused_lora": True}, "LoRA's own backward pass"),
         ({"model.attention": "flex_attention"}, "flex_attention"),
-        ({"run.devices": 2, "distributed.strategy": "fsdp2"}, "shared out"),
+        ({**SHARES, "model.quantization": "nf4"}, "in few bits"),
+        ({**SHARES, "distributed.cpu_offload": True}, "in main memory"),
         ({"run.devices": 2, "distributed.context_parallel_size": 2}, "divide the tokens"),
         (
             {"method.kind": "grpo", "method.reward_funcs": ["exact_match"], "data.packing": False},
@@ -138,6 +147,7 @@ def test_a_mixture_is_compiled_where_its_experts_run_by_kernels_that_were_measur
     assert QWEN is not None
     mixture = replace(QWEN, model_type="qwen3_moe", experts=128)
     assert compiled(EXPERTS, model=mixture)[0] is True
+    assert compiled({**EXPERTS, **SHARES}, model=mixture)[0] is False
     for settings, word in (
         ({}, "kernels.fused_experts"),
         ({**EXPERTS, "kernels.fused_experts": False}, "kernels.fused_experts"),

@@ -9,6 +9,9 @@ from typing import Any
 import pytest
 import torch
 from torch import distributed as dist
+from torch.distributed.fsdp import fully_shard
+from torch.distributed.tensor import DTensor
+from torch.nn.parallel import DistributedDataParallel
 
 from engine.features.compile import apply as compiled
 from engine.features.compile import fallback
@@ -28,7 +31,7 @@ class Layer(torch.nn.Module):
         return self.up(x) + self.place
 
 
-def _rank(rank: int, folder: str) -> None:
+def _rank(rank: int, folder: str, shares: bool) -> None:
     torch.set_num_threads(1)
     patience = datetime.timedelta(seconds=20)
     dist.init_process_group("gloo", init_method=f"file://{folder}/meet", rank=rank, world_size=2, timeout=patience)
@@ -45,8 +48,11 @@ def _rank(rank: int, folder: str) -> None:
     torch.manual_seed(0)
     model: Any = torch.nn.Sequential(Layer(), Layer())
     switch, reported = fallback.Switch(asked=False), list[Any]()
-    compiled.compile_layers(list(model), {}, switch)
-    passed = torch.nn.parallel.DistributedDataParallel(model)
+    compiled.compile_layers(list(model), {}, switch, part=compiled.WITHIN_HOOKS if shares else compiled.WHOLE_CALL)
+    if shares:
+        for layer in model:
+            fully_shard(layer)
+    passed = fully_shard(model) if shares else DistributedDataParallel(model)
 
     def training_step(x: torch.Tensor) -> float:
         model.zero_grad()
@@ -61,13 +67,17 @@ def _rank(rank: int, folder: str) -> None:
     batch = torch.full((2, 4), 1.0 + rank)
     losses = [trainer.training_step(batch) for _ in range(2)]
     told = [(entry.effective, entry.detail) for entry in reported]
-    torch.save((losses, told, [weight.grad for weight in model.parameters()]), f"{folder}/{rank}.pt")
+    if shares:
+        assert all(isinstance(weight, DTensor) for weight in model.parameters())
+    grads = [weight.grad.full_tensor() if shares else weight.grad for weight in model.parameters()]
+    torch.save((losses, told, grads), f"{folder}/{rank}.pt")
     dist.destroy_process_group()
 
 
 @pytest.mark.slow
-def test_a_compiler_that_fails_on_one_of_two_processes_stops_neither(tmp_path: Any) -> None:
-    torch.multiprocessing.spawn(_rank, (str(tmp_path),), nprocs=2)
+@pytest.mark.parametrize("shares", [False, True], ids=["ddp", "fsdp2"])
+def test_a_compiler_that_fails_on_one_of_two_processes_stops_neither(tmp_path: Any, shares: bool) -> None:
+    torch.multiprocessing.spawn(_rank, (str(tmp_path), shares), nprocs=2)
     (first, _, ours), (second, told, theirs) = (torch.load(tmp_path / f"{rank}.pt") for rank in range(2))
     assert first[0] == first[1]
     assert second[0] == second[1]
