@@ -42,6 +42,8 @@ class Machine:
     slow_bfloat16: bool = False
     """Whether its processor has no instructions for bfloat16: torch then multiplies it forty times slower than float32
     (2.5e9 for 1.0e11 operations a second and core, torch 2.13 held to AVX2)."""
+    shared_memory_bytes: int | None = None
+    """What processes may share with each other in `/dev/shm`, which a container often has little of."""
     cpu_share: float = 1.0
     """What a run that wants all of the cores would get of them beside what ran in the last minute."""
     nodes: int | None = None
@@ -146,6 +148,7 @@ def this_machine(folder: str | Path = ".") -> Machine:
         disk_free_bytes=disk_free(folder),
         name=_machine_name(gpus),
         slow_bfloat16=_slow_bfloat16(),
+        shared_memory_bytes=_shared_memory_bytes(),
         cpu_share=_cpu_share(int(time.monotonic() // 60)),
     )
 
@@ -250,6 +253,15 @@ def _slow_bfloat16(cpuinfo: str = "/proc/cpuinfo") -> bool:
     line = re.search(r"^flags\s*:(.*)$", text, re.MULTILINE)
     known = set(line[1].split()) if line else {"avx_ne_convert"}
     return not {"avx512bw", "avx512vl", "avx512dq"} <= known and "avx_ne_convert" not in known
+
+
+def _shared_memory_bytes(place: str = "/dev/shm") -> int | None:
+    try:
+        space = os.statvfs(place)
+    except (OSError, AttributeError):
+        return None
+    # All of it, not what is free: two looks at one config must not differ by what others do.
+    return space.f_blocks * space.f_frsize
 
 
 @cache

@@ -256,7 +256,7 @@ KEYS: dict[str, Key] = {
     "no_cuda": unless_off("run.devices takes GPUs where there are any."),
     "accelerator_config": unless_off("How batches reach the devices is set by itself."),
     "dataloader_drop_last": unless_off("The last batch of an epoch is learned from too."),
-    "dataloader_num_workers": same("data.dataloader_num_workers", 0),
+    "dataloader_num_workers": same("data.dataloader_num_workers"),
     "dataloader_pin_memory": nothing(_LOADER),
     "dataloader_persistent_workers": nothing(_LOADER),
     "dataloader_prefetch_factor": nothing(_LOADER),

@@ -168,9 +168,13 @@ class Data(Section):
     """The library that resizes images. Both give the same sizes and slightly other pixels, so preview and training take
     one, and a resumed run goes on with its own. `auto` takes torchvision where it is installed, else Pillow (`pil`)."""
 
-    dataloader_num_workers: Annotated[int, Ge(0), Le(64), Title("Loader processes"), Unit("processes"), Advanced] = 0
-    """Processes that read images and make the next batches while a step is computed. 0 leaves it to the training process,
-    between steps; rows of text are there at once and need none. Losses are the same with any number."""
+    dataloader_num_workers: Annotated[
+        Annotated[int, Ge(0), Le(64)] | Auto, Title("Loader processes"), Unit("processes"), Advanced
+    ] = "auto"
+    """Processes that read images and make the next batches while a step is computed, for each training process. 0 leaves it
+    to the training process, between steps; rows of text are there at once and need none. `auto` takes as many as keep a card
+    fed by the images of a batch and the time that it is computed, within the cores and the memory that there are. Losses
+    are the same with any number."""
 
     dataloader_prefetch_factor: Annotated[int, Ge(1), Le(64), Title("Batches ahead"), Unit("batches"), Expert] = 2
     """Batches that each loader process keeps ready. It bounds the memory that waiting batches take: so many times the

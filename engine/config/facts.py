@@ -118,6 +118,8 @@ class DataFacts:
     """Images of all rows, each as often as it is trained on in an epoch."""
     all_image_tokens: int | None = None
     """Their tokens."""
+    image_pixels: int | None = None
+    """Their pixels, as the files have them."""
     truncated: int | None = None
     masked: int | None = None
     lengths: tuple[int, ...] | None = None

@@ -21,7 +21,7 @@ from engine.config.reward_specs import files_of
 from engine.config.tree import RunConfig
 from engine.data.image_folder import is_image_folder, metadata_of
 from engine.data.image_limits import BOMB, FORMATS, UNREADABLE, why_refused
-from engine.data.image_references import ImageFolder
+from engine.data.image_references import DATA, ImageFolder, folder_of
 from engine.data.parts import FormatError
 from engine.data.stored_counts import load_counts
 from engine.errors import WorkbenchError, visible
@@ -251,6 +251,8 @@ def look_at_source(entry: Any, folder: Path, image_base_dir: str | None = None) 
     place = Path(written)
     try:
         if not place.exists():
+            if (folder / entry.path).is_symlink():
+                return SourceFacts(entry.path, exists=True, problem="is a link that leads nowhere, or in a circle.")
             local = written.startswith("/") or written.lower().endswith(DATA_SUFFIXES)
             return SourceFacts(entry.path, exists=False if local else None)
         captioned = is_image_folder(place) and (metadata_of(place) or place).suffix != ".parquet"
@@ -333,7 +335,7 @@ def _file(entry: Any, place: Path, image_base_dir: str | None) -> SourceFacts:
             trouble = seen.problems[0].removeprefix(f"{visible(str(place))}").removeprefix(": ").lstrip("/:")
             trouble = f"line {trouble}" if trouble[:1].isdigit() else trouble
             trouble += "" if trouble.endswith(".") else "."
-        folder = Path(image_base_dir or (place if place.is_dir() else place.parent))
+        folder = folder_of(str(place), image_base_dir)
         unseen = dict(_unreadable_images({n: each for n, each in seen.images.items() if n not in seen.bad_at}, folder))
         if unseen and (not trouble or min(unseen) < min(seen.bad_at, default=0)):
             trouble = f"{_named(rows, min(unseen))}: {unseen[min(unseen)]}"
@@ -378,27 +380,28 @@ def _named(rows: Rows, index: int) -> str:
     return rows.named(index) if line is None else f"line {line}"
 
 
-def _unreadable_images(rows: Mapping[int, tuple[Any, ...]], folder: Path) -> Iterator[tuple[int, str]]:
+def _unreadable_images(rows: Mapping[int, tuple[Any, ...]], folder: ImageFolder) -> Iterator[tuple[int, str]]:
     """The rows that name an image which cannot be read, each with the reason for its first, as a sentence."""
     judged: dict[str, str] = {}
-    within = ImageFolder(str(folder))
     for index, images in rows.items():
         for image in images:
             name = image.get("url") if isinstance(image, Mapping) else image
-            if not isinstance(name, str) or name.startswith("data:") or len(name) > LONGEST_PATH:
-                if (flaw := _inline_flaw(image, within)) and not (isinstance(image, Mapping) and image.get("path")):
+            if not isinstance(name, str) or name.startswith(DATA) or len(name) > LONGEST_PATH:
+                if (flaw := _reference_flaw(image, folder)) and not (isinstance(image, Mapping) and image.get("path")):
                     yield index, flaw
                     break
                 continue
             if name not in judged:
-                judged[name] = _image_flaw(name, folder, whole=len(judged) < WHOLE_IMAGES)
+                judged[name] = _reference_flaw(name, folder)
+                if not judged[name] and (flaw := _file_flaw(folder.reference(name), whole=len(judged) <= WHOLE_IMAGES)):
+                    judged[name] = f"{visible(name)}: {flaw}"
             if judged[name]:
-                yield index, f"{visible(name)}: {judged[name]}"
+                yield index, judged[name]
                 break
 
 
-def _inline_flaw(image: Any, folder: ImageFolder) -> str:
-    """Why what a row gives as an image is none, where that is no path: bytes, base64, or something else."""
+def _reference_flaw(image: Any, folder: ImageFolder) -> str:
+    """Why what a row gives as an image is none, or leads to none that may be read, as preparing the row would say it."""
     try:
         folder.reference(image)
     except FormatError as problem:
@@ -406,23 +409,13 @@ def _inline_flaw(image: Any, folder: ImageFolder) -> str:
     return ""
 
 
-def _image_flaw(name: str, folder: Path, *, whole: bool) -> str:
+def _file_flaw(place: str, *, whole: bool) -> str:
     """Why the file of an image cannot be read, or nothing. Its header is read; all of it where `whole`."""
     from PIL import Image
 
-    from engine.data.rows import refuse_special
-
-    if "://" in name and not name.startswith("file://"):
-        return "images are read from files, not from a server. Download it first."
-    place = folder / name.removeprefix("file://")
-    if not os.path.isabs(name.removeprefix("file://")) and not Path(os.path.normpath(place)).is_relative_to(
-        os.path.normpath(folder)
-    ):
-        return f"the path leads out of {visible(str(folder))}. Images lie below their folder."
+    if place.startswith(DATA):
+        return ""
     try:
-        refuse_special(place)
-        if not place.stat().st_size:
-            return "the file of this image is empty (0 bytes). Bring the image, or take the row out."
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", Image.DecompressionBombWarning)
             opened = Image.open(place, formats=FORMATS)
@@ -436,8 +429,6 @@ def _image_flaw(name: str, folder: Path, *, whole: bool) -> str:
     except Image.DecompressionBombError:
         return f"the image {BOMB}. Bring another, or take the row out."
     except (*UNREADABLE, WorkbenchError) as problem:
-        if isinstance(problem, FileNotFoundError):
-            return f"there is no such file. Relative paths begin at {visible(str(folder))}."
         told = getattr(problem, "strerror", None) or str(problem)
         # Of other errors the words are of Pillow's inside: an index, a missing key.
         reason = told if isinstance(problem, OSError | WorkbenchError) else "it is cut or broken"

@@ -34,6 +34,7 @@ from engine.data.prepared_rows import SHAPES, Shape, shape_of
 from engine.data.rendering import Sent
 from engine.data.streaming.files import looked_at_plan
 from engine.data.tokens import Piece, Tokens
+from engine.data.vision import pixels_of
 from engine.errors import Cancelled, DataError, WorkbenchError, visible
 from engine.facts.counts import held_out_of
 from engine.facts.template_flaws import TEMPLATE_FLAWS
@@ -75,6 +76,7 @@ class Counts:
     """Of the row that has the most of them."""
     images: int = 0
     all_image_tokens: int = 0
+    image_pixels: int = 0
     bad_row: str = ""
     """The first row that cannot be read, and why."""
     bad_rows: list[str] = field(default_factory=list)
@@ -180,7 +182,7 @@ def prepare(
 
 
 SAMPLE = 512
-_OF_ALL = ("tokens", "trained_tokens", "images", "all_image_tokens")
+_OF_ALL = ("tokens", "trained_tokens", "images", "all_image_tokens", "image_pixels")
 
 
 def count(
@@ -465,6 +467,7 @@ def _counted(row: Row, shape: Shape, counts: Counts) -> Row:
         drawn = len(row["image_tokens"])
         counts.images += len(row["images"])
         counts.all_image_tokens += drawn
+        counts.image_pixels += sum(map(pixels_of, row["images"]))
         counts.image_tokens = max(counts.image_tokens, drawn)
     for name in shape.classes(row):
         counts.classes[name] = counts.classes.get(name, 0) + 1
@@ -590,6 +593,7 @@ def _facts(plan: Plan, counts: Counts, lengths: array[int]) -> dict[str, Any]:
         "image_tokens": counts.image_tokens,
         "images": counts.images,
         "all_image_tokens": counts.all_image_tokens,
+        "image_pixels": counts.image_pixels,
         "truncated": counts.too_long,
         "masked": counts.masked,
         "dropped": counts.dropped,

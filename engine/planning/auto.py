@@ -17,7 +17,7 @@ from engine.config.tree import FieldSpec, RunConfig, fields
 from engine.facts import counts
 from engine.features import compile, cut_cross_entropy, tiled_mlp
 from engine.features.table import FEATURES
-from engine.planning import memory_model, sharding
+from engine.planning import loading, memory_model, sharding
 
 Resolve = Callable[[RunConfig, Facts], tuple[Any, str]]
 
@@ -143,6 +143,15 @@ def _image_backend(config: RunConfig, facts: Facts) -> tuple[Any, str]:
     )
 
 
+def _loader_processes(config: RunConfig, facts: Facts) -> tuple[Any, str]:
+    again = config.memory.gradient_checkpointing
+    if again == "auto":
+        # The time of a batch hangs on what is computed again.
+        memory = config.memory.model_copy(update={"gradient_checkpointing": _gradient_checkpointing(config, facts)[0]})
+        config = config.model_copy(update={"memory": memory})
+    return loading.chosen(config, facts)
+
+
 def _reads_images(config: RunConfig, facts: Facts) -> bool:
     """Whether images may be read: the model has a processor for them, or it is not known and rows have some."""
     if facts.model is not None and facts.model.name == config.model.name and facts.model.processor is not None:
@@ -153,6 +162,7 @@ def _reads_images(config: RunConfig, facts: Facts) -> bool:
 _CHOSEN: dict[FieldSpec, Resolve] = {
     **{feature.SETTING: feature.chosen for feature in FEATURES if feature.SETTING and hasattr(feature, "chosen")},
     fields.data.image_backend: _image_backend,
+    fields.data.dataloader_num_workers: _loader_processes,
     fields.method.reference: _reference,
     fields.optim.learning_rate: _learning_rate,
     fields.optim.tf32: _tf32,
@@ -164,6 +174,9 @@ _CHOSEN: dict[FieldSpec, Resolve] = {
 }
 AUTO = {spec: _CHOSEN[spec] for spec in fields if spec in _CHOSEN}
 """Every setting with an `auto`, in the order of the sections; what a feature takes, the feature says."""
+
+OF_IMAGES = (fields.data.image_backend, fields.data.dataloader_num_workers)
+"""Those that matter where images are read."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -182,7 +195,7 @@ def effective(config: RunConfig, facts: Facts | None = None) -> tuple[Effective,
     entries = []
     asked, config = config, _with_strategy(config, facts)
     for spec, resolve in AUTO.items():
-        if spec is fields.data.image_backend and not _reads_images(config, facts):
+        if spec in OF_IMAGES and not _reads_images(config, facts):
             continue  # no image is read, so nothing is said of it
         if spec.applies(asked) and spec.value(asked) == "auto":
             value, reason = resolve(asked if spec == sharding.SPEC else config, facts)
@@ -217,8 +230,10 @@ def _with_strategy(config: RunConfig, facts: Facts) -> RunConfig:
 def resolved(config: RunConfig, facts: Facts | None = None) -> RunConfig:
     """The config with no `auto` left, but for kernels that are chosen by timing: what a run stores and the worker reads."""
     changes: dict[str, dict[str, Any]] = {}
-    if config.data.image_backend == "auto":
-        changes["data"] = {"image_backend": _image_backend(config, facts or Facts())[0]}
+    # Those that nothing is said of become something, too.
+    quiet = {spec.name: AUTO[spec](config, facts or Facts())[0] for spec in OF_IMAGES if spec.value(config) == "auto"}
+    if quiet:
+        changes["data"] = quiet
     for entry in effective(config, facts):
         section, name = entry.path.split(".", 1)
         changes.setdefault(section, {})[name] = entry.effective

@@ -6,31 +6,22 @@ Both frontends show it after each edit. Every number is `None` while a fact it n
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass, field, fields, replace
+from dataclasses import asdict, dataclass, field, fields
 from typing import Any, Literal
 
 from engine.config.facts import DataFacts, Facts
-from engine.config.kinds import reference_of
 from engine.config.tree import RunConfig
 from engine.facts import counts as counted
-from engine.facts import step_times
 from engine.planning import memory_model
 from engine.planning.auto import resolved
-from engine.planning.speed import PEAK, streaming_share
+from engine.planning.speed import card_batch_seconds, operations, streaming_share
 
-# Share of peak 16-bit throughput that a plain run reaches, and what a CPU core does, for a first guess at the time.
-_MFU = 0.30
+# What a CPU core does, for a first guess at the time.
 _CPU_FLOPS_PER_CORE = 2.0e10
 _CPU_SLOW_BFLOAT16 = 2.5e9
 # Seconds of one core that no size changes: until the libraries are loaded, and of a step and a batch's layer beside the
 # products (EPYC, torch 2.13: 6.1 to 7.8 s; 15 ms; 2.1 ms, 2.9 with LoRA).
 _CPU_START, _CPU_STEP, _CPU_LAYER = 7.0, 0.015, 0.0025
-_CARD_LAYER = 3.5e-3
-"""Seconds that a host takes to launch one layer's forward and backward pass, which a small model waits for (0.6B, 28 layers,
-H100: 105 ms a step)."""
-# FLOP a parameter and token that checkpointing computes again: all of the forward pass, or a share of it.
-_AGAIN: dict[Any, float] = {False: 0.0, "selective": 0.0, "medium": 1.0}
-
 
 _OF_ROWS = ("truncated_share", "masked_rows", "dropped_rows", "packing_efficiency", "seconds_left")
 
@@ -185,44 +176,14 @@ def _seconds(
         return None
     if counts is None or steps is None or not per_epoch or machine is None or data is None or not data.tokens:
         return None
-    measured = _by_measured_steps(config, facts, counts, data.tokens, steps, per_epoch)
-    if measured is not None:
-        return measured
-    frozen = config.adapter.kind == "lora"
-    flops = (4.0 if frozen else 6.0) + _AGAIN.get(config.memory.gradient_checkpointing, 2.0)
-    if reference_of(config.method) is not None:
-        flops += 2.0
-    work = flops * counts.base * data.tokens * steps / per_epoch
-    work *= 1 + (streaming_share(config, facts) or 0.0)
     if not machine.gpus:
+        work = operations(config) * counts.base * data.tokens * steps / per_epoch
+        work *= 1 + (streaming_share(config, facts) or 0.0)
         slow = machine.slow_bfloat16 and config.model.dtype == "bfloat16"
         batch = _CPU_LAYER * ((facts.model.layers if facts.model else None) or 0)
         fixed = _CPU_START + steps * (_CPU_STEP + config.optim.gradient_accumulation_steps * batch)
         alone = fixed + work / ((_CPU_SLOW_BFLOAT16 if slow else _CPU_FLOPS_PER_CORE) * (machine.cpu_count or 1))
         return alone / machine.cpu_share
-    known = [capability for capability in PEAK if capability <= machine.gpus[0].capability]
-    if not known:
-        return None
-    speed = PEAK[max(known)] * _MFU * counted.device_count(config, facts)
-    if config.model.dtype == "float32":
-        speed /= 2 if config.optim.tf32 else 8
-    batches = steps * config.optim.gradient_accumulation_steps
-    launches = _CARD_LAYER * batches * ((facts.model.layers if facts.model else None) or 0)
-    return max(work / speed, launches)
-
-
-def _by_measured_steps(
-    config: RunConfig, facts: Facts, counts: counted.Parameters, tokens: int, steps: int, per_epoch: int
-) -> float | None:
-    """Seconds by what batches took on a card like this one; None where too few like these were measured."""
-    batches = per_epoch * config.optim.gradient_accumulation_steps
-    a_batch = tokens / (batches * counted.device_count(config, facts))
-    length = a_batch / max(1, config.optim.per_device_train_batch_size)
-    asked = step_times.asked_of(config, facts, a_batch, length, counts.base)
-    if asked is None or not facts.step_times:
-        return None
-    beside = 2.0 if reference_of(config.method) is not None else 0.0
-    found = step_times.seconds(replace(asked, reference=beside), facts.step_times)
-    if found is None:
-        return None
-    return found * config.optim.gradient_accumulation_steps * steps * (1 + (streaming_share(config, facts) or 0.0))
+    accumulated = config.optim.gradient_accumulation_steps
+    seconds = card_batch_seconds(config, facts, counts, data.tokens / (per_epoch * accumulated))
+    return None if seconds is None else seconds * accumulated * steps

@@ -2,7 +2,8 @@
 
 Every function gives `None` while a fact it needs is unknown. The classes add up to the peak of one step on one device:
 weights, adapter, gradients, optimizer, activations, images (of a vision tower that learns), logits (tiles and buffers of the
-head, `engine.features.cut_cross_entropy`), reference (a frozen copy), overhead (context, fragments).
+head, `engine.features.cut_cross_entropy`), reference (a frozen copy), kept images (where the device is the host), overhead
+(context, fragments).
 """
 
 from __future__ import annotations
@@ -60,6 +61,8 @@ SAMPLED_SCORES = 5
 # of SigLIP 7.5, 2.2 and 4, Qwen3-VL 10.5, 2.2 and 10.7, Qwen2.5-VL 12.5, 4.2 and 8.5; torch 2.13).
 SEEN_HIDDEN, SEEN_ROTATED, SEEN_WIDE, SEEN_GATED = 7.5, 11.5, 2.2, 4.2
 SEEN_BESIDE, SEEN_BESIDE_ROTATED = 4.0, 9.5
+# An image that is kept has so many bytes a pixel and so many beside them (`engine.data.vision`).
+PIXEL_BYTES, KEPT_BESIDE = 4, 1024
 # The allocator reserves more than it hands out.
 FRAGMENTS = 0.02
 CUDA_CONTEXT = 600 * MiB
@@ -129,6 +132,8 @@ def memory(config: RunConfig, facts: Facts, checkpointing: bool | str) -> dict[s
     step = classes["gradients"] + activations + scores
     cache = _sampling(config, model, length)
     classes["cache"] = max(0.0, cache + sampled - step) if cache else 0.0
+    if not on_gpu:
+        classes["kept images"] = kept_images(config, facts)
     overhead = FRAGMENTS * sum(classes.values()) + (CUDA_CONTEXT if on_gpu else CPU_PROCESS)
     return {name: int(size) for name, size in {**classes, "overhead": overhead}.items() if size}
 
@@ -146,6 +151,26 @@ def _images(config: RunConfig, facts: Facts, model: ModelFacts, sequences: int, 
     kept = tower.layers * again + layer if checkpointing else tower.layers * layer
     kept += (SEEN_BESIDE_ROTATED if rotary else SEEN_BESIDE) * hidden
     return sequences * most * tower.patches * kept * BYTES[config.model.dtype]
+
+
+def may_see(config: RunConfig, facts: Facts) -> bool:
+    """Whether images are read, as far as is known: by what was counted, else by the first rows."""
+    if not learns_from_images(config.method.kind):
+        return False
+    if facts.data is not None and facts.data.images is not None:
+        return facts.data.images > 0
+    return any(seen.images for seen in (facts.sources or {}).values())
+
+
+def kept_images(config: RunConfig, facts: Facts) -> int:
+    """Main memory that images may take which one training process and its loader processes keep as they were decoded; the
+    former reads none where it has some of the latter."""
+    if not may_see(config, facts):
+        return 0
+    most, data = config.data.image_cache_size * MiB, facts.data
+    if data is not None and data.images and data.image_pixels:
+        most = min(most, PIXEL_BYTES * data.image_pixels + KEPT_BESIDE * data.images)
+    return most * max(1, config.data.dataloader_num_workers if config.data.dataloader_num_workers != "auto" else 1)
 
 
 def _put_together(config: RunConfig, layers: Layers, weights: float, experts: float) -> float:

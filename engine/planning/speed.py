@@ -6,9 +6,14 @@ gives `None` while a fact it needs is unknown.
 
 from __future__ import annotations
 
+from dataclasses import replace
+from typing import Any
+
 from engine.config.facts import Facts
+from engine.config.kinds import reference_of
 from engine.config.tree import RunConfig
-from engine.facts.counts import batch_tokens, known_model
+from engine.facts import step_times
+from engine.facts.counts import Parameters, batch_tokens, device_count, known_model
 from engine.planning.memory_model import layer_operations, layers_bytes
 
 # dense bfloat16 throughput by compute capability, in FLOP/s, as published for the usual card
@@ -22,6 +27,49 @@ BUS = {(7, 0): 1.3e10, (8, 0): 2.6e10, (9, 0): 5.5e10}
 REACH = {False: 0.38, True: 0.61}
 """Share of the peak that a layer with adapters reaches, as it is and compiled (8B shape, 16,384 tokens, H200: 18.3 and
 11.5 ms for 6.3e12 operations). Its products alone reach 0.88, so a faster layer is still to come."""
+
+_MFU = 0.30
+"""Share of the peak that a plain run reaches, for a first guess at the time."""
+_CARD_LAYER = 3.5e-3
+"""Seconds that a host takes to launch one layer's forward and backward pass, which a small model waits for (0.6B, 28 layers,
+H100: 105 ms a step)."""
+_AGAIN: dict[Any, float] = {False: 0.0, "selective": 0.0, "medium": 1.0}
+"""Operations a parameter and token that checkpointing computes again: all of the forward pass, or a share of it."""
+
+
+def operations(config: RunConfig) -> float:
+    """Floating-point operations a parameter and token: 6, 8 with checkpointing, a third less for a frozen base."""
+    count = (4.0 if config.adapter.kind == "lora" else 6.0) + _AGAIN.get(config.memory.gradient_checkpointing, 2.0)
+    return count + (2.0 if reference_of(config.method) is not None else 0.0)
+
+
+def card_batch_seconds(config: RunConfig, facts: Facts, parameters: Parameters, tokens: float) -> float | None:
+    """How long cards compute one batch of so many tokens over all of them: by batches that were measured on a card like
+    theirs, else a first guess, which is no less than what the host takes to launch the layers."""
+    if facts.machine is None or not facts.machine.gpus:
+        return None
+    longer = 1 + (streaming_share(config, facts) or 0.0)
+    devices = device_count(config, facts)
+    if (measured := _measured_seconds(config, facts, parameters, tokens / devices)) is not None:
+        return measured * longer
+    capability = facts.machine.gpus[0].capability
+    if capability < min(PEAK):
+        return None
+    rate = PEAK[max(known for known in PEAK if known <= capability)] * _MFU * devices
+    if config.model.dtype == "float32":
+        rate /= 2 if config.optim.tf32 else 8
+    launches = _CARD_LAYER * ((facts.model.layers if facts.model else None) or 0)
+    return max(operations(config) * parameters.base * tokens * longer / rate, launches)
+
+
+def _measured_seconds(config: RunConfig, facts: Facts, parameters: Parameters, tokens: float) -> float | None:
+    """By what batches took on a card like this one; None where too few like these were measured."""
+    length = tokens / max(1, config.optim.per_device_train_batch_size)
+    asked = step_times.asked_of(config, facts, tokens, length, parameters.base)
+    if asked is None or not facts.step_times:
+        return None
+    beside = 2.0 if reference_of(config.method) is not None else 0.0
+    return step_times.seconds(replace(asked, reference=beside), facts.step_times)
 
 
 def layer_seconds(config: RunConfig, facts: Facts) -> tuple[float, float] | None:

@@ -48,7 +48,7 @@ refused(
         "left out while data.dataloader_num_workers is 0",
         "Without loader processes nothing is made ahead.",
         leave_out(_AHEAD, "leave it out"),
-        beside={fields.data.dataloader_num_workers: not_},
+        beside={fields.data.dataloader_num_workers: one_of(0)},
     ),
     Refused(
         "packing-cross-doc-attn-mask-needs-packing",

@@ -14,7 +14,7 @@ from engine.config.rule import rule
 from engine.config.tree import RunConfig, fields
 from engine.facts import counts
 from engine.features import layer_offloading
-from engine.planning import memory_model, speed
+from engine.planning import loading, memory_model, speed
 from engine.planning.auto import resolved
 
 DISK_BYTES_PER_SECOND = 1.5e9
@@ -23,6 +23,7 @@ HOST_SHARE = 0.8
 """Share of the host's memory that locked weights may take."""
 _UNPACKED_FIRST = (".gz", ".zst", ".xz", ".bz2")
 _LAYERS = fields.memory.layer_offloading
+_LOADERS, _KEPT = fields.data.dataloader_num_workers, fields.data.image_cache_size
 
 
 @rule(
@@ -77,6 +78,35 @@ def offloading_both_needs_checkpoints(config: RunConfig, facts: Facts) -> Iterat
         rule_text = "full with layer_offloading and activation_offloading"
         fix = Fix("take full", {spec.path: "full"})
         yield must(spec.path, rule_text, config.memory.gradient_checkpointing, todo, fix=fix)
+
+
+@rule(reads=(_LOADERS, fields.data.dataloader_prefetch_factor, fields.optim.per_device_train_batch_size))
+def waiting_batches_fit_into_shared_memory(config: RunConfig, facts: Facts) -> Iterator[Finding]:
+    """A process that finds no room there is killed in the middle of a batch."""
+    asked, machine = config.data.dataloader_num_workers, facts.machine
+    room = machine.shared_memory_bytes if machine is not None else None
+    if asked == "auto" or not asked or room is None:
+        return
+    if (need := loading.all_waiting_bytes(config, facts, asked)) > room:
+        todo = (
+            f"Batches of images that wait may take {figures.size(need)} of shared memory, and /dev/shm has {figures.size(room)}. "
+            "Take fewer processes, or give a container more (--shm-size)."
+        )
+        fix = Fix("let it be chosen", unset=(_LOADERS.path,))
+        yield must(_LOADERS.path, "fewer on this machine", asked, todo, severity="warning", fix=fix)
+
+
+@rule(reads=(_LOADERS, _KEPT))
+def kept_images_fit_into_main_memory(config: RunConfig, facts: Facts) -> Iterator[Finding]:
+    room = facts.machine.memory_bytes if facts.machine is not None else None
+    processes = counts.devices_a_node(config)
+    need = processes * memory_model.kept_images(resolved(config, facts), facts)
+    if room is not None and need > HOST_SHARE * room:
+        todo = (
+            f"Images that are kept may take {figures.size(need)}, that much in each loader process, "
+            f"and this machine has {figures.size(room)}."
+        )
+        yield must(_KEPT.path, "less", config.data.image_cache_size, todo, severity="warning")
 
 
 @rule(reads=(_LAYERS, fields.model.name, fields.model.dtype, fields.model.quantization))

@@ -77,6 +77,7 @@ def receipt(
     ]
     if (processor := images_of(trainer.processing_class)) is not None:
         entries.append(_images(config, processor, (why or {}).get(fields.data.image_backend.path)))
+        entries.append(_loaders(config, trainer, (why or {}).get(fields.data.dataloader_num_workers.path)))
     if config.run.full_determinism:
         entries.append(_determinism())
     entries += trackers.entries(trainer)
@@ -162,6 +163,23 @@ def _packing(config: RunConfig, model: PreTrainedModel | PeftModel, prepared: Pr
         "apart" if "seq_lengths" in prepared.dataset.column_names else "joined",
         count=prepared.counts["packs"] or (len(prepared.dataset) if prepared.stream else 0),
         detail=f"packs; tokens see their own document only{_separated_by(model)}" if apart else "packs",
+    )
+
+
+def _loaders(config: RunConfig, trainer: RunTrainer, auto: str | None) -> dict[str, Any]:
+    """How many processes read images beside the step, and what they may hold."""
+    count, data = trainer.args.dataloader_num_workers, config.data
+    kept = f"{figures.size(data.image_cache_size << 20)} of decoded images kept"
+    if count:
+        ahead = trainer.args.dataloader_prefetch_factor
+        held = f"{kept} and {ahead} batch{'' if ahead == 1 else 'es'} ahead in each"
+    else:
+        held = f"the training process reads them between steps; {kept}"
+    return _entry(
+        "loader processes",
+        data.dataloader_num_workers if auto is None else "auto",
+        count,
+        detail=f"{held}; {auto}" if auto else held,
     )
 
 

@@ -22,6 +22,7 @@ _CLASSES = {
     "images": "activations of images",
     "logits": "scores of the vocabulary",
     "reference": "reference model",
+    "kept images": "decoded images kept",
     "cache": "keys and values of sampled answers",
     "overhead": "driver and fragments",
 }

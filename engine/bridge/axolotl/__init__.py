@@ -222,7 +222,7 @@ KEYS: dict[str, Key] = {
     "dataset_exact_deduplication": flag({"data.deduplicate": "exact"}),
     "dataset_keep_in_memory": nothing(_LOADER),
     "dataloader_pin_memory": nothing(_LOADER),
-    "dataloader_num_workers": same("data.dataloader_num_workers", 0),
+    "dataloader_num_workers": same("data.dataloader_num_workers"),
     "dataloader_prefetch_factor": nothing(_LOADER),
     "dataloader_drop_last": unless_off("The last batch of an epoch is learned from too."),
     "remove_unused_columns": nothing("A row gives what its method learns from, whatever columns stand beside."),

@@ -13,6 +13,7 @@ from typing import Any
 import pyarrow
 import pyarrow.parquet
 import pytest
+import torch
 
 from engine.config.data import Data, DataSource
 from engine.config.facts import DataFacts
@@ -23,6 +24,7 @@ from engine.data.streaming.cuts import cut_file
 from engine.data.streaming.files import streamed_plan
 from engine.data.streaming.order import Lane, Walk
 from engine.errors import DataError, WorkbenchError
+from engine.trainers.stream_loader import Dealt, StreamLoader
 
 
 @pytest.fixture(autouse=True)
@@ -88,6 +90,24 @@ def test_two_epochs_hold_every_row_twice_in_two_orders(opened, gpt2, tmp_path, n
     assert found[:90] != found[90:]
     assert Counter(found[:90]).most_common(1)[0][1] == 1
     assert stream.over
+
+
+def test_two_processes_with_two_loader_processes_each_take_every_row_exactly_twice_in_two_epochs(opened, tmp_path):
+    path = written(tmp_path / "rows.jsonl", texts(64))
+    taken: list[list[int]] = []
+    for rank in (0, 1):
+        stream = opened(path, steps=None, epochs=2.0)
+        loader = StreamLoader(stream, Dealt(4, 2, rank), _row_numbers, torch.device("cpu"), workers=2, prefetch=2)
+        stream.keep = 8
+        taken.append([row for batch in loader for row in batch["rows"].tolist()])
+    assert Counter(taken[0] + taken[1]) == Counter(2 * list(set(taken[0] + taken[1])))
+    assert len(set(taken[0] + taken[1])) == 64
+    assert len(taken[0]) == len(taken[1]) == 64
+    assert taken[0] != taken[1]
+
+
+def _row_numbers(rows: list[dict[str, Any]]) -> dict[str, torch.Tensor]:
+    return {"rows": torch.tensor([row["row"] for row in rows])}
 
 
 @pytest.mark.parametrize("name", ["rows.jsonl", "rows.parquet", pytest.param("rows.jsonl.gz", marks=pytest.mark.slow)])

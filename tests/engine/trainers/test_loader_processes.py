@@ -240,3 +240,28 @@ def test_so_many_batches_are_made_ahead_and_no_more(train, seeing, tmp_path, mon
     train({**seeing, "optim.per_device_train_batch_size": 1, "optim.max_steps": 2, **workers})
     # accelerate takes one batch more than the one it gives.
     assert ahead == [min(8, 2 + 2 * factor)]
+
+
+def test_the_receipt_says_how_many_processes_read_images_and_why(train, seeing, made_by, tmp_path):
+    from engine.config.files import as_yaml, parse
+    from engine.run.store import create
+
+    def entry(run):
+        (found,) = (each for each in lines(run, "receipt")[0]["entries"] if each["feature"] == "loader processes")
+        return found["requested"], found["effective"], found["detail"]
+
+    given = {**seeing, "optim.max_steps": 1, "data.image_cache_size": 8}
+    asked = train({**given, "data.dataloader_num_workers": 2})
+    assert len(made_by()) == 2
+    kept = "8.0 MiB of decoded images kept"
+    assert entry(asked) == (2, 2, f"{kept} and 2 batches ahead in each")
+    # As a launch keeps it where `auto` has become a number: with its reason beside the config.
+    reason = "the images of a batch take a core 1.0 s, and it is computed in 1.5 s"
+    auto = {"data.dataloader_num_workers": {"value": 2, "reason": reason}}
+    settings = as_yaml(parse(asked.config.read_text()).mapping)
+    chosen = train(folder=create(tmp_path / "chosen", settings, {"method": "sft", "model": "tiny", "auto": auto}))
+    assert len(made_by()) == 2
+    assert entry(chosen) == ("auto", 2, f"{kept} and 2 batches ahead in each; {reason}")
+    alone = train(given)
+    assert made_by() == {os.getpid()}
+    assert entry(alone)[1:] == (0, f"the training process reads them between steps; {kept}")

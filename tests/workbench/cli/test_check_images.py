@@ -134,12 +134,15 @@ def test_what_is_no_image_at_all_is_named_with_its_line(place: Path, image: Any)
 @pytest.mark.parametrize(
     ("image", "reason"),
     [
-        ("gone.png", "there is no such file. Relative paths begin at {place}."),
-        ("empty.png", "the file of this image is empty (0 bytes)."),
+        (
+            "gone.png",
+            "there is no such file. Relative paths begin at {place}; data.image_base_dir names another folder.",
+        ),
+        ("empty.png", "the file is empty (0 bytes)."),
         ("text.png", "this file holds no image."),
         ("cut-cat.png", "the image cannot be read"),
         ("cut-cat.jpg", "the image cannot be read"),
-        (".", "the image cannot be read (Is a directory)."),
+        (".", "is no plain file, so it holds no image."),
         ("https://example.com/cat.png", "images are read from files, not from a server."),
         ("dot.png", "the image is one pixel, which shows nothing."),
         ("bomb.png", "the image has more than 178,956,970 pixels, as only a decompression bomb has."),
@@ -157,6 +160,34 @@ def test_an_image_that_cannot_be_read_is_named_with_its_line(place: Path, image:
     odd(place)
     (told,) = errors(place, TEXT, parts("cat.png"), parts(image))
     assert told.startswith(f"data.train.0.path: line 3: {image}: {reason.format(place=place)}"), told
+
+
+@pytest.mark.parametrize(
+    ("image", "reason"),
+    [
+        ("../cat.png", "the path leads out of {place}/below. Images lie below their folder."),
+        ("out.png", "a link leads out of {place}/below. Images lie below their folder."),
+        ("/etc/hostname", "the path leads out of {place}/below. Images lie below their folder."),
+        ("loop.png", "is a loop of links."),
+        ("round/cat.png", "is a loop of links."),
+    ],
+)
+def test_no_path_or_link_leads_out_of_the_folder_of_images_or_round_in_it(place: Path, image: str, reason: str) -> None:
+    below = place / "below"
+    below.mkdir()
+    shutil.copy(place / "cat.png", below)
+    (below / "here.png").symlink_to("cat.png")
+    for name, target in (("out.png", "../cat.png"), ("loop.png", "loop.png"), ("round", "circle"), ("circle", "round")):
+        (below / name).symlink_to(target)
+    data = {"train": [{"path": "rows.jsonl"}], "image_base_dir": "below"}
+    (told,) = errors(place, parts("here.png"), parts("cat.png"), parts(image), data=data)
+    assert told.startswith(f"data.train.0.path: line 3: {image}: {reason.format(place=place)}"), told
+
+
+def test_a_source_that_is_a_loop_of_links_is_said(place: Path) -> None:
+    (place / "rows").symlink_to("rows")
+    (told,) = errors(place, TEXT, data={"train": [{"path": "rows"}]})
+    assert told == "data.train.0.path: is a link that leads nowhere, or in a circle."
 
 
 def test_rows_whose_images_cannot_be_read_are_left_out_where_that_is_asked_for(place: Path) -> None:

@@ -7,7 +7,12 @@ from tests.engine.rules.rule_cases.shared import DPO, TINY_FACTS, Case, rows, so
 
 CASES: dict[str, list[Case]] = {
     "batches-ahead-need-loader-processes": [
-        ({"data.dataloader_prefetch_factor": 4}, Facts(), "data.dataloader_prefetch_factor", "error")
+        (
+            {"data.dataloader_num_workers": 0, "data.dataloader_prefetch_factor": 4},
+            Facts(),
+            "data.dataloader_prefetch_factor",
+            "error",
+        )
     ],
     "held-out-rows-are-named-once": [
         ({"data.val_set_size": 0.1, "data.eval": [{"path": "b.jsonl"}]}, Facts(), "data.val_set_size", "error")

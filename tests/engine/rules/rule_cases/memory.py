@@ -6,7 +6,8 @@ from dataclasses import replace
 
 from engine.config.facts import Facts
 from engine.hardware import GiB
-from tests.engine.rules.rule_cases.shared import H100, LARGE, LORA, STREAMED, Case
+from engine.planning.memory_model import MiB
+from tests.engine.rules.rule_cases.shared import H100, LARGE, LORA, STREAMED, Case, source
 
 CASES: dict[str, list[Case]] = {
     "offloading-to-disk-takes-time": [
@@ -23,6 +24,22 @@ CASES: dict[str, list[Case]] = {
             Facts(machine=H100),
             "memory.gradient_checkpointing",
             "error",
+        )
+    ],
+    "waiting-batches-fit-into-shared-memory": [
+        (
+            {"data.dataloader_num_workers": 4},
+            Facts(machine=replace(H100, shared_memory_bytes=64 * MiB), sources=source(images="line 4").sources),
+            "data.dataloader_num_workers",
+            "warning",
+        )
+    ],
+    "kept-images-fit-into-main-memory": [
+        (
+            {"data.dataloader_num_workers": 4, "data.image_cache_size": 8192, "run.devices": 2},
+            Facts(machine=replace(H100, memory_bytes=64 * GiB), sources=source(images="line 4").sources),
+            "data.image_cache_size",
+            "warning",
         )
     ],
     "layers-fit-into-the-hosts-memory": [
