@@ -36,6 +36,7 @@ from engine.run.lock import RunLock, is_held
 from engine.run.process import host
 from engine.run.spawn import forget_tokens
 from engine.run.store import RunFolder
+from engine.run.warm import TAKEN
 
 if TYPE_CHECKING:
     from peft import PeftModel
@@ -135,9 +136,10 @@ def wait(method: str, without: str) -> int:
         gc.freeze()
         line.send(b"ready")
     folder, logs, _, _ = socket.recv_fds(line, 1 << 16, 1)
-    line.close()
     if not folder:
         return 0
+    with contextlib.suppress(OSError), line:  # a supervisor that is gone is replaced; the run goes on
+        line.send(TAKEN)
     for number in (1, 2):
         os.dup2(logs[0], number)
     os.close(logs[0])

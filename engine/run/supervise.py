@@ -130,7 +130,9 @@ class Supervisor:
         log = inside.open_file(self.run, self.run.log, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
         self.log_from = os.fstat(log).st_size
         try:
-            if self.waiting is None or not self._adopt(self.waiting, choice, log):
+            if self.waiting is not None and not self._adopt(self.waiting, choice, log):
+                self.waiting = None
+            if self.waiting is None:
                 token = secrets.token_hex(16)
                 child = subprocess.Popen(
                     spawn.worker_argv(self.run, choice, group=group),
@@ -298,6 +300,9 @@ class Supervisor:
                 self.family.look(lambda: True)  # torchrun names no rank to close where it has but one
             self.family.end()
         self._read_events()
+        if self.waiting is not None and not self.waiting.taken() and not self._is_to_end():
+            return True  # it died while the run was handed to it: another one starts, as if none had waited
+        self.waiting = None
         if self.node is not None:
             self._tell_nodes()
         lost = self.family.lost_rank if self.family is not None else None

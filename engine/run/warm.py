@@ -30,6 +30,8 @@ SWITCH = "WORKBENCH_WARM"
 IDLE_SECONDS = 600.0
 NEEDED_BYTES = 2 << 30
 """The memory that must be free for a process of some 600 MB to wait."""
+TAKEN = b"taken"
+"""A worker's word that it has its run."""
 _ANSWER_SECONDS = 60.0
 _LONGEST = 1 << 16
 
@@ -190,6 +192,14 @@ class Waiting:
         self._said.seek(0)
         os.write(log, self._said.read())
         socket.send_fds(self._line, [str(run.path).encode()], [log])
+
+    def taken(self) -> bool:
+        """Whether the worker has said that it has the run: one that was about to die is handed a run like any other."""
+        with contextlib.suppress(OSError):
+            while said := self._line.recv(_LONGEST, socket.MSG_DONTWAIT):
+                if said == TAKEN:
+                    return True
+        return False
 
     def end(self) -> None:
         """Nobody wants it."""

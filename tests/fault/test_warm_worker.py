@@ -145,13 +145,26 @@ def test_nothing_waits_once_the_window_is_killed_and_a_run_that_was_launched_goe
     assert os.getsid(pids[1]) == pids[1]
 
 
-def test_a_waiting_worker_that_is_killed_is_replaced_and_one_that_does_not_fit_goes(session, monkeypatch):
+def test_a_waiting_worker_that_is_killed_is_replaced(session):
     pid = waiting(session)
     os.kill(pid, signal.SIGKILL)
     run = session.launch()()
     until(lambda: "metrics" in kinds(run))
     assert run.worker().pid != pid
-    session._warmed_for = -1
+
+
+def test_one_that_dies_while_the_run_is_handed_to_it_is_replaced_too(session):
+    pid = waiting(session)
+    os.kill(pid, signal.SIGSTOP)  # it is there, and will never read what it is given
+    run = session.launch()()
+    assert run.worker().pid == pid
+    os.kill(pid, signal.SIGKILL)
+    until(lambda: "metrics" in kinds(run))
+    assert run.worker().pid != pid
+    assert not {"failed", "restart"} & set(kinds(run))
+
+
+def test_one_that_does_not_fit_goes(session, monkeypatch):
     pid = waiting(session, "launch")
     monkeypatch.setenv("SOMETHING_ELSE", "1")
     run = session.launch()()
