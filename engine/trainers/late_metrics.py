@@ -68,7 +68,7 @@ class LateMetrics(RunTrainer):
         self._asked: list[tuple[torch.Tensor, int | None]] = []
         super().__init__(*args, **kwargs)
 
-    def compute_loss(self, model: Any, *args: Any, **kwargs: Any) -> Any:
+    def compute_loss(self, model: torch.nn.Module, *args: Any, **kwargs: Any) -> Any:
         if not self.model.training:
             return super().compute_loss(model, *args, **kwargs)
         if len(self._asked) >= UNREAD:
