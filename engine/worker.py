@@ -49,7 +49,7 @@ if TYPE_CHECKING:
     from engine.features.sequence import Features
     from engine.models.load import Loaded
     from engine.trainers.job import Job
-    from engine.trainers.saving import RunTrainer
+    from engine.trainers.run_trainer import RunTrainer
     from engine.trainers.watching import Watching
 
 PROGRESS_SECONDS = 0.5

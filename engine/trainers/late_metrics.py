@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from engine.trainers.saving import RunTrainer
+from engine.trainers.run_trainer import RunTrainer
 
 UNREAD = 512
 """Numbers that wait to be read at most, however seldom is logged; each batch of them is a call deep."""
