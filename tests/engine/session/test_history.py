@@ -11,7 +11,7 @@ OTHER = {"version": 1, "run": {"seed": 2}}
 
 def test_a_step_back_and_forth_gives_the_very_texts_and_a_new_one_forgets_what_was_undone() -> None:
     history = History(TEXT, SAYS, saved=True)
-    assert not (history.can_undo or history.can_redo or history.undo() or history.redo() or history.dirty)
+    assert [history.can_undo, history.can_redo, history.undo(), history.redo(), history.dirty] == [False] * 5
     assert history.change(OTHER)
     changed = history.text()
     assert changed == TEXT.replace("seed: 1", "seed: 2")
