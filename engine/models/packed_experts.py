@@ -305,6 +305,12 @@ class _OneByOne(WeightConverter):
         return self.quantization_operation.convert(given, self.source_patterns, self.target_patterns, model=model)
 
 
+def _place(model: PreTrainedModel | None, name: str) -> tuple[torch.nn.Parameter, bool]:
+    """The model's weight of experts of this name, and whether it lies turned."""
+    assert model is not None
+    return model.get_parameter(name), bool(model.get_submodule(name.rpartition(".")[0]).is_transposed)
+
+
 class _InBlocks(_OneByOne):
     """Takes the bytes and scales of all experts as the files hold them, or what they stand for."""
 
@@ -319,8 +325,7 @@ class _InBlocks(_OneByOne):
         loading_info: Any = None,
     ) -> dict[str, Any]:
         """The weight by its name. Raises ModelError for bytes that are not those of the model's weight."""
-        assert model is not None
-        weight = model.get_parameter(layer_name)
+        weight, turned = _place(model, layer_name)
         own = _own(weight.shape[0], hf_quantizer.quantization_config.part)
         found = {
             key.rpartition("_")[2]: _Reader(job).as_stored(own).to(torch.uint8)
@@ -328,7 +333,6 @@ class _InBlocks(_OneByOne):
             for job in jobs
         }
         wanted = len(own), *weight.shape[1:]
-        turned = bool(model.get_submodule(layer_name.rpartition(".")[0]).is_transposed)
         try:
             packed = of_mxfp4(found["blocks"], found["scales"], weight.dtype, turned=turned)
         except KeyError as lacking:
@@ -373,9 +377,7 @@ class _InFp8(_OneByOne):
             ]
             for name in wide
         }
-        assert model is not None
-        weight = model.get_parameter(layer_name)
-        turned = model.get_submodule(layer_name.rpartition(".")[0]).is_transposed
+        weight, turned = _place(model, layer_name)
         lies = [type(each).__name__ for each in self.operations] != ["_AsStored"] and turned
         like = torch.empty(1, *weight.shape[1:], device="meta")
         numbers = scales = None
