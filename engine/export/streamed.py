@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import itertools
+import math
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
@@ -72,6 +73,8 @@ class Streamed:
         """Within the block the model may be called."""
         hooks: list[Any] = []
         self.done, total = 0, sum(self.sizes)
+        for _, needed in self.units:
+            _set_aside(needed)
         for (unit, needed), size in zip(self.units, self.sizes, strict=True):
             hooks.append(unit.register_forward_pre_hook(lambda *_, u=unit, n=needed: self._load(u, n)))
             hooks.append(
@@ -97,10 +100,7 @@ class Streamed:
     def _drop(
         self, unit: torch.nn.Module, needed: Sequence[tuple[torch.nn.Module, str, str]], size: int, total: int
     ) -> None:
-        for owner, leaf, _ in needed:
-            held = owner._parameters[leaf]
-            assert held is not None
-            owner._parameters[leaf] = torch.nn.Parameter(torch.empty_like(held, device="meta"), requires_grad=False)
+        _set_aside(needed)
         if self.change is not None:  # what was merged went with the weights
             for module in unit.modules():
                 merged: Any = getattr(module, "merged_adapters", [])
@@ -122,7 +122,6 @@ def opened(folder: Path, loader: Any, shape: Any, config: RunConfig | None = Non
         model = loader.from_config(shape, dtype=torch.float32)
     model.tie_weights()
     model.eval()
-    _computes_here(model)
     rounded = config is not None and config.model.quantization != "none"
     if rounded and any(type(module).__name__ == "Conv1D" for module in model.modules()):
         return None  # whose weights transformers turns before they are quantized
@@ -222,16 +221,14 @@ def merging(whole: Streamed, format_of: Callable[[str], torch.dtype]) -> Streame
     return replace(whole, change=change)
 
 
-def _computes_here(model: torch.nn.Module) -> None:
-    """Says of the model and its parts that they are on the CPU, where weights are read to: their device is that of the first
-    weight, which has none while it is not read, and some (Idefics3) move what they compute there."""
-    from transformers import PreTrainedModel
-
-    for module in model.modules():
-        if isinstance(module, PreTrainedModel):
-            kind = type(module)
-            here = {"device": torch.device("cpu"), "__module__": kind.__module__}
-            module.__class__ = type(kind.__name__, (kind,), here)
+def _set_aside(needed: Sequence[tuple[torch.nn.Module, str, str]]) -> None:
+    """Puts a number that is none in place of each weight, which takes no memory and lies where weights are read to: some models
+    ask where a weight is before it is read, and move their inputs there (Llama 4, Idefics3)."""
+    for owner, leaf, _ in needed:
+        held = owner._parameters[leaf]
+        assert held is not None
+        none = torch.full((), math.nan if held.is_floating_point() else 0, dtype=held.dtype)
+        owner._parameters[leaf] = torch.nn.Parameter(none.expand(held.shape), requires_grad=False)
 
 
 def _key(name: str, keys: set[str]) -> str | None:
