@@ -30,7 +30,7 @@ from widgets.chat import ChatPart
 from widgets.curves import devices, entries
 from widgets.protocol import Answer, NotebookWidget, Part, bundle, shown, style, verb
 from widgets.reader import Reader, Runs
-from widgets.run_actions import Run, RunActions
+from widgets.run_actions import ActionsPart, Run
 
 FIRST_POINTS, SMALL_POINTS = 480, 200
 WHOLE_BYTES = 24_000
@@ -46,7 +46,7 @@ PAUSE_SECONDS = 0.25
 class MonitorPart(Part):
     """Answers what monitors show of the runs that a view may look at, by what each is called."""
 
-    def __init__(self, runs: Runs, actions: RunActions) -> None:
+    def __init__(self, runs: Runs, actions: ActionsPart) -> None:
         self._runs, self._actions = runs, actions
 
     @verb
@@ -170,9 +170,9 @@ class MonitorPart(Part):
         self._runs.close()
 
 
-def monitoring(runs: Runs) -> tuple[MonitorPart, RunActions]:
+def monitoring(runs: Runs) -> tuple[MonitorPart, ActionsPart]:
     """What a page needs to show these runs and to ask something of them."""
-    actions = RunActions(runs)
+    actions = ActionsPart(runs)
     return MonitorPart(runs, actions), actions
 
 

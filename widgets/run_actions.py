@@ -23,7 +23,7 @@ TaskFile = Annotated[str, Field(max_length=4000)]
 Quant = Annotated[str, Field(max_length=40)]
 
 
-class RunActions(Part):
+class ActionsPart(Part):
     """Answers what is asked of the runs that a view may look at, by what each is called."""
 
     def __init__(self, runs: Runs) -> None:

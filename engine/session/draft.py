@@ -23,7 +23,7 @@ from engine.config.recipes import recipe_mapping, recipe_text
 from engine.config.tree import RunConfig, fields
 from engine.errors import UsageError, WorkbenchError, visible
 from engine.rules import read
-from engine.session.history import History
+from engine.session.history import DraftHistory
 
 EMPTY = "version: 1\n"
 MOST_FIXES = 200
@@ -33,7 +33,7 @@ class Draft:
     """A config and its history. `edits` grows with every change of content, `version` with those of facts too."""
 
     def __init__(self, text: str = EMPTY, *, path: Path | None = None, recipe: str | None = None) -> None:
-        self.history = History(text, files.parse(text, path=path).mapping, saved=path is not None)
+        self.history = DraftHistory(text, files.parse(text, path=path).mapping, saved=path is not None)
         self.facts = Facts()
         """What is known so far; `learn` changes it."""
         self._reading: tuple[int, Reading] | None = None

@@ -26,7 +26,7 @@ class State:
         return rewrite(self.source, self.written, self.mapping)
 
 
-class History:
+class DraftHistory:
     """The present state of a config, those before it, and those that were undone. What changes it says whether it did."""
 
     def __init__(self, text: str, mapping: Mapping[str, Any], *, saved: bool) -> None:

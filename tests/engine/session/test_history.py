@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from engine.session.history import History
+from engine.session.history import DraftHistory
 
 TEXT = "# mine\nversion: 1\nrun:\n  seed: 1  # of the dice\n"
 SAYS = {"version": 1, "run": {"seed": 1}}
@@ -10,7 +10,7 @@ OTHER = {"version": 1, "run": {"seed": 2}}
 
 
 def test_a_step_back_and_forth_gives_the_very_texts_and_a_new_one_forgets_what_was_undone() -> None:
-    history = History(TEXT, SAYS, saved=True)
+    history = DraftHistory(TEXT, SAYS, saved=True)
     assert [history.can_undo, history.can_redo, history.undo(), history.redo(), history.dirty] == [False] * 5
     assert history.change(OTHER)
     changed = history.text()
@@ -26,14 +26,14 @@ def test_a_step_back_and_forth_gives_the_very_texts_and_a_new_one_forgets_what_w
 
 
 def test_what_changes_nothing_is_no_step() -> None:
-    history = History(TEXT, SAYS, saved=False)
+    history = DraftHistory(TEXT, SAYS, saved=False)
     assert not history.change(history.now.mapping)
     assert not history.replace(TEXT, dict(SAYS))
     assert not history.can_undo
 
 
 def test_a_state_that_reads_as_the_saved_one_is_not_dirty() -> None:
-    history = History(TEXT, SAYS, saved=True)
+    history = DraftHistory(TEXT, SAYS, saved=True)
     history.change(OTHER)
     assert history.dirty
     history.save()
