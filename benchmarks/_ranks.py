@@ -421,10 +421,10 @@ def main() -> None:
         import torch
         import transformers
 
-        from engine import worker
+        from engine.trainers import libraries
 
-        for name in (*worker._LIBRARIES, "engine.trainers.sft"):
-            worker._load(name)
+        for name in (*libraries.EVERY_RUN, "engine.trainers.sft"):
+            libraries.load(name)
         transformers.utils.logging.set_verbosity_error()
         line.tell(imported=True)
         order = line.hear()

@@ -40,7 +40,7 @@ from engine.rules import read
 from engine.run.async_writer import AsyncWriter
 from engine.run.control import Controls
 from engine.run.store import create
-from engine.trainers import saving, sft
+from engine.trainers import sft, token_counts
 from engine.trainers.job import Job
 from engine.trainers.receipt import receipt
 from engine.trainers.watching import Watching
@@ -158,11 +158,11 @@ def build(options: argparse.Namespace, ours: bool, rows: Any, tokenizer: Any, fo
         )
         writer.write("receipt", entries=receipt(config, trainer, prepared))
         timed.wrap(watching, "on_step_begin", "on_step_end", "on_log")
-        timed.wrap(trainer, "_count")
-        plain, before = saving.counted, (timed.seconds, timed.cpu_seconds)
-        timed.wrap(saving, "counted")
+        timed.wrap(trainer.counts, "add", "read")
+        plain, before = token_counts.counted, (timed.seconds, timed.cpu_seconds)
+        timed.wrap(token_counts, "counted")
         trainer.train()
-        saving.counted = plain
+        token_counts.counted = plain
         spent = timed.seconds - before[0], timed.cpu_seconds - before[1]
         options.own.append((spent[0] / options.steps, spent[1] / options.steps))
     assert run.events.read_text().count('"metrics"') == options.steps

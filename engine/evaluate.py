@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from engine.config.tree import RunConfig
     from engine.data.prepare import Prepared
     from engine.features.sequence import Features
-    from engine.trainers.saving import RunTrainer
+    from engine.trainers.run_trainer import RunTrainer
 
 
 def answer(asked: Message, send: Send, report: Report) -> Message:

@@ -11,7 +11,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol, cast
 
 import torch
 
@@ -21,6 +21,15 @@ from engine.models.expert_shards import is_divided
 
 Message = Mapping[str, Any]
 Prompt = str | Sequence[Message]
+
+
+class Generates(Protocol):
+    """A model of transformers', or PEFT's around one, which passes on what it lacks itself."""
+
+    def get_input_embeddings(self) -> Any: ...
+
+    def generate(self, **inputs: Any) -> torch.Tensor: ...
+
 
 _SENTINEL = "answer"
 
@@ -170,13 +179,14 @@ def _prompt_ids(tokenizer: Any, prompt: Prompt, chat: Chat | None) -> list[int]:
 
 
 def _complete(
-    model: Any, prompts: list[list[int]], stops: list[int], max_new_tokens: int, tokenizer: Any
+    model: torch.nn.Module, prompts: list[list[int]], stops: list[int], max_new_tokens: int, tokenizer: Any
 ) -> list[list[int]]:
     from transformers import GenerationConfig
 
     pad = _first_of(tokenizer.pad_token_id, tokenizer.eos_token_id, 0)
     width = max(len(prompt) for prompt in prompts)
-    device = model.get_input_embeddings().weight.device
+    policy = cast(Generates, model)
+    device = policy.get_input_embeddings().weight.device
     ids = torch.tensor([[pad] * (width - len(prompt)) + prompt for prompt in prompts], device=device)
     mask = torch.tensor([[0] * (width - len(prompt)) + [1] * len(prompt) for prompt in prompts], device=device)
     settings = GenerationConfig(
@@ -195,7 +205,7 @@ def _complete(
     )
     # Processes that divide experts make as many passes as the longest answer of them all takes.
     together = True if is_divided(model) else None
-    out = model.generate(input_ids=ids, attention_mask=mask, generation_config=settings, synced_gpus=together)
+    out = policy.generate(input_ids=ids, attention_mask=mask, generation_config=settings, synced_gpus=together)
     return [_until(new, stops) for new in out[:, width:].tolist()]
 
 

@@ -19,12 +19,13 @@ from engine.errors import WorkbenchError
 from engine.planning.auto import resolved
 from engine.rules import read
 from engine.run import cause, checkpoint, control, inside, launch, member, slurm
+from engine.run.detached import hold_on
 from engine.run.from_config import of_machine
 from engine.run.lock import STALE_SECONDS, is_held
 from engine.run.nodes import from_slurm, rendezvous_of
 from engine.run.process import signal_name
 from engine.run.store import ENDED, RunFolder
-from engine.run.supervise import Supervisor, claim, hold_on
+from engine.run.supervise import Supervisor, claim
 
 PATIENCE_SECONDS = 1.5 * STALE_SECONDS
 """The node that the job had before may have left its heartbeat behind."""
@@ -52,7 +53,7 @@ class JobSupervisor(Supervisor):
         choose_here(self.run)
         values = self.run.read_json()
         chosen = launch.choose_free(values.get("devices_wanted", "auto"), self.run.path.parent)
-        self._write(
+        self.state.write(
             state="starting",
             message="",
             versions=launch.versions(),
@@ -91,7 +92,7 @@ class JobSupervisor(Supervisor):
         if self.asked:
             control.remove(self.run, self.run.control / f"{self.asked}.json")
         self.run.free_ballast()
-        self._say(state="queued", cause="", exit_code=code, ended=None, message=self._told_in_words())
+        self.state.say(state="queued", cause="", exit_code=code, ended=None, message=self._told_in_words())
 
     def _vain(self) -> int:
         """How often in a row the run was queued again without a new checkpoint, this time included; kept in run.json."""
@@ -100,7 +101,7 @@ class JobSupervisor(Supervisor):
         values = self.run.read_json()
         before, vain = values.get("requeued_from") or 0, values.get("requeued_in_vain") or 0
         vain = vain + 1 if step <= before else 0
-        self._say(requeued_from=step, requeued_in_vain=vain)
+        self.state.say(requeued_from=step, requeued_in_vain=vain)
         return int(vain)
 
     def _told_in_words(self) -> str:

@@ -11,7 +11,6 @@ import contextlib
 import functools
 import gc
 import hashlib
-import importlib
 import os
 import select
 import socket
@@ -20,14 +19,14 @@ import threading
 import time
 import traceback
 import warnings
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 from engine.compat.flight_recorder import last_collective
 from engine.errors import Cancelled, Diverged, Redacting, WorkbenchError, redact, visible
 from engine.figures import unit_of
-from engine.run import checkpoint, inside, proposals, stack
+from engine.run import checkpoint, inside, stack
 from engine.run.async_writer import AsyncWriter
 from engine.run.beat import Beat
 from engine.run.control import STOPS, Controls
@@ -37,6 +36,7 @@ from engine.run.process import host
 from engine.run.spawn import forget_tokens
 from engine.run.store import RunFolder
 from engine.run.warm import TAKEN
+from engine.trainers import failure, libraries
 
 if TYPE_CHECKING:
     from peft import PeftModel
@@ -49,27 +49,12 @@ if TYPE_CHECKING:
     from engine.features.sequence import Features
     from engine.models.load import Loaded
     from engine.trainers.job import Job
-    from engine.trainers.saving import RunTrainer
+    from engine.trainers.run_trainer import RunTrainer
     from engine.trainers.watching import Watching
 
 PROGRESS_SECONDS = 0.5
 LEAVING_SECONDS = 10
 """How long the others are waited for once a run has ended well and said so."""
-_LIBRARIES = (
-    "torch",
-    "transformers.trainer",
-    "datasets",
-    "trl.trainer.base_trainer",
-    "engine.trainers.receipt",
-    "engine.data.prepare",
-    "engine.features.load",
-    "engine.features.sequence",
-    "engine.rehearse",
-    "transformers.models.auto.modeling_auto",
-)
-"""What every run imports, in pieces of a second or two."""
-_GONE = ("Connection reset by peer", "Connection closed by peer", "Broken pipe")
-_NO_DETERMINISM = "does not have a deterministic implementation"
 _SIGNAL_CODES = {"signal-SIGTERM": 143, "signal-SIGINT": 130}
 
 
@@ -128,10 +113,10 @@ def wait(method: str, without: str) -> int:
 
     unused_packages.withhold(without.split(","))
     line = socket.socket(fileno=os.dup(0))
-    for name in (*_LIBRARIES, METHODS[method], *_READING):
+    for name in (*libraries.EVERY_RUN, METHODS[method], *libraries.FOR_CONFIGS):
         if select.select([line], [], [], 0)[0]:
             break
-        _load(name)
+        libraries.load(name)
     else:
         gc.freeze()
         line.send(b"ready")
@@ -158,53 +143,15 @@ def _guarded(run: RunFolder, writer: AsyncWriter | None, controls: Controls | No
         lines = redact(traceback.format_exc())
         print(visible(lines, lines=True), file=sys.stderr, flush=True)
         # Of a rank that is gone the supervisor tells, which knows the one and how it ended.
-        if writer is not None and not _lost_rank(problem):
-            cause, message = _cause(problem, run)
+        if writer is not None and not failure.lost_rank(problem):
+            cause, message = failure.cause_of(problem, run)
             # An error that is worded for people needs no lines of our code beside it; the log keeps them.
             traceback_lines = [] if isinstance(problem, WorkbenchError) else lines.strip().splitlines()[-12:]
             more: dict[str, Any] = {"step": problem.step} if isinstance(problem, Diverged) else {}
-            if mends := _mends(problem):
+            if mends := failure.mends(problem):
                 more["mends"] = mends
             writer.write("failed", cause=cause, message=message, lines=traceback_lines, **more)
         return 1
-
-
-def _mends(problem: Exception) -> list[Mapping[str, Any]]:
-    """Changes of the config after which this would not come again."""
-    if isinstance(problem, WorkbenchError):
-        return list(problem.mends)
-    return [{"run.full_determinism": False}] if _NO_DETERMINISM in str(problem) else []
-
-
-def _lost_rank(problem: Exception) -> bool:
-    """Whether a message to another rank failed because that one is gone, in gloo's words."""
-    several = int(os.environ.get("WORLD_SIZE", "1")) > 1
-    return several and isinstance(problem, RuntimeError) and any(words in str(problem) for words in _GONE)
-
-
-def _cause(problem: Exception, run: RunFolder | None = None) -> tuple[str, str]:
-    import torch
-
-    settings = proposals.settings_of(run) if run is not None else {}
-    if isinstance(problem, Diverged):
-        newest = checkpoint.newest_valid(run, hashes=False)[0] if run is not None else None
-        way = proposals.after_divergence(settings, newest.name if newest else None)
-        return "diverged", visible(redact(f"{problem.full_message} {way}"))
-    if isinstance(problem, WorkbenchError):
-        return problem.cause, visible(redact(problem.full_message))
-    if isinstance(problem, torch.cuda.OutOfMemoryError):
-        return "cuda_oom", f"The GPU ran out of memory. {proposals.after_out_of_memory(settings)}"
-    # torch has no type of its own for the host's memory.
-    if isinstance(problem, MemoryError) or "DefaultCPUAllocator: can't allocate memory" in str(problem):
-        return (
-            "host_oom",
-            f"This machine ran out of memory. {proposals.after_out_of_memory(settings)}",
-        )
-    first = str(problem).strip().split("\n")[0]
-    if _NO_DETERMINISM in first:
-        operation = visible(first.split(" does not have")[0])[:200]
-        return "error", f"run.full_determinism: {operation} has no deterministic form on this device. Set it to false."
-    return "exception", visible(redact(f"{type(problem).__name__}: {first}"))[:2000]
 
 
 def _train_or_stop(
@@ -233,9 +180,9 @@ def _train(
     say = _Speaker(run, writer, controls)
     say.phase("Reading the config")
     config = _config(run)
-    _read_weights_ahead(config)
+    libraries.read_weights_ahead(config)
     say.phase("Loading the libraries")
-    _load_libraries(config)
+    libraries.load_all(config)
     from engine.features.built import Notes
     from engine.models.load import load_processing_class
     from engine.rehearse import Measuring
@@ -278,45 +225,6 @@ def _train(
         say.write("rehearsed", **measuring.result())
         return 0
     return _end(trainer, watching, say, begun)
-
-
-def _read_weights_ahead(config: RunConfig) -> None:
-    """The disk fetches the model's files while the libraries are imported, one process a machine asking for it."""
-    from engine.facts.model_shape import model_facts
-    from engine.model_files import read_ahead
-
-    known = model_facts(config.model.name, config.model.revision)
-    if known is not None and known.folder and os.environ.get("LOCAL_RANK", "0") == "0":
-        read_ahead(Path(known.folder))
-
-
-_READING = ("engine.rules", "engine.data.gather_facts", "engine.planning.auto", "engine.trainers.arguments")
-"""What reads and resolves a config."""
-
-
-def _load_libraries(config: RunConfig) -> None:
-    """Imports what every run needs, and in a process of its own nothing of what this one has no use for."""
-    from engine.planning import unused_packages
-
-    fresh = "torch" not in sys.modules
-    if fresh:
-        unused_packages.withhold(unused_packages.unused(config))
-    for name in _LIBRARIES:
-        _load(name)
-    if fresh:
-        gc.freeze()  # modules stay: to look among them for garbage takes a third of a second each time
-
-
-def _load(name: str) -> None:
-    """Imports one of `_LIBRARIES`. What an import makes is no garbage, so none is looked for meanwhile."""
-    from engine.compat import import_scans, import_warnings
-
-    gc.disable()
-    try:
-        with import_warnings.dropped(), import_scans.kept():
-            importlib.import_module(name)
-    finally:
-        gc.enable()
 
 
 def _method(config: RunConfig, run: RunFolder) -> Any:

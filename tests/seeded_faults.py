@@ -72,7 +72,7 @@ FAULTS = (
     Fault("engine/run/spawn.py", "return values if hub else {**values, NO_HUB_TOKEN: \"1\"}", "return values", "engine/run/test_spawn.py"),
     Fault("engine/run/view.py", 'return self.state in ("finished", "stopped", "failed", "lost")', 'return self.state in ("finished", "stopped", "failed")', "engine/run"),
     Fault("engine/session/chat.py", "if len({kind for kind, _ in kinds}) > 1:", "if len({kind for kind, _ in kinds}) > 2:", "engine/test_chat.py"),
-    Fault("engine/session/draft.py", "return len(self._past) > 1", "return len(self._past) > 0", "engine/session/test_draft.py"),
+    Fault("engine/session/history.py", "return len(self._past) > 1", "return len(self._past) > 0", "engine/session/test_draft.py"),
     Fault("engine/session/explain.py", "exact = [spec for spec in fields if spec.name == word]", "exact = [spec for spec in fields if spec.name.startswith(word)]", "engine/config/test_schema.py workbench/cli/test_explain.py"),
     Fault("engine/trainers/kto.py", "return max(1.0, bad / good), max(1.0, good / bad)", "return max(1.0, good / bad), max(1.0, bad / good)", "engine/trainers/test_methods.py engine/trainers/test_losses.py"),
     Fault("engine/trainers/saving.py", 'if trainer.finite.on_nan != "go_on" or step >=', "if step >=", "engine/trainers/test_diverged.py"),

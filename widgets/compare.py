@@ -23,9 +23,10 @@ from engine.run.store import RunFolder
 from engine.run.view import RunView
 from widgets.curves import MOST as MOST_CURVES
 from widgets.curves import drawn
-from widgets.monitor import MonitorPart, Run
+from widgets.monitor import monitoring
 from widgets.protocol import NotebookWidget, Part, bundle, shown, style, verb
 from widgets.reader import Runs
+from widgets.run_actions import Run
 
 PROMPTS = 16
 
@@ -144,7 +145,7 @@ class Compare(NotebookWidget):
         called = each_once(self.runs)
         known = Runs(lambda: root, dict(zip(called, self.runs, strict=True)))
         self._part = ComparePart(known, called)
-        super().__init__(MonitorPart(known), self._part, height=height)
+        super().__init__(*monitoring(known), self._part, height=height)
 
     @property
     def found(self) -> dict[str, Any]:

@@ -12,7 +12,6 @@ import math
 import time
 import zlib
 from array import array
-from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -21,9 +20,8 @@ from pydantic import Field
 
 from engine.errors import WorkbenchError
 from engine.figures import doing
-from engine.run import control, proposals, silence, stack, stopping, store
+from engine.run import silence, stack, store
 from engine.run.ending import card
-from engine.run.pruning_choice import choose
 from engine.run.rollouts import read_group
 from engine.run.store import RunFolder
 from engine.run.view import RunView
@@ -32,7 +30,7 @@ from widgets.chat import ChatPart
 from widgets.curves import devices, entries
 from widgets.protocol import Answer, NotebookWidget, Part, bundle, shown, style, verb
 from widgets.reader import Reader, Runs
-from widgets.run_jobs import RunJobs
+from widgets.run_actions import ActionsPart, Run
 
 FIRST_POINTS, SMALL_POINTS = 480, 200
 WHOLE_BYTES = 24_000
@@ -44,19 +42,12 @@ LOG_LINES, LOG_CHARACTERS = 80, 5_000
 STACK_CHARACTERS = 20_000
 PAUSE_SECONDS = 0.25
 
-Run = Annotated[str, Field(max_length=400)]
-Forms = Annotated[Sequence[Annotated[str, Field(max_length=40)]], Field(max_length=8)]
-TaskFile = Annotated[str, Field(max_length=4000)]
-Quant = Annotated[str, Field(max_length=40)]
-
 
 class MonitorPart(Part):
-    """Answers what monitors ask of the runs that a view may look at, by what each is called."""
+    """Answers what monitors show of the runs that a view may look at, by what each is called."""
 
-    def __init__(self, runs: Runs) -> None:
-        self._runs = runs
-        self._jobs = RunJobs()
-        self._said: dict[str, str] = {}
+    def __init__(self, runs: Runs, actions: ActionsPart) -> None:
+        self._runs, self._actions = runs, actions
 
     @verb
     def monitored(self) -> dict[str, Any]:
@@ -125,74 +116,6 @@ class MonitorPart(Part):
         return telling.group(completions)
 
     @verb
-    def control(self, *, run: Run, verb: Literal["stop", "save_stop", "checkpoint", "end_of_epoch"]) -> dict[str, Any]:
-        """Ask the run for something; its answer comes with the next news."""
-        folder = self._runs.folder(run)
-        self._said[run] = control.request(folder, verb, "notebook")
-        return {}
-
-    @verb
-    def resume(self, *, run: Run, accept_data: bool = False) -> dict[str, Any]:
-        """Go on from the newest whole checkpoint; comparing the rows and starting take a moment and are done beside."""
-        self._said.pop(run, None)
-        self._jobs.go_on(run, self._runs.folder(run), None, accept_data)
-        return {}
-
-    @verb
-    def longer(self, *, run: Run) -> dict[str, Any]:
-        """Train a finished run for as long again."""
-        folder = self._runs.folder(run)
-        self._jobs.go_on(run, folder, proposals.longer(proposals.settings_of(folder)).settings, accept_data=False)
-        return {}
-
-    @verb
-    def mend(self, *, run: Run) -> dict[str, Any]:
-        """Make the change that a failed run proposes, and launch."""
-        reader = self._runs.reader(run)
-        with reader.lock:
-            view = reader.poll().copy()
-        self._jobs.mend(run, reader.folder, view, reader.end(view))
-        return {}
-
-    @verb
-    def evaluate(self, *, run: Run) -> dict[str, Any]:
-        """Measure the newest checkpoint on the held-out rows, beside the base."""
-        self._jobs.measure(run, self._runs.folder(run))
-        return {}
-
-    @verb
-    def score(self, *, run: Run, task: TaskFile) -> dict[str, Any]:
-        """Measure the newest checkpoint by a task of lm-evaluation-harness, beside the base."""
-        if not task.strip():
-            raise WorkbenchError("No task is named.", "Name its YAML file, from the notebook's folder on.")
-        self._jobs.measure(run, self._runs.folder(run), [task.strip()])
-        return {}
-
-    @verb
-    def export(self, *, run: Run, forms: Forms = ("safetensors",), quant: Quant = "F16") -> dict[str, Any]:
-        """Take the model along in these forms, into a folder beside the notebook; `quant` is a GGUF's number format."""
-        folder = self._runs.folder(run)
-        self._jobs.take_along(run, folder, forms, quant, Path.cwd() / f"{folder.id}-export")
-        return {}
-
-    @verb
-    def pruning(self, *, run: Run, keep: Annotated[int, Field(ge=1, le=1_000_000)] = 1) -> dict[str, Any]:
-        """Which checkpoints would stay and go with so many of the newest kept, and why."""
-        return telling.pruning(choose(self._runs.folder(run), keep, hashes=False))
-
-    @verb
-    def prune(
-        self,
-        *,
-        run: Run,
-        keep: Annotated[int, Field(ge=1, le=1_000_000)],
-        steps: Annotated[Sequence[int], Field(max_length=10_000)],
-    ) -> dict[str, Any]:
-        """Remove those of these steps that may go: never the newest whole checkpoint, never the best."""
-        self._jobs.prune(run, self._runs.folder(run), keep, steps)
-        return {}
-
-    @verb
     def stack(self, *, run: Run) -> dict[str, Any]:
         """Where the run's worker is at this moment."""
         return {"stack": shown(stack.ask(self._runs.folder(run)), STACK_CHARACTERS)}
@@ -233,31 +156,11 @@ class MonitorPart(Part):
             view.step,
             eta,
             shown(phase, 200),
-            self._asked(run, view),
-            self._jobs.rows_changed(run),
+            self._actions.answer(run, view),
+            self._actions.rows_changed(run),
             view.silent_seconds is not None,
-            self._new(run),
+            self._actions.new(run),
         ]
-
-    def _new(self, run: str) -> str:
-        """What the run is called that was started here in the place of this one; it can be watched from now on."""
-        new = self._jobs.new(run)
-        if new is None:
-            return ""
-        self._runs.give(new)
-        return new.id
-
-    def _asked(self, run: str, view: RunView) -> str:
-        """What became of the last request made here."""
-        if words := self._jobs.words(run):
-            return words
-        name = self._said.get(run)
-        if name is None:
-            return ""
-        answer = control.answer(view, name)
-        if answer is None:
-            return "" if view.over else "asked; the run answers after its step"
-        return shown(stopping.answered(answer), 300)
 
     def summary(self) -> str:
         name = next(iter(self._runs.given), None)
@@ -265,7 +168,12 @@ class MonitorPart(Part):
 
     def close(self) -> None:
         self._runs.close()
-        self._jobs.close()
+
+
+def monitoring(runs: Runs) -> tuple[MonitorPart, ActionsPart]:
+    """What a page needs to show these runs and to ask something of them."""
+    actions = ActionsPart(runs)
+    return MonitorPart(runs, actions), actions
 
 
 def _summary_of(folder: RunFolder, view: RunView) -> str:
@@ -322,7 +230,7 @@ class Monitor(NotebookWidget):
         root = store.runs_dir(runs)
         self.run = run if isinstance(run, RunFolder) else store.find(str(run), root)
         self._runs = Runs(lambda: root, {self.run.id: self.run})
-        super().__init__(MonitorPart(self._runs), ChatPart(self._runs.folder), height=height)
+        super().__init__(*monitoring(self._runs), ChatPart(self._runs.folder), height=height)
 
     @property
     def view(self) -> RunView:

@@ -28,7 +28,7 @@ from widgets.compare import ComparePart
 from widgets.form import FormPart
 from widgets.guide import GuidePart
 from widgets.ledger import LedgerPart
-from widgets.monitor import MonitorPart
+from widgets.monitor import monitoring
 from widgets.preview import PreviewPart
 from widgets.protocol import NotebookWidget, Part, bundle, shown, style, verb
 from widgets.reader import Runs
@@ -193,7 +193,7 @@ class Workbench(NotebookWidget):
             TemplatePart(self.draft, asker, self.form.session.edit),
             LaunchPart(self.form.session),
             RunsPart(lambda: self.form.session.runs_dir),
-            MonitorPart(known),
+            *monitoring(known),
             ComparePart(known),
             ChatPart(known.folder),
             self.ledger_part,

@@ -29,6 +29,8 @@ from engine.run.store import RunFolder
 
 if TYPE_CHECKING:
     import torch
+    from peft import PeftModel
+    from transformers import PreTrainedModel
 
     from engine.data.chat import Chat
 
@@ -255,7 +257,7 @@ def _model(config: RunConfig, device: torch.device, say: Phase) -> Any:
     return load_model(config)
 
 
-def _with_adapter(model: Any, config: RunConfig, folder: Path, name: str) -> Any:
+def _with_adapter(model: PreTrainedModel | PeftModel, config: RunConfig, folder: Path, name: str) -> PeftModel:
     """The model with the adapter of a checkpoint beside those that it has, in the number format of its training."""
     from engine.models.layer_names import open_adapter
 
@@ -264,7 +266,7 @@ def _with_adapter(model: Any, config: RunConfig, folder: Path, name: str) -> Any
     return open_adapter(model, str(folder), name, autocast_adapter_dtype=in_float32)
 
 
-def _finish(side: Side, model: Any) -> None:
+def _finish(side: Side, model: PreTrainedModel | PeftModel) -> None:
     from engine.generate import end_of_turn, stop_ids
 
     side.model = model

@@ -9,7 +9,7 @@ it would not wait for a moment later, so nothing but two events is added.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, Protocol
+from typing import Any, Protocol, cast
 
 import torch
 import torch.distributed as dist
@@ -24,6 +24,12 @@ class Waits(Protocol):
     def until(self, begun: Any) -> None: ...
 
 
+class SendsBuffers(Protocol):
+    """A model under DDP, which sends its buffers around by this."""
+
+    _sync_buffers: Callable[[], None]
+
+
 def when_computed(loss: torch.Tensor, call: Callable[[], None]) -> torch.utils.hooks.RemovableHandle:
     """Has `call` called once a backward pass from this loss has computed all gradients, before DDP waits for those of others."""
 
@@ -36,7 +42,7 @@ def when_computed(loss: torch.Tensor, call: Callable[[], None]) -> torch.utils.h
 def time_model(model: torch.nn.Module, waits: Waits) -> int:
     """Times the waits of a model under DDP for buffers, and all of one that FSDP2 has sharded; at how many places it does."""
     if isinstance(model, torch.nn.parallel.DistributedDataParallel):
-        _time_buffers(model, waits)
+        _time_buffers(cast(SendsBuffers, model), waits)
         return 1
     # Modules that were sharded together have one state.
     states: dict[int, Any] = {
@@ -55,7 +61,7 @@ def time_model(model: torch.nn.Module, waits: Waits) -> int:
     return len(groups)
 
 
-def _time_buffers(model: Any, waits: Waits) -> None:
+def _time_buffers(model: SendsBuffers, waits: Waits) -> None:
     send = model._sync_buffers
 
     def sync_buffers() -> None:

@@ -2,12 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from engine.errors import WorkbenchError
 from engine.model_files import SHARES
 from engine.run.task import Report, Send, described, serve
+
+if TYPE_CHECKING:
+    from engine.config.tree import RunConfig
+    from engine.export.folder import Model
+    from engine.run.store import RunFolder
+
+    Make = Callable[[Model, str, Path, dict[str, Any], Report], dict[str, Any]]
 
 
 def answer(request: dict[str, Any], send: Send, report: Report) -> dict[str, Any]:
@@ -35,7 +43,7 @@ def answer(request: dict[str, Any], send: Send, report: Report) -> dict[str, Any
     return {"run": run.id, "checkpoint": taken.checkpoint.name, "parts": parts}
 
 
-def _parts(model: Any, request: dict[str, Any], make: Any, report: Any, send: Any) -> list[dict[str, Any]]:
+def _parts(model: Model, request: dict[str, Any], make: Make, report: Report, send: Send) -> list[dict[str, Any]]:
     """Each form that is asked for, made; one that fails leaves the others."""
     parts = []
     for form, place in request["places"].items():
@@ -54,7 +62,7 @@ def _parts(model: Any, request: dict[str, Any], make: Any, report: Any, send: An
     return parts
 
 
-def _config(run: Any) -> Any:
+def _config(run: RunFolder) -> RunConfig:
     """The run's config as it was launched. Raises WorkbenchError with the first error in it."""
     from engine.config.files import parse
     from engine.rules import read

@@ -9,12 +9,18 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Iterator
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from engine.errors import ModelError, visible
+from engine.model_files import Tensor
 
+if TYPE_CHECKING:
+    from gguf import GGUFWriter
+    from transformers import PreTrainedConfig
+
+Numbers = np.ndarray[Any, np.dtype[np.floating[Any]]]
 FAMILIES = {
     "llama": "LLAMA", "mistral": "LLAMA", "mixtral": "LLAMA", "qwen2": "QWEN2", "qwen3": "QWEN3", "qwen3_moe": "QWEN3MOE",
     "gemma": "GEMMA", "gemma2": "GEMMA2", "gemma3_text": "GEMMA3", "phi3": "PHI3", "olmo2": "OLMO2", "olmoe": "OLMOE",
@@ -33,7 +39,7 @@ _EXPERT = re.compile(r"(?P<layer>model\.layers\.\d+\.).*\.experts\.(?P<number>\d
 _PARTS = {"w1": "gate_proj", "w2": "down_proj", "w3": "up_proj"}
 
 
-def architecture(config: Any) -> str:
+def architecture(config: PreTrainedConfig) -> str:
     """llama.cpp's name of the architecture. Raises ModelError for one that is not written, or that it computes otherwise."""
     kind = config.model_type
     if kind not in FAMILIES:
@@ -51,7 +57,7 @@ def architecture(config: Any) -> str:
     return name
 
 
-def _differs(config: Any, name: str) -> Iterator[tuple[str, bool]]:
+def _differs(config: PreTrainedConfig, name: str) -> Iterator[tuple[str, bool]]:
     head, layers = head_dim(config), config.num_hidden_layers
     known = config.to_dict()
     yield "the activation", known.get("hidden_act", known.get("hidden_activation")) not in (
@@ -99,22 +105,22 @@ def _differs(config: Any, name: str) -> Iterator[tuple[str, bool]]:
     yield f"rotation of type {kind}", kind not in ("default", "linear", *(("llama3",) if name == "LLAMA" else ()))
 
 
-def head_dim(config: Any) -> int:
+def head_dim(config: PreTrainedConfig) -> int:
     """The size of an attention head."""
     return int(getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads)
 
 
-def _rope(config: Any) -> dict[str, Any]:
+def _rope(config: PreTrainedConfig) -> dict[str, Any]:
     found = dict(config.rope_parameters)
     return dict(found.get("full_attention", found))
 
 
-def experts(config: Any) -> int:
+def experts(config: PreTrainedConfig) -> int:
     """How many experts a layer has, 0 where it is none."""
     return int(getattr(config, "num_local_experts", None) or getattr(config, "num_experts", None) or 0)
 
 
-def write_sizes(writer: Any, config: Any, name: str) -> None:
+def write_sizes(writer: GGUFWriter, config: PreTrainedConfig, name: str) -> None:
     """What llama.cpp asks of the model's shape."""
     rope, head = _rope(config), head_dim(config)
     window = getattr(config, "sliding_window", None)
@@ -157,7 +163,7 @@ def write_sizes(writer: Any, config: Any, name: str) -> None:
         writer.add_logit_scale(float(config.logits_scaling))
 
 
-def tensors(config: Any, arch: str, stored: dict[str, Any]) -> dict[str, list[str]]:
+def tensors(config: PreTrainedConfig, arch: str, stored: dict[str, Tensor]) -> dict[str, list[str]]:
     """llama.cpp's tensors, each with the weights of the files that it holds: one, or those of all experts in their order.
 
     Raises ModelError for a weight that has no place there.
@@ -205,7 +211,7 @@ def stays_wide(tensor: str, shape: tuple[int, ...]) -> bool:
     return len(shape) == 1 or not tensor.endswith(".weight") or tensor.endswith("ffn_gate_inp.weight")
 
 
-def _heads(config: Any, arch: str, name: str) -> int:
+def _heads(config: PreTrainedConfig, arch: str, name: str) -> int:
     """Heads of a weight whose rotated pairs are to be laid side by side; 0 for other weights."""
     if arch not in PAIRS_SIDE_BY_SIDE:
         return 0
@@ -218,7 +224,7 @@ def _from_one(arch: str, name: str) -> bool:
     return arch in GEMMAS and name.endswith("norm.weight")
 
 
-def as_llama_cpp(config: Any, arch: str, name: str, value: Any) -> Any:
+def as_llama_cpp(config: PreTrainedConfig, arch: str, name: str, value: Numbers) -> Numbers:
     """The numbers of a weight of the files as llama.cpp has them."""
     if heads := _heads(config, arch, name):
         halves = value.reshape(heads, 2, value.shape[0] // heads // 2, *value.shape[1:])
@@ -226,7 +232,7 @@ def as_llama_cpp(config: Any, arch: str, name: str, value: Any) -> Any:
     return value + np.float32(1) if _from_one(arch, name) else value
 
 
-def as_transformers(config: Any, arch: str, name: str, value: Any) -> Any:
+def as_transformers(config: PreTrainedConfig, arch: str, name: str, value: Numbers) -> Numbers:
     """Written for reading back, apart from the way there."""
     if heads := _heads(config, arch, name):
         rows = value.shape[0] // heads
@@ -235,7 +241,7 @@ def as_transformers(config: Any, arch: str, name: str, value: Any) -> Any:
     return value - np.float32(1) if _from_one(arch, name) else value
 
 
-def llama3_factors(config: Any) -> Any:
+def llama3_factors(config: PreTrainedConfig) -> Numbers | None:
     """By how much each rotation is slowed (arXiv:2407.21783), as llama.cpp reads it; None for other rotations."""
     rope = _rope(config)
     if rope.get("rope_type") != "llama3":

@@ -328,7 +328,7 @@ def trained_base(config: RunConfig, base: Path, *, adapted: bool) -> Any:
     return model
 
 
-def _fit_padding(model: PreTrainedModel) -> None:
+def _fit_padding(model: PreTrainedModel | PeftModel) -> None:
     if getattr(model.config, "pad_token_id", None) is None:
         model.config.pad_token_id = 0  # one text at a time: nothing is padded, and a head of scores asks for it
 

@@ -12,7 +12,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from math import sqrt
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from safetensors import safe_open
@@ -23,9 +23,6 @@ from engine.errors import ModelError, WorkbenchError, visible
 from engine.export.merge import DTYPES, PREFIX, Plan, plan, write_safetensors
 from engine.export.parity import differs, trained_base
 from engine.export.stored import is_turned
-
-if TYPE_CHECKING:
-    pass
 
 READER = "plain torch, expert by expert"
 PARTS = {"gate_proj": 0, "w1": 0, "up_proj": 1, "w3": 1, "down_proj": None, "w2": None}
@@ -214,7 +211,7 @@ def open_again(config: RunConfig, base: Path, folder: Path) -> Any:
     return model
 
 
-def _weight(model: Any, stem: str, experts: Mapping[str, None]) -> torch.Tensor:
+def _weight(model: torch.nn.Module, stem: str, experts: Mapping[str, None]) -> torch.Tensor:
     """The model's weight [out, in] of a layer, or of one expert: a view of the one that holds them all."""
     found = re.fullmatch(r"(.*)\.(\d+)\.(\w+)", stem)
     if found and found[3] in PARTS and (owner := _same_layer(found[1], experts)):
@@ -225,7 +222,7 @@ def _weight(model: Any, stem: str, experts: Mapping[str, None]) -> torch.Tensor:
         weight = weight.mT if is_turned(model, f"{owner}.{leaf}") else weight
         return weight if half is None or leaf == "up_proj" else weight[_halves(module, len(weight))[half]]
     try:
-        return model.get_submodule(stem).weight.data
+        return model.get_parameter(f"{stem}.weight").data
     except AttributeError:
         raise differs(READER, f"{visible(stem)} is no layer of the model") from None
 

@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from safetensors import safe_open
@@ -27,6 +27,10 @@ from engine.features.packed_experts import EXPERTS_ALONE, packs
 from engine.kernels.experts.packed import Packer
 from engine.models.packed_experts import PROJECTIONS
 
+if TYPE_CHECKING:
+    from peft import PeftModel
+    from transformers import PreTrainedModel
+
 Read = Callable[[], torch.Tensor]
 PREFIX = "base_model.model."
 READABLE = ("F64", "F32", "F16", "BF16", "I64", "I32", "I16", "I8", "U8", "BOOL")
@@ -38,7 +42,7 @@ MODES = ("none", "nf4", "fp4", "int8", *EXPERTS_ALONE)
 class Streamed:
     """A model without weights, and where each of them is read."""
 
-    model: Any
+    model: PreTrainedModel | PeftModel
     sources: dict[str, Read]
     """By name of the parameter or buffer."""
     report: Callable[[int, int], None] = lambda done, total: None
@@ -170,7 +174,7 @@ def adapted(made: Streamed, adapter: Path) -> Streamed:
     """The same with PEFT's layers around it. Raises ValueError for a weight of the adapter that has no place."""
     from peft import PeftModel
 
-    model: Any = PeftModel.from_pretrained(made.model, str(adapter), low_cpu_mem_usage=True)
+    model = PeftModel.from_pretrained(made.model, str(adapter), low_cpu_mem_usage=True)
     model.eval()
     file = adapter / model_files.ADAPTER_WEIGHTS
     keys = set(model_files.header(file))
@@ -244,7 +248,7 @@ def _reader(file: Path, name: str, after: Callable[[torch.Tensor], torch.Tensor]
 def _put_together(
     folder: Path,
     files: dict[str, Path],
-    model: Any,
+    model: PreTrainedModel,
     name: str,
     stored: dict[str, model_files.Tensor],
     after: Callable[[torch.Tensor], torch.Tensor],
@@ -290,7 +294,7 @@ def _alike(files: dict[str, Path], names: set[str]) -> bool:
     return all(torch.equal(first(), other()) for other in others)
 
 
-def _tied(model: Any) -> dict[int, list[str]]:
+def _tied(model: torch.nn.Module) -> dict[int, list[str]]:
     """Names of the parameters; those of one and the same together."""
     found: dict[int, list[str]] = defaultdict(list)
     for name, value in model.named_parameters(remove_duplicate=False):
@@ -298,12 +302,13 @@ def _tied(model: Any) -> dict[int, list[str]]:
     return found
 
 
-def _units(model: Any) -> list[tuple[torch.nn.Module, list[tuple[torch.nn.Module, str, str]]]]:
+def _units(model: PreTrainedModel | PeftModel) -> list[tuple[torch.nn.Module, list[tuple[torch.nn.Module, str, str]]]]:
     """The model's layers, as transformers keeps them on one device; what is outside of them by the module that holds it."""
+    from peft import PeftModel
     from peft.tuners.tuners_utils import BaseTunerLayer
     from peft.utils.other import AuxiliaryTrainingWrapper
 
-    plain = model.get_base_model() if hasattr(model, "get_base_model") else model
+    plain = model.get_base_model() if isinstance(model, PeftModel) else model
     apart = {*(getattr(plain, "_no_split_modules", None) or ())}
     units: dict[str, tuple[torch.nn.Module, list[tuple[torch.nn.Module, str, str]]]] = {}
     whole: list[str] = []
@@ -318,7 +323,9 @@ def _units(model: Any) -> list[tuple[torch.nn.Module, list[tuple[torch.nn.Module
     return list(units.values())
 
 
-def _rounding(config: RunConfig | None, model: Any) -> Callable[[str], Callable[[torch.Tensor], torch.Tensor]]:
+def _rounding(
+    config: RunConfig | None, model: torch.nn.Module
+) -> Callable[[str], Callable[[torch.Tensor], torch.Tensor]]:
     """How a weight is held by its name: as its file has it, or as training had it beside an adapter."""
     if config is None or config.model.quantization == "none":
         return lambda name: torch.Tensor.float
@@ -351,7 +358,7 @@ def _packed(value: torch.Tensor, kind: str, dtype: torch.dtype, *, turned: bool)
     return packer.done().all_unpacked().float()
 
 
-def quantized_weights(config: RunConfig, model: Any) -> set[str]:
+def quantized_weights(config: RunConfig, model: torch.nn.Module) -> set[str]:
     """The weights of `model` that bitsandbytes held in four or eight bits in training."""
     from engine.models.load import quantization_config
 

@@ -15,7 +15,7 @@ import tempfile
 from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -25,6 +25,7 @@ from engine import model_files
 from engine.errors import ModelError, WorkbenchError, visible
 from engine.export import llama_cpp, parity
 from engine.export.families_of_gguf import (
+    Numbers,
     architecture,
     as_llama_cpp,
     as_transformers,
@@ -38,6 +39,10 @@ from engine.export.families_of_gguf import (
 from engine.export.folder import Model
 from engine.export.places import K_QUANTS, QUANTS
 from engine.export.tokens_of_gguf import Vocabulary, joined, vocabulary
+
+if TYPE_CHECKING:
+    from gguf import GGMLQuantizationType, GGUFWriter
+    from transformers import PreTrainedConfig
 
 Report = Callable[[str, int, int], None]
 LARGEST_F16 = 65504.0
@@ -107,7 +112,14 @@ def _judged(found: parity.Parity, model: Model, folder: Path, file: Path, quant:
 
 
 def _write(
-    model: Model, folder: Path, file: Path, quant: str, config: Any, name: str, vocab: Vocabulary, report: Report
+    model: Model,
+    folder: Path,
+    file: Path,
+    quant: str,
+    config: PreTrainedConfig,
+    name: str,
+    vocab: Vocabulary,
+    report: Report,
 ) -> None:
     """Writes the file in a format of `QUANTS`."""
     import gguf
@@ -123,7 +135,7 @@ def _write(
     held = tensors(config, name, stored)
     factors = llama3_factors(config)
     shapes = {theirs: _shape(theirs, ours, stored) for theirs, ours in held.items()}
-    kinds = {theirs: _kind(gguf, theirs, shape, quant) for theirs, shape in shapes.items()}
+    kinds = {theirs: _kind(theirs, shape, quant) for theirs, shape in shapes.items()}
     if factors is not None:
         writer.add_tensor_info("rope_freqs.weight", factors.shape, factors.dtype, factors.nbytes)
     for theirs, shape in shapes.items():
@@ -158,7 +170,7 @@ def _same_ids(vocab: Vocabulary, tokenizer: Any) -> None:
             )
 
 
-def _tokens(writer: Any, vocab: Vocabulary, model: Any) -> None:
+def _tokens(writer: GGUFWriter, vocab: Vocabulary, model: Model) -> None:
     tokenizer, stops = model.tokenizer, list(model.stops)
     writer.add_tokenizer_model(vocab.model)
     writer.add_tokenizer_pre(vocab.pre)
@@ -190,18 +202,19 @@ def _tokens(writer: Any, vocab: Vocabulary, model: Any) -> None:
         writer.add_chat_template(template)
 
 
-def _shape(theirs: str, ours: list[str], stored: dict[str, Any]) -> tuple[int, ...]:
+def _shape(theirs: str, ours: list[str], stored: dict[str, model_files.Tensor]) -> tuple[int, ...]:
     return (len(ours), *stored[ours[0]].shape) if is_stack(theirs) else tuple(stored[ours[0]].shape)
 
 
-def _kind(gguf: Any, theirs: str, shape: tuple[int, ...], quant: str) -> Any:
-    kinds = gguf.GGMLQuantizationType
+def _kind(theirs: str, shape: tuple[int, ...], quant: str) -> GGMLQuantizationType:
+    from gguf import GGMLQuantizationType as kinds
+
     if stays_wide(theirs, shape):
         return kinds.F32
     return kinds.F16 if quant == "Q8_0" and shape[-1] % 32 else kinds[quant]
 
 
-def _weights(folder: Path, names: list[str]) -> Iterator[tuple[str, Any]]:
+def _weights(folder: Path, names: list[str]) -> Iterator[tuple[str, Numbers]]:
     """Each weight in float32, in the order of `names`."""
     places = {name: file for file in model_files.weight_files(folder) for name in model_files.header(file)}
     for file, together in itertools.groupby(names, places.__getitem__):
@@ -210,7 +223,9 @@ def _weights(folder: Path, names: list[str]) -> Iterator[tuple[str, Any]]:
                 yield name, weights.get_tensor(name).to(torch.float32).numpy()
 
 
-def _read_back(model: Model, folder: Path, file: Path, config: Any, arch: str, vocab: Vocabulary) -> parity.Parity:
+def _read_back(
+    model: Model, folder: Path, file: Path, config: PreTrainedConfig, arch: str, vocab: Vocabulary
+) -> parity.Parity:
     """Every weight against its source, then what the file says of tokens, template and stop tokens."""
     import gguf
 
@@ -249,14 +264,14 @@ def _read_back(model: Model, folder: Path, file: Path, config: Any, arch: str, v
     return parity.Parity("gguf", 0, probes, stops, weights=weights, formats=dict(formats))
 
 
-def _is_rounding(kind: str, value: Any, error: Any) -> bool:
+def _is_rounding(kind: str, value: Numbers, error: Numbers) -> bool:
     """Whether a weight is no further from its source than its number format rounds."""
     if kind in ROUNDING:
         return bool(np.square(error).mean() <= ROUNDING[kind] ** 2 * np.square(value).mean() + 1e-12)
     return bool((error - _allowed(kind, value)).max(initial=0) <= 0)
 
 
-def _allowed(kind: str, value: Any) -> Any:
+def _allowed(kind: str, value: Numbers) -> Numbers:
     """How far a number may be from its source: half a step of its format."""
     size = np.abs(value)
     if kind == "Q8_0":

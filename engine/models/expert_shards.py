@@ -10,7 +10,7 @@ import contextlib
 from collections.abc import Iterator
 from dataclasses import dataclass
 from datetime import timedelta
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol, cast
 
 import torch
 import torch.distributed as dist
@@ -143,6 +143,12 @@ def expert_group(config: RunConfig) -> Group | None:
     return Group(size, rank, ranks, members[rank // size], copies)
 
 
+class Experts(Protocol):
+    """A layer of transformers that holds its experts in one weight."""
+
+    num_experts: int
+
+
 def divide_experts(model: nn.Module, group: Group) -> None:
     """Leaves each layer of the model the experts of this process. Raises ModelError where it has none, or they do not divide."""
     found = 0
@@ -150,7 +156,8 @@ def divide_experts(model: nn.Module, group: Group) -> None:
         # Those of transformers that take a router's choice.
         if not all(hasattr(module, name) for name in ("is_transposed", "num_experts", "down_proj")):
             continue
-        experts = int(module.num_experts)  # type: ignore[arg-type]
+        layer = cast(Experts, module)
+        experts = int(layer.num_experts)
         if experts % group.size:
             raise ModelError(
                 f"{PATH}: must divide the {experts} experts of {type(module).__name__}; got {group.size}.",
@@ -160,7 +167,7 @@ def divide_experts(model: nn.Module, group: Group) -> None:
             if weight.shape[0] == experts:
                 weight.data = share.of(weight.data)
             setattr(weight, _MARK, share)
-        module.num_experts = share.held  # type: ignore[assignment]
+        layer.num_experts = share.held
         found += 1
     if not found:
         raise ModelError(

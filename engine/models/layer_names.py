@@ -14,7 +14,7 @@ from __future__ import annotations
 import contextlib
 import re
 from collections.abc import Iterator
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from peft import LoraConfig, PeftModel
@@ -22,6 +22,9 @@ from peft.tuners.lora import LoraLayer
 from peft.tuners.lora.layer import ParamWrapper
 
 from engine.facts.stored_linears import MAMBA
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
 
 _AS_NAMED = "layers as they are named"
 """A model type for which PEFT knows no other names."""
@@ -92,7 +95,7 @@ def name_for_files(adapted: PeftModel) -> None:
     config.lora_dropout = 0.0
 
 
-def open_adapter(model: Any, folder: str, name: str, **more: Any) -> PeftModel:
+def open_adapter(model: PreTrainedModel | PeftModel, folder: str, name: str, **more: Any) -> PeftModel:
     """`PeftModel.from_pretrained`, or `load_adapter` beside those that `model` has, with an adapter beside each layer that is
     named by its weight: weights of four bits have no other form."""
     config = LoraConfig.from_pretrained(folder)

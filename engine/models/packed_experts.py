@@ -31,6 +31,7 @@ from engine.models.stored_fp8 import fitting
 
 PROJECTIONS = ("gate_up_proj", "down_proj")
 _BY = "workbench_{}bit_with_experts"
+_PART = "experts_part"
 _ALONE = "workbench_experts_alone"
 _BYTES = {"mxfp4": 4.25 / 8, "nvfp4": 4.5 / 8, "fp8": 1.0}
 _MOVES = "MergeModulelist", "Concatenate", "Transpose", "_AsStored"
@@ -40,9 +41,9 @@ _MOVES = "MergeModulelist", "Concatenate", "Transpose", "_AsStored"
 def with_experts(asked: BitsAndBytesConfig, part: tuple[int, int] = (0, 1)) -> BitsAndBytesConfig:
     """The same settings for the quantizer that packs experts too; `part`: those of one process, its place and the number of
     parts."""
-    asked.quant_method = _BY.format(4 if asked.load_in_4bit else 8)  # type: ignore[assignment]
+    asked.quant_method = _BY.format(4 if asked.load_in_4bit else 8)  # type: ignore[assignment]  # any name is registered
     if part != (0, 1):
-        asked.experts_part = part  # type: ignore[attr-defined]
+        setattr(asked, _PART, part)
     return asked
 
 
@@ -59,7 +60,7 @@ class ExpertsAlone(QuantizationConfigMixin):
         block: tuple[int, int] | None = None,
         part: tuple[int, int] = (0, 1),
     ) -> None:
-        self.quant_method = _ALONE  # type: ignore[assignment]
+        self.quant_method = _ALONE  # type: ignore[assignment]  # any name is registered
         self.todo, self.kind, self.block, self.part = todo, kind, block, part
 
 
@@ -128,7 +129,7 @@ class _BesideBitsAndBytes(_PacksExperts):
     def get_quantize_ops(self) -> ConversionOps:
         asked: Any = self.quantization_config
         kind = asked.bnb_4bit_quant_type if asked.load_in_4bit else "int8"
-        return _Pack(super().get_quantize_ops(), kind, getattr(asked, "experts_part", (0, 1)))
+        return _Pack(super().get_quantize_ops(), kind, getattr(asked, _PART, (0, 1)))
 
 
 @register_quantizer(_BY.format(4))
@@ -208,7 +209,9 @@ def refuse_unserved(module: torch.nn.Module, name: str) -> None:
     _refuse(module, leaf in PROJECTIONS and hasattr(module, "is_transposed"))
 
 
-def converted(known: WeightConverter, found: dict[str, Any], layer_name: str, like: Any, config: Any) -> torch.Tensor:
+def converted(
+    known: WeightConverter, found: dict[str, Any], layer_name: str, like: torch.Tensor, config: PreTrainedConfig | None
+) -> torch.Tensor:
     """What a model's conversion makes of the parts of one expert, by the entries of the files that they are of."""
     own = _OneByOne.of(known)
     return own._converted(found, list(found), layer_name, like[:1], config)
@@ -259,7 +262,12 @@ class _OneByOne(WeightConverter):
         return names
 
     def _converted(
-        self, found: dict[str, Any], sources: list[str], layer_name: str, like: Any, config: Any
+        self,
+        found: dict[str, Any],
+        sources: list[str],
+        layer_name: str,
+        like: torch.Tensor,
+        config: PreTrainedConfig | None,
     ) -> torch.Tensor:
         """The conversion of one expert's parts, by the entries that they are of; some look at a weight `like` it to see
         whether the file has it turned."""
@@ -274,12 +282,18 @@ class _OneByOne(WeightConverter):
         return part[0] if part.dim() == 3 else part
 
     def convert(
-        self, layer_name: str, model: Any = None, config: Any = None, hf_quantizer: Any = None, loading_info: Any = None
+        self,
+        layer_name: str,
+        model: PreTrainedModel | None = None,
+        config: PreTrainedConfig | None = None,
+        hf_quantizer: Any = None,
+        loading_info: Any = None,
     ) -> dict[str, Any]:
         """The packed weight by its name, or what the plain conversion makes of a weight that is not to be packed."""
         if self.quantization_operation is None:
             return super().convert(layer_name, model, config, hf_quantizer, loading_info)
         read = {key: [_Reader(job) for job in jobs] for key, jobs in self.collected_tensors.items()}
+        assert model is not None
         count, *sides = model.get_parameter(layer_name).shape
         like = torch.empty(1, *sides, device="meta")
 
@@ -291,16 +305,27 @@ class _OneByOne(WeightConverter):
         return self.quantization_operation.convert(given, self.source_patterns, self.target_patterns, model=model)
 
 
+def _place(model: PreTrainedModel | None, name: str) -> tuple[torch.nn.Parameter, bool]:
+    """The model's weight of experts of this name, and whether it lies turned."""
+    assert model is not None
+    return model.get_parameter(name), bool(model.get_submodule(name.rpartition(".")[0]).is_transposed)
+
+
 class _InBlocks(_OneByOne):
     """Takes the bytes and scales of all experts as the files hold them, or what they stand for."""
 
     __slots__ = ()
 
     def convert(
-        self, layer_name: str, model: Any = None, config: Any = None, hf_quantizer: Any = None, loading_info: Any = None
+        self,
+        layer_name: str,
+        model: PreTrainedModel | None = None,
+        config: PreTrainedConfig | None = None,
+        hf_quantizer: Any = None,
+        loading_info: Any = None,
     ) -> dict[str, Any]:
         """The weight by its name. Raises ModelError for bytes that are not those of the model's weight."""
-        weight = model.get_parameter(layer_name)
+        weight, turned = _place(model, layer_name)
         own = _own(weight.shape[0], hf_quantizer.quantization_config.part)
         found = {
             key.rpartition("_")[2]: _Reader(job).as_stored(own).to(torch.uint8)
@@ -308,7 +333,6 @@ class _InBlocks(_OneByOne):
             for job in jobs
         }
         wanted = len(own), *weight.shape[1:]
-        turned = model.get_submodule(layer_name.rpartition(".")[0]).is_transposed
         try:
             packed = of_mxfp4(found["blocks"], found["scales"], weight.dtype, turned=turned)
         except KeyError as lacking:
@@ -334,7 +358,12 @@ class _InFp8(_OneByOne):
         return [f"{name}{end}" for end in ("_scale_inv", "_scale") for name in names] + names
 
     def convert(
-        self, layer_name: str, model: Any = None, config: Any = None, hf_quantizer: Any = None, loading_info: Any = None
+        self,
+        layer_name: str,
+        model: PreTrainedModel | None = None,
+        config: PreTrainedConfig | None = None,
+        hf_quantizer: Any = None,
+        loading_info: Any = None,
     ) -> dict[str, Any]:
         """The weight by its name. Raises ModelError for numbers without scales, or in another format or layout."""
         for operation in self.operations:
@@ -348,8 +377,7 @@ class _InFp8(_OneByOne):
             ]
             for name in wide
         }
-        weight = model.get_parameter(layer_name)
-        turned = model.get_submodule(layer_name.rpartition(".")[0]).is_transposed
+        weight, turned = _place(model, layer_name)
         lies = [type(each).__name__ for each in self.operations] != ["_AsStored"] and turned
         like = torch.empty(1, *weight.shape[1:], device="meta")
         numbers = scales = None

@@ -14,6 +14,7 @@ from engine.config.tree import RunConfig
 from engine.errors import ModelError, visible
 
 if TYPE_CHECKING:
+    from peft import PeftModel
     from transformers import PreTrainedModel
 
 BATCH = 1000
@@ -44,10 +45,13 @@ def refuse_tokens_without_weights(
             raise _beyond(config, tokenizer, token, f"in run.prompts.{number}", weights)
 
 
-def check_of_rows(config: RunConfig, model: Any, processing_class: Any) -> Callable[[Rows], None] | None:
+def check_of_rows(
+    config: RunConfig, model: PreTrainedModel | PeftModel, processing_class: Any
+) -> Callable[[Rows], None] | None:
     """What refuses rows of a stream that hold a token beyond the model's embeddings, by a ModelError; None where the
     tokenizer knows no such token."""
-    weights = int(model.get_input_embeddings().weight.shape[0])
+    embeddings: Any = model.get_input_embeddings()
+    weights = int(embeddings.weight.shape[0])
     tokenizer = getattr(processing_class, "tokenizer", processing_class)
     if max(tokenizer.get_vocab().values(), default=0) < weights:
         return None

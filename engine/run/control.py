@@ -241,6 +241,14 @@ def asks_to_end(folder: RunFolder) -> bool:
     return False
 
 
+def drop_old(folder: RunFolder) -> None:
+    """Requests to a worker of before go; folders that a copy of the run left out are there again."""
+    for part in (folder.control, folder.checkpoints, folder.samples, folder.index):
+        inside.make_folder(folder, part, exist_ok=True)
+    for name in inside.names(folder, folder.control):
+        remove(folder, folder.control / name)
+
+
 def remove(folder: RunFolder, path: Path) -> None:
     """Take a request file away, whatever it is; a folder in its place is only renamed."""
     try:

@@ -12,7 +12,7 @@ import json
 import math
 import os
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, BinaryIO, Self
 
@@ -20,6 +20,7 @@ from engine import figures
 from engine.errors import without_secrets
 from engine.run import inside
 from engine.run.disk import guarded
+from engine.run.lock import RunLock
 from engine.run.store import RunFolder
 
 SYNC_SECONDS = 5.0
@@ -202,6 +203,17 @@ class EventWriter:
         self._not_finite = (self._not_finite - payload.keys()) | set(not_finite)
         if new:
             self._write_at(now, "diverged", {"step": payload.get("step"), "what": ", ".join(new)})
+
+
+def append(folder: RunFolder, segment: int, *events: Mapping[str, Any]) -> None:
+    """Write events (`kind` among their values) where no worker does any more. Raises RunBusy where one does, and StorageError."""
+    lock = RunLock(folder).acquire_soon()
+    try:
+        with EventWriter(folder, segment=segment) as writer:
+            for event in events:
+                writer.write(**event)
+    finally:
+        lock.release()
 
 
 def _plain(value: Any) -> Any:

@@ -19,9 +19,10 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, TypeVar
 
+from engine import figures
 from engine.errors import RunNotFound, WorkbenchError, nearest, visible
 from engine.run import inside
-from engine.run.disk import length_limit
+from engine.run.disk import length_limit, storage_error
 from engine.run.process import Identity, identity_from
 
 STATES = ("queued", "starting", "running", "stopping", "finished", "stopped", "failed", "lost")
@@ -185,7 +186,7 @@ class RunFolder:
         return state if state in STATES else "lost"
 
     def reserve_ballast(self) -> None:
-        """Hold room for the last record of a run that begins to work. Raises OSError where there is none.
+        """Hold room for the last record of a run that begins to work. Raises StorageError where there is none.
 
         No file may be longer than the process's limit, and one that is reached is no matter of room.
         """
@@ -200,9 +201,10 @@ class RunFolder:
                     os.pwrite(handle, b"\0" * size, 0)
             finally:
                 os.close(handle)
-        except OSError:
+        except OSError as problem:
             self.free_ballast()
-            raise
+            needed = f"{figures.size(BALLAST_BYTES)} needed to begin"
+            raise storage_error(self.ballast, needed, problem) from problem
 
     def give_back_ballast(self) -> bool:
         """Free a piece of the reserved room on a full disk; tells whether there was any."""

@@ -183,7 +183,7 @@ class BuildSession:
     def runs_dir(self) -> Path:
         """Where its run would go: what was said at the start, else what the config says, else the usual place."""
         draft, spec = self.draft, fields.run.output_dir
-        written = draft.base / draft.config.run.output_dir if spec.path in draft.given else None
+        written = draft.base / draft.config.run.output_dir if spec.path in draft.reading.given else None
         return runs_dir(self._explicit_runs, written)
 
     @property

@@ -1,7 +1,6 @@
 """A config being built: what both forms edit. Set, unset, undo, redo, diff, findings; comments of the file are kept.
 
-A state is a text and the mapping it is to say; both are never changed, so that undo is a step back in a list. The text
-of the present state is spliced from the last text a person wrote. Plain Python, not thread-safe, no I/O but `open` and
+What it said before, and its text, stand in `engine.session.history`. Plain Python, not thread-safe, no I/O but `open` and
 `save`.
 """
 
@@ -11,13 +10,12 @@ import contextlib
 import os
 import tempfile
 from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from engine.config import files
 from engine.config.coercion import Uncoerced, coerce
-from engine.config.edit import MISSING, rewrite
+from engine.config.edit import MISSING
 from engine.config.facts import Facts
 from engine.config.findings import Finding, Fix
 from engine.config.reading import Reading, keeps_meaning
@@ -25,31 +23,20 @@ from engine.config.recipes import recipe_mapping, recipe_text
 from engine.config.tree import RunConfig, fields
 from engine.errors import UsageError, WorkbenchError, visible
 from engine.rules import read
+from engine.session.history import DraftHistory
 
 EMPTY = "version: 1\n"
 MOST_FIXES = 200
-
-
-@dataclass(frozen=True, slots=True)
-class _State:
-    """A text as a person wrote it, what it says, and what it shall say now."""
-
-    source: str
-    written: Mapping[str, Any]
-    mapping: Mapping[str, Any]
 
 
 class Draft:
     """A config and its history. `edits` grows with every change of content, `version` with those of facts too."""
 
     def __init__(self, text: str = EMPTY, *, path: Path | None = None, recipe: str | None = None) -> None:
-        mapping = files.parse(text, path=path).mapping
-        self._past: list[_State] = [_State(text, mapping, mapping)]
-        self._future: list[_State] = []
-        self._saved: _State | None = self._past[-1] if path else None
-        self._facts = Facts()
-        self._reading: Reading | None = None
-        self._text: tuple[_State, str] | None = None
+        self.history = DraftHistory(text, files.parse(text, path=path).mapping, saved=path is not None)
+        self.facts = Facts()
+        """What is known so far; `learn` changes it."""
+        self._reading: tuple[int, Reading] | None = None
         self.version = self.edits = 0
         self.path = path
         self.recipe = recipe
@@ -70,7 +57,7 @@ class Draft:
     @property
     def mapping(self) -> dict[str, Any]:
         """What the config says now, as a plain mapping; change it through the draft alone."""
-        return dict(self._now.mapping)
+        return dict(self.history.now.mapping)
 
     @property
     def base(self) -> Path:
@@ -78,16 +65,11 @@ class Draft:
         return self.path.parent if self.path is not None else Path.cwd()
 
     @property
-    def facts(self) -> Facts:
-        """What is known so far."""
-        return self._facts
-
-    @property
     def reading(self) -> Reading:
         """The config read with the facts known so far; kept until something changes."""
-        if self._reading is None:
-            self._reading = read(self._now.mapping, self._facts)
-        return self._reading
+        if self._reading is None or self._reading[0] != self.version:
+            self._reading = (self.version, read(self.history.now.mapping, self.facts))
+        return self._reading[1]
 
     @property
     def config(self) -> RunConfig:
@@ -99,14 +81,9 @@ class Draft:
         """All that is wrong or odd, errors first."""
         return self.reading.findings
 
-    @property
-    def given(self) -> frozenset[str]:
-        """The paths that are written in the file."""
-        return self.reading.given
-
     def value(self, path: str) -> Any:
         """What is written at a path, valid or not; nothing when it is not written."""
-        written = _at(self._now.mapping, path)
+        written = _at(self.history.now.mapping, path)
         return None if written is MISSING else written
 
     # Changing it
@@ -117,98 +94,50 @@ class Draft:
         if spec is not None and isinstance(value, str):
             meant = coerce(spec, value)
             value = value if isinstance(meant, Uncoerced) else meant
-        self._change(_with(self._now.mapping, path.split("."), _plain(value)))
+        self._edited(self.history.change(_with(self.history.now.mapping, path.split("."), _plain(value))))
 
     def unset(self, path: str) -> None:
         """Take one setting out, so that its default stands; a section left empty goes too."""
-        self._change(_without(self._now.mapping, path.split(".")))
+        self._edited(self.history.change(_without(self.history.now.mapping, path.split("."))))
 
     def apply(self, fix: Fix) -> None:
         """Apply a fix as one change."""
-        mapping = self._now.mapping
+        mapping = self.history.now.mapping
         for path in sorted(fix.unset, key=_order, reverse=True):
             mapping = _without(mapping, [path] if path in mapping else path.split("."))
         for path, value in fix.set.items():
             mapping = _with(mapping, path.split("."), _plain(value))
-        self._change(mapping)
-
-    def mend(self) -> list[str]:
-        """Apply every fix after which the file says what it says already; their labels, in order."""
-        done: list[str] = []
-        while len(done) < MOST_FIXES:
-            finding = next((known for known in self.findings if keeps_meaning(known)), None)
-            before = self._now
-            if finding is None or finding.fix is None:
-                break
-            self.apply(finding.fix)
-            if self._now is before:
-                break
-            done.append(f"{finding.path}: {finding.fix.label}")
-        return done
+        self._edited(self.history.change(mapping))
 
     def replace_text(self, yaml: str) -> None:
         """Take a text as a person edited it. Raises ConfigUnreadable and changes nothing when it is no config."""
         mapping = files.parse(yaml, path=self.path).mapping
-        if yaml != self.text():
-            self._push(_State(yaml, mapping, mapping))
+        self._edited(self.history.replace(yaml, mapping))
 
     def learn(self, facts: Facts) -> None:
         """Take what is known of machine, model, data and packages; not part of the history."""
-        if facts != self._facts:
-            self._facts = facts
-            self._touch()
+        if facts != self.facts:
+            self.facts = facts
+            self.version += 1
 
     def undo(self) -> bool:
         """Step back; False when there is nothing before."""
-        if len(self._past) < 2:
-            return False
-        self._future.append(self._past.pop())
-        self._edited()
-        return True
+        return self._edited(self.history.undo())
 
     def redo(self) -> bool:
         """Step forward again; False when nothing was undone."""
-        if not self._future:
-            return False
-        self._past.append(self._future.pop())
-        self._edited()
-        return True
-
-    @property
-    def can_undo(self) -> bool:
-        """Whether there is a change to take back."""
-        return len(self._past) > 1
-
-    @property
-    def can_redo(self) -> bool:
-        """Whether there is a change to make again."""
-        return bool(self._future)
+        return self._edited(self.history.redo())
 
     # The file
 
     def text(self) -> str:
         """The file as it would be saved: comments and order kept, byte-identical while nothing was changed."""
-        if self._text is None or self._text[0] is not self._now:
-            self._text = (self._now, rewrite(self._now.source, self._now.written, self._now.mapping))
-        return self._text[1]
-
-    def diff(self) -> list[tuple[str, Any, Any]]:
-        """`(path, value in the recipe, value here)` for every setting that differs; without a recipe, from the defaults."""
-        before = read(recipe_mapping(self.recipe) if self.recipe else {}).config
-        changes = []
-        for spec in fields:
-            was, now = spec.value(before), spec.value(self.config)
-            if spec.applies(self.config) and (was != now or isinstance(was, bool) != isinstance(now, bool)):
-                changes.append((spec.path, _shown(was), _shown(now)))
-        return changes
+        return self.history.text()
 
     @property
     def dirty(self) -> bool:
         """Whether a save would change the file."""
-        saved = self._saved
-        if saved is None:
-            return self.can_undo
-        return saved is not self._now and self.text() != rewrite(saved.source, saved.written, saved.mapping)
+        return self.history.dirty
 
     def save(self, path: str | os.PathLike[str] | None = None) -> Path:
         """Write the file, whole or not at all, and remember its place. Raises WorkbenchError with the way out."""
@@ -217,31 +146,43 @@ class Draft:
         place = Path(path).absolute() if path is not None else self.path
         assert place is not None
         write(place, self.text())
-        self.path, self._saved = place, self._now
+        self.path = place
+        self.history.save()
         return place
 
     # Inside
 
-    @property
-    def _now(self) -> _State:
-        return self._past[-1]
+    def _edited(self, changed: bool) -> bool:
+        if changed:
+            self.edits += 1
+            self.version += 1
+        return changed
 
-    def _change(self, mapping: Mapping[str, Any]) -> None:
-        if mapping is not self._now.mapping:
-            self._push(_State(self._now.source, self._now.written, mapping))
 
-    def _push(self, state: _State) -> None:
-        self._past.append(state)
-        self._future.clear()
-        self._edited()
+def mend(draft: Draft) -> list[str]:
+    """Apply every fix after which the file says what it says already; their labels, in order."""
+    done: list[str] = []
+    while len(done) < MOST_FIXES:
+        finding = next((known for known in draft.findings if keeps_meaning(known)), None)
+        before = draft.edits
+        if finding is None or finding.fix is None:
+            break
+        draft.apply(finding.fix)
+        if draft.edits == before:
+            break
+        done.append(f"{finding.path}: {finding.fix.label}")
+    return done
 
-    def _edited(self) -> None:
-        self.edits += 1
-        self._touch()
 
-    def _touch(self) -> None:
-        self.version += 1
-        self._reading = None
+def differences(draft: Draft) -> list[tuple[str, Any, Any]]:
+    """`(path, value in its recipe, value here)` for every setting that differs; without a recipe, from the defaults."""
+    before = read(recipe_mapping(draft.recipe) if draft.recipe else {}).config
+    changes = []
+    for spec in fields:
+        was, now = spec.value(before), spec.value(draft.config)
+        if spec.applies(draft.config) and (was != now or isinstance(was, bool) != isinstance(now, bool)):
+            changes.append((spec.path, _shown(was), _shown(now)))
+    return changes
 
 
 def write(place: Path, text: str) -> None:

@@ -25,7 +25,7 @@ from engine.errors import ModelError
 from engine.features.attention_backend import varlen
 from engine.features.built import base_model
 from engine.models.attention_direction import looks_back_alone
-from engine.trainers.saving import RunTrainer
+from engine.trainers.run_trainer import RunTrainer
 from engine.trainers.stream_loader import Dealt
 from engine.trainers.token_counts import WithRows
 

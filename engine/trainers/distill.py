@@ -20,7 +20,7 @@ from engine.config.tree import method_of
 from engine.features.built import base_model
 from engine.kernels.linear_logp import linear_logp
 from engine.trainers.job import Job
-from engine.trainers.saving import RunTrainer
+from engine.trainers.run_trainer import RunTrainer
 from engine.trainers.sft import arguments
 
 __all__ = ["Distill", "arguments", "build"]

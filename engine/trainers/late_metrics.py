@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from engine.trainers.saving import RunTrainer
+from engine.trainers.run_trainer import RunTrainer
 
 UNREAD = 512
 """Numbers that wait to be read at most, however seldom is logged; each batch of them is a call deep."""
@@ -68,7 +68,7 @@ class LateMetrics(RunTrainer):
         self._asked: list[tuple[torch.Tensor, int | None]] = []
         super().__init__(*args, **kwargs)
 
-    def compute_loss(self, model: Any, *args: Any, **kwargs: Any) -> Any:
+    def compute_loss(self, model: torch.nn.Module, *args: Any, **kwargs: Any) -> Any:
         if not self.model.training:
             return super().compute_loss(model, *args, **kwargs)
         if len(self._asked) >= UNREAD:

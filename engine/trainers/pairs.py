@@ -16,7 +16,7 @@ from engine.config.kinds import MethodSection
 from engine.data.pretokenized import IGNORED
 from engine.trainers import sft
 from engine.trainers.job import Job
-from engine.trainers.saving import RunTrainer
+from engine.trainers.run_trainer import RunTrainer
 
 
 @dataclass(frozen=True)
@@ -46,7 +46,7 @@ class ReferenceFree(RunTrainer, SFTTrainer):
     # The loss is a mean over pairs, so that gradient accumulation averages it.
     loss_by = "ours, on SFTTrainer"
     """Whose loss it is, for the receipt."""
-    loss_is_scaled_for_ga = False  # type: ignore[assignment]  # TRL's base declares it as None
+    loss_is_scaled_for_ga: Any = False  # TRL's base declares it as None
     method: MethodSection
     """The method's section."""
 

@@ -16,7 +16,7 @@ from engine.config.kinds import MethodSection
 from engine.config.tree import RunConfig
 from engine.trainers.arguments import shared_arguments
 from engine.trainers.job import Job
-from engine.trainers.saving import RunTrainer
+from engine.trainers.run_trainer import RunTrainer
 from engine.trainers.token_counts import origin_of
 
 

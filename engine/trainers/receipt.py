@@ -47,7 +47,7 @@ from engine.run.store import RunFolder
 from engine.trainers import sharded, trackers
 from engine.trainers.context_parallel import DividesRows, Ring
 from engine.trainers.optimizers.building import receipt_note
-from engine.trainers.saving import RunTrainer
+from engine.trainers.run_trainer import RunTrainer
 
 MASKED = frozenset({"sdpa", "eager", WHOLE_TILES})
 """Attention that keeps the documents of a pack apart by a mask."""

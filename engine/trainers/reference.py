@@ -10,7 +10,7 @@ from engine.config.tree import RunConfig
 from engine.features.built import ReferenceBy
 from engine.features.compile.gate import COPY
 from engine.features.load import load_model
-from engine.trainers.saving import RunTrainer
+from engine.trainers.run_trainer import RunTrainer
 
 _FIRST, _SECOND = ("lora_A", "lora_embedding_A"), ("lora_B", "lora_embedding_B")
 

@@ -16,7 +16,7 @@ from engine.config import reward_model
 from engine.config.tree import RunConfig, method_of
 from engine.trainers.arguments import shared_arguments
 from engine.trainers.job import Job
-from engine.trainers.saving import RunTrainer
+from engine.trainers.run_trainer import RunTrainer
 
 
 class Reward(RunTrainer, RewardTrainer):

@@ -42,7 +42,7 @@ from engine.run.rollouts import Completion, Group, RolloutFile
 from engine.trainers.arguments import shared_arguments
 from engine.trainers.job import Job
 from engine.trainers.reference import ReferenceTrainer, frozen_copy
-from engine.trainers.saving import RunTrainer
+from engine.trainers.run_trainer import RunTrainer
 from engine.trainers.shared_prompts import answers_each, can_share, read_answers, sampling_once, side_by_side
 from engine.trainers.stream_loader import Dealt
 

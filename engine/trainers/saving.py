@@ -1,38 +1,30 @@
-"""The one mixin: what every trainer of ours does around a step and at a save.
+"""What a checkpoint's files hold and how they come back; `CheckpointWriter` makes checkpoints on all ranks.
 
 A save writes into `checkpoint-N.tmp` and is committed by `engine.run.checkpoint`, so a checkpoint is whole or absent;
 transformers' own rotation and its search for the last checkpoint are never used. Token counts are state: they are saved
-and come back with the checkpoint, as does every part that a trainer registers (`engine.trainers.stateful`). Row ids leave
-the batch before the model sees it.
+and come back with the checkpoint, as does every part that a trainer registers (`engine.trainers.stateful`).
 """
 
 from __future__ import annotations
 
 import contextlib
-import functools
 import json
-import math
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import torch
-from accelerate.data_loader import BatchSamplerShard
-from accelerate.utils import DistributedDataParallelKwargs
 from peft import PeftModel
 from safetensors import SafetensorError
 from transformers import PreTrainedModel, Trainer
 
 from engine import model_files
-from engine.compat import fsdp2
-from engine.config.optim import Optim
 from engine.errors import Diverged, WorkbenchError, visible
-from engine.features.built import Built, Notes, ReferenceBy, base_model
+from engine.features.built import base_model
 from engine.model_files import ADAPTER_WEIGHTS, WEIGHTS
 from engine.models.expert_shards import is_divided
 from engine.models.restore_weights import take_up
-from engine.models.vision_parts import frozen_paths
 from engine.run import checkpoint
 from engine.run.async_writer import AsyncWriter
 from engine.run.store import RunFolder
@@ -40,11 +32,8 @@ from engine.trainers import sharded
 from engine.trainers.async_save import AsyncSave
 from engine.trainers.clock import StepClock
 from engine.trainers.finite import FiniteSteps, non_finite_weights, refuse_non_finite_checkpoint
-from engine.trainers.optimizers.building import keep_state_formats, optimizer_for
-from engine.trainers.ranks import Ranks
 from engine.trainers.stateful import Parts, Stateful, refusing_pickles
-from engine.trainers.stream_loader import Dealt, StreamLoader
-from engine.trainers.token_counts import TokenCounts, WithRows, origin_of
+from engine.trainers.token_counts import TokenCounts
 
 TOKENS_STATE = "tokens_state.json"
 OPTIMIZER, SCHEDULER = "optimizer.pt", "scheduler.pt"
@@ -53,155 +42,19 @@ _FIXED = ("weight_decay", "betas", "eps")
 """Of an optimizer's groups what the config says and no step changes; the learning rate goes with its schedule."""
 
 
-class RunTrainer(Trainer):
-    """Mixed in before a transformers trainer. `attach` gives it its run before `train`."""
+class SavesCheckpoints(Trainer):
+    """A trainer that saves into its run and comes back: weights whole or in shares, whichever the run has, and the states of
+    registered parts. They come back into either; nothing is unpickled."""
 
     model: PreTrainedModel | PeftModel
     run: RunFolder
     writer: AsyncWriter | None
     keep: int
     commit_info: dict[str, Any]
-    stream_loader: StreamLoader | None = None
-    loss_by: str | None = None
-    """Whose loss it is, for the receipt; None for that of the library's trainer."""
-    ref_model: PreTrainedModel | None = None
-    """A copy of the model that the policy is held to; None where there is none, or it is the policy without its adapter."""
-    samples_answers = False
-    """Whether a step begins with answers of the model, which weights that are not finite cannot give."""
-
-    def __init__(self, *args: Any, optim: Optim | None = None, **kwargs: Any) -> None:
-        """`optim` is the section of that name; without it the optimizer is the one of the arguments.
-
-        What is trained keeps its format: beside quantized weights TRL turns all of it into bfloat16.
-        """
-        self._optim = optim
-        self.clock, self.finite = StepClock(), FiniteSteps()
-        self.checkpoints = CheckpointWriter(self)
-        self._given = model = kwargs.get("model")
-        trained = [(each, each.data) for each in model.parameters() if each.requires_grad] if model is not None else []
-        super().__init__(*args, **kwargs)
-        if self.args.device.type == "cuda":
-            self.clock.settle = functools.partial(torch.cuda.synchronize, self.args.device)
-        for weight, data in trained:
-            if weight.dtype != data.dtype:
-                weight.data = data.to(weight.device)
-
-    def create_accelerator_and_postprocess(self) -> None:
-        super().create_accelerator_and_postprocess()
-        asked, sizes = self.args.fsdp_plugin_args, self.args.parallelism_config
-        if asked is not None and fsdp2.take_on_cpu(self.accelerator, asked, sizes):
-            self.is_fsdp_enabled = True
-        if self.is_fsdp_enabled:
-            fsdp2.shard_heads_with_norms(self.accelerator)
-        if self._given is not None and self.is_fsdp_enabled:
-            fsdp2.wrap_what_is_there(self.accelerator, self._given, frozen_paths(base_model(self._given)))
-
-    def _build_accelerator_args(self, **kwargs: Any) -> dict[str, Any]:
-        arguments = fsdp2.without_mesh_on_cpu(super()._build_accelerator_args(**kwargs))
-        for handler in arguments.get("kwargs_handlers") or ():
-            if isinstance(handler, DistributedDataParallelKwargs):
-                # Sums come to lie where gradients are read: one copy of each less.
-                handler.gradient_as_bucket_view = True
-                # Buffers that no checkpoint holds follow from the config and the inputs: they are not sent with each pass.
-                if handler.broadcast_buffers and not _kept_buffers(self.model):
-                    handler.broadcast_buffers = False
-        return arguments
-
-    def attach(
-        self,
-        run: RunFolder,
-        writer: AsyncWriter | None,
-        keep: int,
-        commit_info: dict[str, Any],
-        finite: FiniteSteps | None = None,
-    ) -> None:
-        """`writer` is the run's on rank 0 and None elsewhere; `commit_info` goes into COMMIT.json; `finite`
-        follows `run.on_nan`."""
-        self.run, self.writer, self.keep, self.commit_info = run, writer, keep, commit_info
-        self.batch_rows: list[int] = []
-        self.on_progress: Callable[[], None] = lambda: None
-        """Hears that this rank begins a batch, of training or of held-out rows."""
-        self.note_rows: Callable[[int, list[int]], None] = lambda step, rows: None
-        """Hears the step that is being made and its rows so far, before they are trained on."""
-        self.finite = finite or self.finite
-        self.finite.accelerator = self.accelerator
-        self.add_callback(self.finite)
-        self.ranks = Ranks(self.clock)
-        self.counts = TokenCounts(self.accelerator, self.ranks)
-        if self.accelerator.num_processes > 1:
-            self.compute_loss = self.ranks.waits.forward(self.compute_loss)  # type: ignore[method-assign]
-            self._time_waits()
-
-    def _time_waits(self) -> None:
-        """Has the time taken that this process waits for others; that of shares once there are any (`on_train_begin`)."""
-        waits, accelerator = self.ranks.waits, self.accelerator
-        accelerator.gather, accelerator.reduce = waits.around(accelerator.gather), waits.around(accelerator.reduce)
-        if not self.is_fsdp_enabled:
-            accelerator.backward = waits.after_gradients(accelerator.backward)
-
-    # -- rows of a stream ----------------------------------------------------------------------------------------------
-    def read_from(self, stream: Any) -> None:
-        """Train on the rows of a stream, in the place of those that the trainer was built with; before `restore`."""
-        args = self.args
-        dealt = self._dealt()
-        # Other processes may be a step behind.
-        workers, prefetch = args.dataloader_num_workers, args.dataloader_prefetch_factor or 0
-        stream.keep = 2 * args.gradient_accumulation_steps + 2 + workers * prefetch
-        collate = self.data_collator
-        if not workers:
-            if isinstance(collate, WithRows):
-                collate.collate = self.clock.reads(collate._collate)
-            stream.next_row = self.clock.reads(stream.next_row)
-        self.stream_loader = StreamLoader(stream, dealt, collate, args.device, workers, prefetch)
-        if workers:
-            self.stream_loader.take = self.clock.reads(next)
-        self._dealt_out = 0
-        self.register_state("stream", self.stream_loader)
-
-    def _dealt(self) -> Dealt:
-        args = self.args
-        return Dealt(args.per_device_train_batch_size, args.world_size, args.process_index)
-
-    def get_batch_samples(self, epoch_iterator: Any, num_batches: int, device: Any) -> Any:
-        """The batches of a step. transformers takes a step once so many batches are made as the arguments say, and the rows
-        of a stream may be over before: its last step is made of those that are left."""
-        if self.args.dataloader_num_workers and self.stream_loader is None:
-            epoch_iterator = self._awaited(epoch_iterator)
-        batches, items = super().get_batch_samples(epoch_iterator, num_batches, device)
-        if self.stream_loader is not None:
-            if 0 < len(batches) < num_batches:
-                self.args.gradient_accumulation_steps = self._dealt_out + len(batches)
-            self._dealt_out += len(batches)
-        return batches, items
-
-    def _awaited(self, batches: Iterator[Any]) -> Iterator[Any]:
-        """Batches of loader processes, the wait for them counted. accelerate also sends one to the device there, which waits for
-        the steps before: that is waited for first, and is no waiting for data."""
-        take = self.clock.reads(next)
-        while True:
-            wait_for_steps(self.args.device)
-            if (batch := take(batches, None)) is None:
-                return
-            yield batch
-
-    def built(self, notes: Notes) -> Built:
-        """The trainer and its models, for the features."""
-        return Built(
-            policy=self.model,
-            trainer=self,
-            reference=self.ref_model,
-            reference_by=self.reference_by(),
-            events=self.writer,
-            notes=notes,
-        )
-
-    def reference_by(self) -> ReferenceBy:
-        """Where the log-probabilities of a reference come from."""
-        return "none"
-
-    def receipt_note(self) -> str:
-        """What the receipt adds about the loss."""
-        return ""
+    finite: FiniteSteps
+    counts: TokenCounts
+    clock: StepClock
+    checkpoints: CheckpointWriter
 
     def register_state(self, name: str, part: Stateful) -> None:
         """From now on the state of `part` goes into each checkpoint and comes back on resume; call it in `build`."""
@@ -210,86 +63,12 @@ class RunTrainer(Trainer):
     def _registered(self) -> Parts:
         return self.__dict__.setdefault("_parts", Parts())
 
-    # -- the optimizer -------------------------------------------------------------------------------------------------
-    def create_optimizer(self, model: torch.nn.Module | None = None) -> torch.optim.Optimizer:
-        """transformers' own, or one that `engine.trainers.optimizers` builds."""
-        if self.optimizer is None and self._optim is not None:
-            taken = self.model if model is None else model
-            decayed = self.get_decay_parameter_names(taken)
-            self.optimizer = optimizer_for(self._optim, taken, decayed)
-        optimizer = super().create_optimizer(model)
-        keep_state_formats(optimizer)
-        return optimizer
-
     def average_weights(self) -> None:
         """Gives the model the weights that are meant for use, where the optimizer keeps others for training
         (schedule-free): before held-out rows, samples and checkpoints. The next step takes its own back. On all ranks."""
         if callable(average := getattr(self.optimizer, "eval", None)):
             average()
 
-    def get_train_dataloader(self) -> Any:
-        """The loader, whose order follows the epoch on several ranks too: a resume in the middle of one puts a wrapper around
-        each rank's share, and accelerate looks for the sampler one level below it."""
-        if self.stream_loader is not None:
-            return self.stream_loader
-        loader = super().get_train_dataloader()
-        if isinstance(share := loader.batch_sampler, BatchSamplerShard):
-            for name in ("sampler", "set_epoch"):
-                if (found := getattr(share.batch_sampler, name, None)) is not None:
-                    setattr(share, name, found)
-        self._time_reading(loader)
-        return loader
-
-    def _time_reading(self, loader: Any) -> None:
-        """Has the clock count the reading of rows from the data set, and their collating where the collator is ours; not in
-        processes of the loader, whose batches are waited for in `_awaited`."""
-        if loader.num_workers:
-            return
-        rows = loader.dataset
-        if getattr(rows, "__getitems__", None) is not None:
-            rows.__getitems__ = self.clock.reads(type(rows).__getitems__.__get__(rows))
-        if isinstance(collator := loader.collate_fn, WithRows):
-            collator.collate = self.clock.reads(collator._collate)
-
-    # -- steps ---------------------------------------------------------------------------------------------------------
-    def training_step(self, model: torch.nn.Module, inputs: dict[str, Any], *args: Any, **kwargs: Any) -> Any:
-        origin = origin_of(inputs)
-        assert origin is not None
-        self.on_progress()
-        self.checkpoints.before_step()
-        self._trains_on(origin.rows)
-        self.counts.add(origin.tokens, origin.trained)
-        return self.finite.loss(super().training_step(model, inputs, *args, **kwargs))
-
-    def _trains_on(self, rows: list[int]) -> None:
-        self.batch_rows.extend(rows)
-        self.note_rows(self.state.global_step + 1, self.batch_rows)
-
-    def _get_grad_norm(self, *args: Any, **kwargs: Any) -> Any:
-        """transformers asks for the norm once a step, whether it clips or not."""
-        norm = super()._get_grad_norm(*args, **kwargs)
-        norm = sharded.whole(norm) if isinstance(norm, torch.Tensor) else norm
-        self.finite.norm(self.state.global_step + 1, norm)
-        return norm
-
-    def log(self, logs: dict[str, float], *args: Any, **kwargs: Any) -> None:
-        """Numbers go to the events. transformers also keeps all of them, in memory and in each checkpoint: a run of many
-        steps would grow by both."""
-        if "loss" in logs and self.finite.lost_a_loss():
-            logs["loss"] = math.nan
-        super().log(logs, *args, **kwargs)
-        self.state.log_history.clear()
-
-    def evaluate(self, *args: Any, **kwargs: Any) -> Any:
-        with self.clock.pause():
-            return super().evaluate(*args, **kwargs)
-
-    def prediction_step(self, model: torch.nn.Module, inputs: dict[str, Any], *args: Any, **kwargs: Any) -> Any:
-        origin_of(inputs)
-        self.on_progress()
-        return super().prediction_step(model, inputs, *args, **kwargs)
-
-    # -- saving and resuming -------------------------------------------------------------------------------------------
     def _save_checkpoint(self, model: torch.nn.Module, trial: Any) -> None:
         with self.clock.pause():
             self.checkpoints.wait()
@@ -406,7 +185,7 @@ class CheckpointWriter:
     """Writes the checkpoints of a trainer on all its ranks: shares of full weights beside the training, all else before it
     goes on."""
 
-    def __init__(self, trainer: RunTrainer) -> None:
+    def __init__(self, trainer: SavesCheckpoints) -> None:
         self._trainer = trainer
         self._async_save: AsyncSave | None = None
         self._room_asked = False
@@ -628,21 +407,6 @@ def as_configured(optimizer: torch.optim.Optimizer, scheduler: Any) -> Iterator[
         group["lr"] = group["lr"] * now / before if before else now
     scheduler.base_lrs = rates
     scheduler._last_lr = [group["lr"] for group in optimizer.param_groups]
-
-
-def _kept_buffers(model: torch.nn.Module) -> bool:
-    """Whether a model has buffers that are saved with it."""
-    return any(
-        buffers.keys() - module._non_persistent_buffers_set
-        for module in model.modules()
-        if (buffers := module._buffers)
-    )
-
-
-def wait_for_steps(device: torch.device) -> None:
-    """Waits until the device has done what it was given."""
-    if device.type == "cuda":
-        torch.cuda.current_stream(device).synchronize()
 
 
 def _inner(optimizer: Any) -> torch.optim.Optimizer:

@@ -19,7 +19,7 @@ from engine.errors import redact
 from engine.run.spawn import WANDB_KEY
 
 if TYPE_CHECKING:
-    from engine.trainers.saving import RunTrainer
+    from engine.trainers.run_trainer import RunTrainer
 
 FOLDER = "trackers"
 

@@ -32,7 +32,7 @@ from engine.run.in_flight import InFlight
 from engine.run.store import RunFolder
 from engine.trainers.best import HeldOutBest
 from engine.trainers.ranks import MEMORY_SECONDS, memory_now
-from engine.trainers.saving import RunTrainer
+from engine.trainers.run_trainer import RunTrainer
 
 BATCHES_CAP = 64 << 20
 GPU_SECONDS = 1.0

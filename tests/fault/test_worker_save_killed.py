@@ -52,7 +52,7 @@ def die_at(k: int, within: Path) -> None:
 def test_a_worker_killed_at_any_file_of_its_save_leaves_a_whole_checkpoint(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, every: int
 ) -> None:
-    from engine.trainers.saving import RunTrainer
+    from engine.trainers.run_trainer import RunTrainer
 
     monkeypatch.setenv("WORKBENCH_CACHE", own_cache(tmp_path / "cache"))
     save = RunTrainer._save_checkpoint

@@ -170,7 +170,7 @@ def test_no_choice_is_offered_that_this_version_refuses() -> None:
 
 def test_an_emptied_field_goes_back_to_auto(ask: Asker, draft: Draft) -> None:
     ask.edit("set", path=LEARNING_RATE, value="")
-    assert LEARNING_RATE not in draft.given
+    assert LEARNING_RATE not in draft.reading.given
 
 
 def test_the_change_of_the_last_edit_is_told_beside_the_number(ask: Asker, draft: Draft) -> None:

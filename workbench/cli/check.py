@@ -126,7 +126,7 @@ def _mend(file: Path, tool: str | None, overrides: tuple[str, ...], *, quiet: bo
     from difflib import unified_diff
 
     from engine.bridge.detect import TITLES
-    from engine.session.draft import Draft
+    from engine.session.draft import Draft, mend
 
     if overrides:
         raise UsageError(f"{overrides[0]}: must be left out with --fix, which changes the file itself.")
@@ -135,7 +135,7 @@ def _mend(file: Path, tool: str | None, overrides: tuple[str, ...], *, quiet: bo
 
     draft = Draft.open(file)
     before = draft.text()
-    done = draft.mend()
+    done = mend(draft)
     diff = "".join(
         unified_diff(before.splitlines(keepends=True), draft.text().splitlines(keepends=True), str(file), str(file))
     )

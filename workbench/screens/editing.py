@@ -138,7 +138,7 @@ class EditPane(FormPane):
 
     def _default(self) -> None:
         row = self.form.row
-        if row is not None and row.key in self.draft.given | self.draft.reading.invalid:
+        if row is not None and row.key in self.draft.reading.given | self.draft.reading.invalid:
             self.change(row.key, None, unset=True)
 
     def fix(self, findings: Iterable[Finding]) -> None:

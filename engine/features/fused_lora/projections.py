@@ -107,18 +107,19 @@ def _pair(layer: Any) -> tuple[Any, Any]:
     return layer.lora_A[name], layer.lora_B[name]
 
 
+_CLOSED_FORM = "closed_form"
 Forward = TypeVar("Forward", bound=Callable[..., Any])
 
 
 def in_closed_form(forward: Forward) -> Forward:
     """Marks a forward of ours, which other features may put their own around as if it were the class's."""
-    forward.closed_form = True  # type: ignore[attr-defined]  # functions take attributes, `Callable` names none
+    setattr(forward, _CLOSED_FORM, True)  # functions take attributes, `Callable` names none
     return forward
 
 
 def is_closed_form(forward: Any) -> bool:
     """Whether a module's forward is one of those."""
-    return hasattr(forward, "closed_form")
+    return hasattr(forward, _CLOSED_FORM)
 
 
 def _hooked(module: Any) -> bool:

@@ -167,9 +167,12 @@ class _Held(torch.autograd.Function):
                     None if part is None else part.detach().requires_grad_(total is not None)
                     for part, total in zip((x[tile], routing[tile], *own), places, strict=True)
                 ]
+                own_x, own_routing, *given = inputs
+                assert own_x is not None
+                assert own_routing is not None
                 asked = [part for part in inputs if part is not None and part.requires_grad]
                 with torch.enable_grad():
-                    out = call.of_group(group, inputs[0], ids[tile], inputs[1], tuple(inputs[2:]))  # type: ignore[arg-type]
+                    out = call.of_group(group, own_x, ids[tile], own_routing, tuple(given))
                 gradients = iter(torch.autograd.grad(out, asked, grads[0][tile]))
                 for part, total in zip(inputs, places, strict=True):
                     if part is not None and total is not None:

@@ -210,7 +210,7 @@ def backward(
     tokens, top_k = expert_ids.shape
     experts = weights.gate_up.shape[0]
     plan, rows = kept.plan, rows_of_a_tile(tokens * top_k, experts)
-    want = Weights(*wanted.weights)  # type: ignore[arg-type]  # flags in the places of tensors
+    want = {name for name, asked in zip(Weights._fields, wanted.weights, strict=True) if asked}
     dy = dy.contiguous()
     d_inner, dots = None, None
     if weights.down_b is not None or weights.down_bias is not None:
@@ -220,7 +220,7 @@ def backward(
         dy, weights.down.transpose(1, 2), None, d_inner, _turned(weights.down_a), plan, rows, top_k=top_k, by_slot=False
     )
     d_both = torch.empty_like(kept.both)
-    with_h = bool(want.down or want.down_a)
+    with_h = bool(want & {"down", "down_a"})
     d_routing = _gate_backward(h, dots, kept.both, d_both, plan, settings.gate, routing_weights, with_h)
     found: list[Tensor | None] = [None] * 8
 
@@ -233,13 +233,13 @@ def backward(
     gram(1, h, dy, weights.down, right_gathered=True, transposed=True, weights=routing_weights)
     del h, d_inner
     gram(7, dy, kept.down_inner, _turned(weights.down_b), left_gathered=True, weights=routing_weights)
-    ones = x.new_ones(plan.order.shape[0], 1) if want.down_bias or want.gate_up_bias else None
+    ones = x.new_ones(plan.order.shape[0], 1) if want & {"down_bias", "gate_up_bias"} else None
     gram(3, dy, ones, _column(weights.down_bias), left_gathered=True, weights=routing_weights)
     gram(0, d_both, x, weights.gate_up, right_gathered=True)
     gram(2, d_both, ones, _column(weights.gate_up_bias))
     gram(5, d_both, kept.gate_up_inner, _turned(weights.gate_up_b))
     d_inner = None
-    if weights.gate_up_b is not None and (wanted.x or want.gate_up_a):
+    if weights.gate_up_b is not None and (wanted.x or "gate_up_a" in want):
         d_inner = _inner(d_both, weights.gate_up_b, settings.gate_up_scale, plan, rows, 0)[0]
     gram(4, x, d_inner, weights.gate_up_a, left_gathered=True, transposed=True)
     for place in (2, 3):

@@ -58,8 +58,11 @@ class _OneByOne(torch.autograd.Function):
                 None if part is None else part.detach().requires_grad_(asked)
                 for part, asked in zip(given, wanted, strict=True)
             ]
+            own_x, own_routing, *weights = inputs
+            assert own_x is not None
+            assert own_routing is not None
             with torch.enable_grad(), torch.autocast(x.device.type, enabled=False):
-                out = _computed(inputs[0], inputs[1], inputs[2:], ctx.settings)  # type: ignore[arg-type]
+                out = _computed(own_x, own_routing, weights, ctx.settings)
             asked = [part for part in inputs if part is not None and part.requires_grad]
             gradients = iter(torch.autograd.grad(out, asked, grads[0][turn.slots // ids.shape[1]]) if asked else ())
             for number, (part, place) in enumerate(zip(inputs, places, strict=True)):

@@ -67,7 +67,7 @@ class PackedExperts(torch.Tensor):
     held: Held
     form: Form
     # Else results would be taken for packed ones.
-    __torch_function__ = torch._C._disabled_torch_function_impl  # type: ignore[assignment]
+    __torch_function__ = torch._C._disabled_torch_function_impl  # type: ignore[assignment]  # torch's own way to have none
 
     @staticmethod
     def __new__(cls, held: Held, form: Form) -> PackedExperts:
@@ -126,7 +126,7 @@ class PackedExperts(torch.Tensor):
         self.unpack_range(0, every)
         return every.transpose(1, 2) if form.turned else every
 
-    def __repr__(self, *, tensor_contents: Any = None) -> str:  # type: ignore[override]
+    def __repr__(self, *, tensor_contents: Any = None) -> str:  # type: ignore[override]  # as torch's, which takes it too
         return f"PackedExperts({self.form.kind}, {tuple(self.shape)}, {self.form.dtype}, {self.device})"
 
     def __getattr__(self, name: str) -> Tensor | None:
@@ -143,7 +143,7 @@ class PackedExperts(torch.Tensor):
         return PackedExperts(Held(**parts), form)
 
     @classmethod
-    def __torch_dispatch__(  # type: ignore[override]
+    def __torch_dispatch__(  # type: ignore[override]  # torch's own is a function of C
         cls, func: Any, types: Any, args: Any = (), kwargs: Any = None
     ) -> Any:
         kwargs = kwargs or {}

@@ -62,8 +62,11 @@ def _computed(
     settings = _settings(activation, interleaved, numbers)
     x, ids, routing, held = prepared(x, ids, routing, given)
     out, kept = forward(x, ids, routing, held, settings)
-    inner = (x.new_empty(ids.numel(), 0) if each is None else each for each in (kept.gate_up_inner, kept.down_inner))
-    return out, *kept.plan, kept.both, *inner  # type: ignore[return-value]  # one, four, one and two
+
+    def there(inner: Tensor | None) -> Tensor:
+        return x.new_empty(ids.numel(), 0) if inner is None else inner
+
+    return out, *kept.plan, kept.both, there(kept.gate_up_inner), there(kept.down_inner)
 
 
 @torch.library.custom_op("workbench::expert_mlp", mutates_args=())

@@ -74,8 +74,11 @@ def linear_logp_op(
             return hidden.new_empty(0, dtype=_wide(hidden))
         return x.new_zeros(shape).index_copy_(0, kept, x)
 
-    found = (scores.logp, scores.entropy, scores.square, scores.mean, scores.top, scores.loss, scores.lse)
-    return *(whole(x, targets.shape) for x in found), whole(d_rows, hidden.shape)  # type: ignore[return-value]  # seven and one
+    rows = targets.shape
+    return (
+        whole(scores.logp, rows), whole(scores.entropy, rows), whole(scores.square, rows), whole(scores.mean, rows),
+        whole(scores.top, rows), whole(scores.loss, rows), whole(scores.lse, rows), whole(d_rows, hidden.shape),
+    )  # fmt: skip
 
 
 @linear_logp_op.register_fake
@@ -106,7 +109,11 @@ def linear_logp_backward_op(
     )  # fmt: skip
     if d_hidden is not None:
         d_hidden = hidden.new_zeros(hidden.shape).index_copy_(0, kept, d_hidden)
-    return tuple(hidden.new_empty(0) if d is None else d for d in (d_hidden, d_weight, d_bias))  # type: ignore[return-value]  # three
+
+    def there(gradient: Tensor | None) -> Tensor:
+        return hidden.new_empty(0) if gradient is None else gradient
+
+    return there(d_hidden), there(d_weight), there(d_bias)
 
 
 @linear_logp_backward_op.register_fake

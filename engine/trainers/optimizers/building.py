@@ -1,6 +1,6 @@
 """The optimizers that transformers does not build, from torch and the packages that have them.
 
-`optimizer_for` is asked by every trainer of ours (`engine.trainers.saving`). Weight decay spares what transformers spares.
+`optimizer_for` is asked by every trainer of ours (`engine.trainers.run_trainer`). Weight decay spares what transformers spares.
 A matrix inside a layer is a weight of two dimensions in one of the model's repeated blocks; embeddings, heads, norms,
 biases and fused experts (three dimensions) are not, and AdamW moves them. Both factors of a LoRA adapter are matrices.
 

@@ -229,7 +229,7 @@ def test_no_fix_of_any_mixture_writes_over_a_setting_that_stands(mapping: dict[s
         assert finding.fix is not None
         changed = Draft(as_yaml(mapping))
         changed.apply(finding.fix)
-        for path in draft.given - {finding.path, *finding.fix.unset}:
+        for path in draft.reading.given - {finding.path, *finding.fix.unset}:
             assert changed.value(path) == draft.value(path), (finding.path, path)
 
 

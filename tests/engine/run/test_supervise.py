@@ -13,6 +13,7 @@ from engine.run.events import EventWriter
 from engine.run.process import host, identity
 from engine.run.supervise import Supervisor, claim
 from engine.run.tail import Tail
+from engine.run.worker_process import WorkerProcess
 
 
 @pytest.mark.parametrize(
@@ -27,8 +28,8 @@ from engine.run.tail import Tail
 )
 def test_the_first_rank_may_leave_first_once_it_has_said_how_the_run_ended(run, last_word, rank, state):
     watch = Supervisor(run)
-    watch.worker = identity(os.getpid())
-    watch.family = SimpleNamespace(lost_rank=(rank, watch.worker), end=lambda: None)
+    me = identity(os.getpid())
+    watch.worker = WorkerProcess(run, me, SimpleNamespace(lost_rank=(rank, me), end=lambda: None))
     run.log.touch()
     with EventWriter(run, segment=0) as writer:
         if last_word is not None:
@@ -51,8 +52,8 @@ def test_the_first_rank_may_leave_first_once_it_has_said_how_the_run_ended(run, 
 def test_what_the_first_rank_says_of_itself_stands_whoever_is_gone_first(run, rank, cause, message):
     """All ranks end together there, and which of them is seen to go first is chance."""
     watch = Supervisor(run)
-    watch.worker = identity(os.getpid())
-    watch.family = SimpleNamespace(lost_rank=(rank, watch.worker), end=lambda: None)
+    me = identity(os.getpid())
+    watch.worker = WorkerProcess(run, me, SimpleNamespace(lost_rank=(rank, me), end=lambda: None))
     run.log.touch()
     with EventWriter(run, segment=0) as writer:
         writer.write("failed", cause=cause, message=message, step=7)

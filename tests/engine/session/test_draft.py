@@ -20,7 +20,7 @@ from engine.config.recipes import recipes
 from engine.config.tree import fields
 from engine.errors import ConfigUnreadable, UsageError, WorkbenchError
 from engine.hardware import parse_machine
-from engine.session.draft import Draft
+from engine.session.draft import Draft, differences
 
 TEXT = """\
 # My config
@@ -126,7 +126,7 @@ def test_a_fix_is_one_change_and_one_undo() -> None:
     assert draft.config.optim.learning_rate == 1e-3
     assert draft.undo()
     assert draft.text() == before
-    assert not draft.can_undo
+    assert not draft.history.can_undo
 
 
 def test_a_fix_removes_several_entries_of_one_list() -> None:
@@ -181,16 +181,16 @@ def test_learn_brings_findings_without_touching_the_file() -> None:
 
 def test_diff_names_what_differs_from_the_recipe() -> None:
     draft = Draft.new("sft-lora")
-    assert draft.diff() == []
+    assert differences(draft) == []
     draft.set("adapter.r", 8)
     draft.set("optim.lr_scheduler_type", "linear")
     draft.unset("optim.warmup_steps")
-    assert draft.diff() == [
+    assert differences(draft) == [
         ("adapter.r", 16, 8),
         ("optim.lr_scheduler_type", "cosine", "linear"),
         ("optim.warmup_steps", 0.03, 0.0),
     ]
-    assert ("data.train", [], [{"path": "builtin/dates"}]) in Draft("data:\n  train: builtin/dates\n").diff()
+    assert ("data.train", [], [{"path": "builtin/dates"}]) in differences(Draft("data:\n  train: builtin/dates\n"))
 
 
 def test_save_writes_whole_keeps_mode_and_knows_when_dirty(tmp_path: Path) -> None:
@@ -289,7 +289,9 @@ class Editing(RuleBasedStateMachine):
         self.at = 0
 
     def changed(self) -> None:
-        if self.draft.mapping != self.history[self.at] or (self.draft.can_undo and not self.draft.can_redo):
+        if self.draft.mapping != self.history[self.at] or (
+            self.draft.history.can_undo and not self.draft.history.can_redo
+        ):
             self.history[self.at + 1 :] = [self.draft.mapping]
             self.at += 1
 

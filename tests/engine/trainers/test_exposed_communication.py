@@ -33,7 +33,7 @@ def late_where_asked() -> None:
     Qwen3-MoE's layers."""
     from transformers.models.qwen3_moe.modeling_qwen3_moe import Qwen3MoeAttention
 
-    from engine.trainers.saving import RunTrainer
+    from engine.trainers.run_trainer import RunTrainer
 
     asked, step = Path(os.environ["WORKBENCH_CACHE"]) / "late", RunTrainer.training_step
 

@@ -40,7 +40,8 @@ from engine.run.view import RANK_FIGURES
 from engine.trainers import async_save, saving, sharded
 from engine.trainers.arguments import sharding
 from engine.trainers.async_save import AsyncSave
-from engine.trainers.saving import CheckpointWriter, RunTrainer
+from engine.trainers.run_trainer import RunTrainer
+from engine.trainers.saving import CheckpointWriter
 from tests.caches import own_cache
 from tests.engine.trainers.conftest import CONVERSATIONS, PAIRS, RATED, STEPS, TAUGHT, TEXTS, lines, resumed_from
 from tests.engine.trainers.test_grpo import GRPO

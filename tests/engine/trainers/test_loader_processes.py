@@ -79,9 +79,10 @@ def test_a_batch_that_waits_for_the_step_before_on_its_way_to_the_device_does_no
 ):
     import accelerate.data_loader
 
-    from engine.trainers import saving, stream_loader
+    from engine.trainers import reading, stream_loader
+    from engine.trainers.run_trainer import RunTrainer
 
-    step, send, busy = saving.RunTrainer.training_step, accelerate.data_loader.send_to_device, [0.0]
+    step, send, busy = RunTrainer.training_step, accelerate.data_loader.send_to_device, [0.0]
 
     def stepping(*args, **kwargs):
         found = step(*args, **kwargs)
@@ -95,8 +96,8 @@ def test_a_batch_that_waits_for_the_step_before_on_its_way_to_the_device_does_no
         waiting()
         return send(*args, **kwargs)
 
-    monkeypatch.setattr(saving.RunTrainer, "training_step", stepping)
-    monkeypatch.setattr(saving, "wait_for_steps", waiting, raising=False)
+    monkeypatch.setattr(RunTrainer, "training_step", stepping)
+    monkeypatch.setattr(reading, "wait_for_steps", waiting)
     monkeypatch.setattr(accelerate.data_loader, "send_to_device", sending)
     monkeypatch.setattr(stream_loader, "send_to_device", sending)
     run = train({**seeing, "data.streaming": streaming, "data.dataloader_num_workers": 2})
@@ -218,7 +219,7 @@ def test_an_epoch_that_was_over_before_a_resume_is_not_told_again(place):
 
 @pytest.mark.parametrize("factor", [1, 3])
 def test_so_many_batches_are_made_ahead_and_no_more(train, seeing, tmp_path, monkeypatch, factor):
-    from engine.trainers.saving import RunTrainer
+    from engine.trainers.run_trainer import RunTrainer
 
     note, step, read = tmp_path / "made", RunTrainer.training_step, ImageBatch.__call__
     ahead = []

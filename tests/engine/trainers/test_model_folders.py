@@ -187,7 +187,7 @@ def test_a_pickle_among_the_state_of_a_checkpoint_is_refused_by_its_name(
 ):
     import torch
 
-    from engine.trainers.saving import RunTrainer
+    from engine.trainers.run_trainer import RunTrainer
 
     if name == "scaler.pt":  # which float16 alone has, and that a card alone
         restore = RunTrainer.restore

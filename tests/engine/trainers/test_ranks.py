@@ -21,7 +21,7 @@ from engine.run.from_config import launch_config
 from engine.run.rollouts import read_group
 from engine.run.store import ENDED, RunFolder
 from engine.trainers.rollouts import EpochSampler
-from engine.trainers.saving import RunTrainer
+from engine.trainers.run_trainer import RunTrainer
 from tests.caches import own_cache
 from tests.engine.trainers.building import Built, apart
 from tests.engine.trainers.conftest import BASE, CONVERSATIONS, lines, resumed_from

@@ -1,0 +1,112 @@
+"""The ranks of a run that wait for each other, on this machine and on others: they meet, and one's end is the end of all.
+
+A rank that died takes the others with it, and so does one that hangs, and a node that ended or fell silent; whichever it was
+is the one that is named. Standard library only.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Callable, Mapping
+
+from engine.errors import Cancelled
+from engine.run import cause, spawn
+from engine.run.devices import Choice
+from engine.run.hang import Hang
+from engine.run.nodes import REACH_SECONDS, FirstNode, interface, rendezvous_of
+from engine.run.store import RunFolder
+from engine.run.worker_process import WorkerProcess
+
+
+class Peers:
+    """All ranks of a run; of one that has a single process nothing is watched."""
+
+    def __init__(self, run: RunFolder) -> None:
+        self.run = run
+        self.node: FirstNode | None = None
+        self.hung: cause.Cause | None = None
+        self._hang: Hang | None = None
+
+    def gather(
+        self, choice: Choice, versions: Mapping[str, str], wait: Callable[[str], None], is_to_end: Callable[[], bool]
+    ) -> spawn.Group | None:
+        """Have the other nodes come; this one's place among them, None in a run on one machine. `wait` is called again and
+        again until then, with how many have come.
+
+        Raises WorkbenchError where they do not come or fit, and Cancelled where the run `is_to_end` meanwhile.
+        """
+        rendezvous = rendezvous_of(self.run)
+        if rendezvous.nodes == 1:
+            return None
+        node = self.node = self.node or FirstNode(self.run, rendezvous)
+
+        def waits(came: int) -> None:
+            if is_to_end():
+                raise Cancelled(f"Stopped while {came} of {node.nodes} nodes had come.")
+            wait(f"waits at {node.endpoint}: {came} of {node.nodes} nodes came")
+
+        node.gather(choice.processes, versions, waits)
+        return spawn.Group(0, node.nodes, node.endpoint, interface(node.endpoint, os.environ), REACH_SECONDS)
+
+    def go_on(self) -> None:
+        """Speak for this node again, after a supervisor that is gone."""
+        rendezvous = rendezvous_of(self.run)
+        if rendezvous.nodes > 1:
+            self.node = FirstNode(self.run, rendezvous)
+            self.node.go_on()
+
+    def begin(self, worker: WorkerProcess) -> None:
+        """Watch the heartbeats of all ranks, where there are several."""
+        ranks = worker.family.processes * (1 if self.node is None else self.node.nodes)
+        self._hang, self.hung = (Hang(self.run, ranks) if ranks > 1 else None), None
+
+    def watch(self, worker: WorkerProcess, *, ended: bool, asked: bool) -> None:
+        """Ranks that cannot go on without another are ended. `ended`: the first rank has said how the run ended; `asked`: the
+        worker is being ended as a person asked, which needs no other reason."""
+        self._watch_ranks(worker, asked)
+        if not ended:
+            self._watch_heartbeats(worker, asked)
+        if self.node is not None:
+            self.node.beat()
+            if not ended and self.node.others_end() and worker.may_be_signalled(leaving=False):
+                worker.kill()
+
+    def _watch_ranks(self, worker: WorkerProcess, asked: bool) -> None:
+        """With several ranks: one that dies takes the others with it, and it is the one that is named."""
+        if worker.family.processes > 1 or self.node is not None:
+            lost = worker.family.look(lambda: cause.agent_saw_failure(self.run.log, worker.log_from))
+            if lost and not asked:
+                worker.family.kill()
+
+    def _watch_heartbeats(self, worker: WorkerProcess, asked: bool) -> None:
+        """Ranks that wait for each other for too long are ended, and the one that is waited for is named."""
+        if self._hang is None or self.hung is not None:
+            return
+        found = self._hang.look()
+        if found is not None and not asked and worker.may_be_signalled(leaving=False):
+            self.hung = found
+            worker.kill()
+
+    def leave(self, worker: WorkerProcess, code: int | None) -> None:
+        """After the worker is gone: its processes go too, and a rank that was lost is found where torchrun names none."""
+        if self.node is not None and code:
+            worker.family.look(lambda: True)  # torchrun names no rank to close where it has but one
+        worker.family.end()
+
+    def close_round(self) -> None:
+        """It is over for all nodes."""
+        if self.node is not None:
+            with contextlib.suppress(OSError):  # silence says the same, later
+                self.node.say(state="ended")
+
+    def explain(self, worker: WorkerProcess, code: int | None) -> cause.Cause:
+        """Why the worker ended; what another node began is told in that one's words."""
+        if self.hung is not None:
+            return self.hung
+        explained = worker.explain(code, node=None if self.node is None else 0)
+        if self.node is None:
+            return explained
+        if not (cause.follows(explained, self.run.log, worker.log_from) or self.node.others_end()):
+            return explained
+        return self.node.blame() or (explained if worker.family.ranks else self.node.not_met())

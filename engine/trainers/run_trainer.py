@@ -1,0 +1,189 @@
+"""The one mixin: what every trainer of ours does around a step.
+
+How it saves and comes back stands in `engine.trainers.saving`, where its batches come from in `engine.trainers.reading`. Row
+ids leave the batch before the model sees it.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from accelerate.utils import DistributedDataParallelKwargs
+from transformers import PreTrainedModel
+
+from engine.compat import fsdp2
+from engine.config.optim import Optim
+from engine.features.built import Built, Notes, ReferenceBy, base_model
+from engine.models.vision_parts import frozen_paths
+from engine.run.async_writer import AsyncWriter
+from engine.run.store import RunFolder
+from engine.trainers import sharded
+from engine.trainers.clock import StepClock
+from engine.trainers.finite import FiniteSteps
+from engine.trainers.optimizers.building import keep_state_formats, optimizer_for
+from engine.trainers.ranks import Ranks
+from engine.trainers.reading import ReadsRows
+from engine.trainers.saving import CheckpointWriter
+from engine.trainers.token_counts import TokenCounts, origin_of
+
+
+class RunTrainer(ReadsRows):
+    """Mixed in before a transformers trainer. `attach` gives it its run before `train`."""
+
+    loss_by: str | None = None
+    """Whose loss it is, for the receipt; None for that of the library's trainer."""
+    ref_model: PreTrainedModel | None = None
+    """A copy of the model that the policy is held to; None where there is none, or it is the policy without its adapter."""
+    samples_answers = False
+    """Whether a step begins with answers of the model, which weights that are not finite cannot give."""
+
+    def __init__(self, *args: Any, optim: Optim | None = None, **kwargs: Any) -> None:
+        """`optim` is the section of that name; without it the optimizer is the one of the arguments.
+
+        What is trained keeps its format: beside quantized weights TRL turns all of it into bfloat16.
+        """
+        self._optim = optim
+        self.clock, self.finite = StepClock(), FiniteSteps()
+        self.checkpoints = CheckpointWriter(self)
+        self._given = model = kwargs.get("model")
+        trained = [(each, each.data) for each in model.parameters() if each.requires_grad] if model is not None else []
+        super().__init__(*args, **kwargs)
+        if self.args.device.type == "cuda":
+            self.clock.settle = functools.partial(torch.cuda.synchronize, self.args.device)
+        for weight, data in trained:
+            if weight.dtype != data.dtype:
+                weight.data = data.to(weight.device)
+
+    def create_accelerator_and_postprocess(self) -> None:
+        super().create_accelerator_and_postprocess()
+        asked, sizes = self.args.fsdp_plugin_args, self.args.parallelism_config
+        if asked is not None and fsdp2.take_on_cpu(self.accelerator, asked, sizes):
+            self.is_fsdp_enabled = True
+        if self.is_fsdp_enabled:
+            fsdp2.shard_heads_with_norms(self.accelerator)
+        if self._given is not None and self.is_fsdp_enabled:
+            fsdp2.wrap_what_is_there(self.accelerator, self._given, frozen_paths(base_model(self._given)))
+
+    def _build_accelerator_args(self, **kwargs: Any) -> dict[str, Any]:
+        arguments = fsdp2.without_mesh_on_cpu(super()._build_accelerator_args(**kwargs))
+        for handler in arguments.get("kwargs_handlers") or ():
+            if isinstance(handler, DistributedDataParallelKwargs):
+                # Sums come to lie where gradients are read: one copy of each less.
+                handler.gradient_as_bucket_view = True
+                # Buffers that no checkpoint holds follow from the config and the inputs: they are not sent with each pass.
+                if handler.broadcast_buffers and not _kept_buffers(self.model):
+                    handler.broadcast_buffers = False
+        return arguments
+
+    def attach(
+        self,
+        run: RunFolder,
+        writer: AsyncWriter | None,
+        keep: int,
+        commit_info: dict[str, Any],
+        finite: FiniteSteps | None = None,
+    ) -> None:
+        """`writer` is the run's on rank 0 and None elsewhere; `commit_info` goes into COMMIT.json; `finite`
+        follows `run.on_nan`."""
+        self.run, self.writer, self.keep, self.commit_info = run, writer, keep, commit_info
+        self.batch_rows: list[int] = []
+        self.on_progress: Callable[[], None] = lambda: None
+        """Hears that this rank begins a batch, of training or of held-out rows."""
+        self.note_rows: Callable[[int, list[int]], None] = lambda step, rows: None
+        """Hears the step that is being made and its rows so far, before they are trained on."""
+        self.finite = finite or self.finite
+        self.finite.accelerator = self.accelerator
+        self.add_callback(self.finite)
+        self.ranks = Ranks(self.clock)
+        self.counts = TokenCounts(self.accelerator, self.ranks)
+        if self.accelerator.num_processes > 1:
+            self.compute_loss = self.ranks.waits.forward(self.compute_loss)  # type: ignore[method-assign]  # around all of them
+            self._time_waits()
+
+    def _time_waits(self) -> None:
+        """Has the time taken that this process waits for others; that of shares once there are any (`on_train_begin`)."""
+        waits, accelerator = self.ranks.waits, self.accelerator
+        accelerator.gather, accelerator.reduce = waits.around(accelerator.gather), waits.around(accelerator.reduce)
+        if not self.is_fsdp_enabled:
+            accelerator.backward = waits.after_gradients(accelerator.backward)
+
+    def built(self, notes: Notes) -> Built:
+        """The trainer and its models, for the features."""
+        return Built(
+            policy=self.model,
+            trainer=self,
+            reference=self.ref_model,
+            reference_by=self.reference_by(),
+            events=self.writer,
+            notes=notes,
+        )
+
+    def reference_by(self) -> ReferenceBy:
+        """Where the log-probabilities of a reference come from."""
+        return "none"
+
+    def receipt_note(self) -> str:
+        """What the receipt adds about the loss."""
+        return ""
+
+    # -- the optimizer -------------------------------------------------------------------------------------------------
+    def create_optimizer(self, model: torch.nn.Module | None = None) -> torch.optim.Optimizer:
+        """transformers' own, or one that `engine.trainers.optimizers` builds."""
+        if self.optimizer is None and self._optim is not None:
+            taken = self.model if model is None else model
+            decayed = self.get_decay_parameter_names(taken)
+            self.optimizer = optimizer_for(self._optim, taken, decayed)
+        optimizer = super().create_optimizer(model)
+        keep_state_formats(optimizer)
+        return optimizer
+
+    # -- steps ---------------------------------------------------------------------------------------------------------
+    def training_step(self, model: torch.nn.Module, inputs: dict[str, Any], *args: Any, **kwargs: Any) -> Any:
+        origin = origin_of(inputs)
+        assert origin is not None
+        self.on_progress()
+        self.checkpoints.before_step()
+        self._trains_on(origin.rows)
+        self.counts.add(origin.tokens, origin.trained)
+        return self.finite.loss(super().training_step(model, inputs, *args, **kwargs))
+
+    def _trains_on(self, rows: list[int]) -> None:
+        self.batch_rows.extend(rows)
+        self.note_rows(self.state.global_step + 1, self.batch_rows)
+
+    def _get_grad_norm(self, *args: Any, **kwargs: Any) -> Any:
+        """transformers asks for the norm once a step, whether it clips or not."""
+        norm = super()._get_grad_norm(*args, **kwargs)
+        norm = sharded.whole(norm) if isinstance(norm, torch.Tensor) else norm
+        self.finite.norm(self.state.global_step + 1, norm)
+        return norm
+
+    def log(self, logs: dict[str, float], *args: Any, **kwargs: Any) -> None:
+        """Numbers go to the events. transformers also keeps all of them, in memory and in each checkpoint: a run of many
+        steps would grow by both."""
+        if "loss" in logs and self.finite.lost_a_loss():
+            logs["loss"] = math.nan
+        super().log(logs, *args, **kwargs)
+        self.state.log_history.clear()
+
+    def evaluate(self, *args: Any, **kwargs: Any) -> Any:
+        with self.clock.pause():
+            return super().evaluate(*args, **kwargs)
+
+    def prediction_step(self, model: torch.nn.Module, inputs: dict[str, Any], *args: Any, **kwargs: Any) -> Any:
+        origin_of(inputs)
+        self.on_progress()
+        return super().prediction_step(model, inputs, *args, **kwargs)
+
+
+def _kept_buffers(model: torch.nn.Module) -> bool:
+    """Whether a model has buffers that are saved with it."""
+    return any(
+        buffers.keys() - module._non_persistent_buffers_set
+        for module in model.modules()
+        if (buffers := module._buffers)
+    )

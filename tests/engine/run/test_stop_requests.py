@@ -1,0 +1,112 @@
+"""Which requests end a worker, when, by what signal, and what is written of it; the worker is a process of this test's."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+
+import pytest
+
+from engine.run import control, stop_requests
+from engine.run.state_file import StateFile
+from engine.run.stop_requests import StopRequests
+from engine.run.store import RunFolder
+from engine.run.worker_process import WorkerProcess
+
+DEAF = "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); print(flush=True); time.sleep(60)"
+HEARS = "import time; print(flush=True); time.sleep(60)"
+
+
+class Worker:
+    def __init__(self, run: RunFolder, code: str) -> None:
+        self.child = subprocess.Popen([sys.executable, "-S", "-c", code], stdout=subprocess.PIPE)
+        assert self.child.stdout is not None
+        self.child.stdout.readline()  # it has its handler
+        self.process = WorkerProcess.started(run, self.child, "a token that nobody has", 1, 0)
+
+    def gone(self, requests: StopRequests, ended_at: float | None = None) -> int | None:
+        """The exit code after three looks of a supervisor, with a moment for signals to arrive."""
+        for _ in range(3):
+            requests.watch(self.process, ended_at)
+            try:
+                return self.child.wait(0.2)
+            except subprocess.TimeoutExpired:
+                continue
+        return None
+
+
+@pytest.fixture
+def start(run: RunFolder, monkeypatch: pytest.MonkeyPatch) -> Iterator:
+    monkeypatch.setattr(stop_requests, "NOW_SECONDS", 0.1)
+    workers = []
+
+    def begin(code: str, grace: float = 0.1) -> tuple[Worker, StopRequests]:
+        run.update_json(state="running", grace_seconds=grace)
+        workers.append(Worker(run, code))
+        return workers[-1], StopRequests(run, StateFile(run))
+
+    yield begin
+    for worker in workers:
+        worker.child.kill()
+        worker.child.wait()
+        worker.child.stdout.close()
+
+
+@pytest.mark.parametrize(("code", "number"), [(HEARS, signal.SIGTERM), (DEAF, signal.SIGKILL)])
+def test_a_worker_that_is_to_stop_now_is_sent_sigterm_and_sigkill_where_that_is_not_enough(run, start, code, number):
+    worker, requests = start(code, grace=60.0)
+    asked = control.request(run, "stop", "somebody", now=True)
+    assert worker.gone(requests) == -number
+    done, stopped = requests.last_events()
+    assert (done["kind"], done["id"], done["status"], done["by"]) == ("control", asked, "done", "somebody")
+    assert (stopped["kind"], stopped["by"]) == ("stopped", "somebody")
+    assert stopped["message"].startswith(f"The worker was ended by {number.name} at once, as asked;")
+    assert number.name in run.read_json()["message"]
+
+
+def test_a_worker_has_its_grace_to_answer(run, start):
+    worker, requests = start(HEARS, grace=60.0)
+    control.request(run, "stop")
+    assert worker.gone(requests) is None
+    assert (requests.overdue, requests.last_events()) == (None, [])
+    run.update_json(grace_seconds=0.01)
+    assert worker.gone(requests) == -signal.SIGTERM
+    assert "did not answer within 0 s" in requests.last_events()[-1]["message"]
+
+
+def test_a_save_that_was_accepted_is_never_cut_short_and_a_stop_that_was_is(run, start):
+    worker, requests = start(HEARS)
+    save = control.request(run, "save_stop")
+    requests.note({"kind": "control", "id": save, "status": "accepted"})
+    assert worker.gone(requests) is None
+    stop = control.request(run, "stop")
+    requests.note({"kind": "control", "id": stop, "status": "accepted"})
+    assert worker.gone(requests) == -signal.SIGTERM
+
+
+def test_an_answer_that_was_given_is_not_given_twice(run, start):
+    worker, requests = start(HEARS)
+    asked = control.request(run, "stop", now=True)
+    requests.note({"kind": "control", "id": asked, "status": "done"})
+    assert worker.gone(requests) == -signal.SIGTERM
+    assert [event["kind"] for event in requests.last_events()] == ["stopped"]
+
+
+def test_a_worker_that_stays_after_its_last_word_is_ended_for_nobodys_sake(run, start, monkeypatch):
+    worker, requests = start(DEAF)
+    assert worker.gone(requests, time.monotonic()) is None
+    monkeypatch.setattr(stop_requests, "LEAVE_SECONDS", 0.0)
+    assert worker.gone(requests, time.monotonic()) == -signal.SIGKILL
+    assert requests.last_events() == []
+
+
+def test_what_asks_for_a_checkpoint_or_is_no_request_ends_nothing(run, start):
+    worker, requests = start(HEARS)
+    control.request(run, "checkpoint")
+    control.request(run, "end_of_epoch")
+    (run.control / "0.json").write_text('{"do": "stop"')
+    (run.control / ".1.json").write_text('{"id": "1", "do": "stop", "now": true}')
+    assert worker.gone(requests) is None
