@@ -303,6 +303,12 @@ def _weight(number: int, data: DataFacts) -> Severity:
     return "warning" if number > _SOME * (data.source_rows or 1) else "hint"
 
 
+def _first(data: DataFacts, what: str) -> str:
+    """Where the first row stands that this became of, as a sentence; empty where nobody noted it."""
+    place = dict(data.first_at).get(what)
+    return f" The first: {place}." if place else ""
+
+
 def _is(number: int) -> str:
     return "is" if number == 1 else "are"
 
@@ -341,7 +347,8 @@ def rows_that_are_too_long_are_decided(config: RunConfig, facts: Facts) -> Itera
             what = "cut" if policy == "truncate" else "left out"
             all_gone = policy == "drop" and number >= data.source_rows
             severity = "error" if all_gone else _weight(number, data)
-            yield say(path, f"{sentence} and will be {what}.", severity=severity, fix=longer)
+            first = _first(data, "truncated" if policy == "truncate" else "dropped") if data.holds_for(config) else ""
+            yield say(path, f"{sentence} and will be {what}.{first}", severity=severity, fix=longer)
 
 
 @rule(
@@ -371,6 +378,7 @@ def rows_have_something_to_learn(config: RunConfig, facts: Facts) -> Iterator[Fi
             cut = f" once {once} cut" if fix is not None and fields.data.max_length.path in fix.set else ""
             verb = "has" if data.masked == 1 else "have"
             sentence = f"{_share(data.masked, data, rows)} {verb} no token to learn{cut} and will be left out."
+            sentence += _first(data, "masked")
             yield say(spec.path, sentence, severity=_weight(data.masked, data), fix=fix)
 
 
@@ -379,9 +387,9 @@ def rows_have_something_to_learn(config: RunConfig, facts: Facts) -> Iterator[Fi
 def pairs_differ(config: RunConfig, facts: Facts) -> Iterator[Finding]:
     for spec, data, rows in _counts(config, facts):
         if data.identical and data.holds_for(config):
-            sentence = (
-                f"{_share(data.identical, data, rows)} have the same chosen and rejected answer and will be left out."
-            )
+            have = "has" if data.identical == 1 else "have"
+            share = f"{_share(data.identical, data, rows)} {have} the same chosen and rejected answer"
+            sentence = f"{share} and will be left out.{_first(data, 'identical')}"
             yield say(spec.path, sentence, severity=_weight(data.identical, data))
 
 

@@ -64,7 +64,7 @@ CASES: dict[str, list[Case]] = {
     ],
     "rows-have-something-to-learn": [
         ({}, rows(rows=100, masked=100), "data.train", "error"),
-        ({}, rows(rows=100, masked=2), "data.train", "warning"),
+        ({}, rows(rows=100, masked=2, first_at=(("masked", "a.jsonl:1"),)), "data.train", "warning"),
         ({}, rows(rows=100, masked=1), "data.train", "hint"),
         ({}, rows(rows=9, held_out=DataFacts(rows=100, masked=100)), "data.eval", "error"),
     ],
@@ -74,6 +74,7 @@ CASES: dict[str, list[Case]] = {
         ({}, rows(read=100, template_flaws=(("earlier_thinking", 50, "a.jsonl:1"),)), "model.chat_template", "hint"),
         ({}, rows(read=100, template_flaws=(("marks", 50, "a.jsonl:1"),)), "data.train", "warning"),
         ({}, rows(read=100, template_flaws=(("empty_turn", 50, "a.jsonl:1"),)), "data.train", "hint"),
+        ({}, rows(read=100, template_flaws=(("control", 50, "a.jsonl:1"),)), "data.train", "hint"),
     ],
     "a-stream-is-not-deduplicated": [
         ({"data.deduplicate": "exact", "data.streaming": True}, Facts(), "data.deduplicate", "error")
