@@ -344,11 +344,22 @@ def rows_that_are_too_long_are_decided(config: RunConfig, facts: Facts) -> Itera
             todo = f"training would refuse them.{at} Cut them, drop them, or raise max_length."
             yield say(path, f"{sentence}{longest}: {todo}", severity="error", fix=fix)
         elif policy in ("truncate", "drop"):
-            what = "cut" if policy == "truncate" else "left out"
-            all_gone = policy == "drop" and number >= data.source_rows
-            severity = "error" if all_gone else _weight(number, data)
-            first = _first(data, "truncated" if policy == "truncate" else "dropped") if data.holds_for(config) else ""
-            yield say(path, f"{sentence} and will be {what}.{first}", severity=severity, fix=longer)
+            held = data.holds_for(config)
+            # Under `truncate` those are left out of which a part of an image would be cut off.
+            left = number if policy == "drop" else (data.dropped or 0) if held else 0
+            severity = "error" if left >= data.source_rows else _weight(number, data)
+            first = _first(data, "dropped" if left >= number else "truncated") if held else ""
+            yield say(path, f"{sentence} and {_cut(number, left, policy)}.{first}", severity=severity, fix=longer)
+
+
+def _cut(number: int, left: int, policy: str) -> str:
+    """What becomes of rows that are too long, of which so many are left out."""
+    if policy == "drop":
+        return "will be left out"
+    if not left:
+        return "will be cut"
+    some = "" if left >= number else f"cut, {left:,} of them "
+    return f"will be {some}left out, since an image is never cut"
 
 
 @rule(

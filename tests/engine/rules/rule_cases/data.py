@@ -60,6 +60,19 @@ CASES: dict[str, list[Case]] = {
     "rows-that-are-too-long-are-decided": [
         ({}, rows(rows=100, truncated=3, longest=9000), "data.excess_length", "error"),
         ({"data.excess_length": "truncate"}, rows(rows=100, truncated=50), "data.excess_length", "warning"),
+        (
+            {"data.excess_length": "truncate"},
+            rows(read=100, truncated=50, dropped=2, first_at=(("truncated", "a.jsonl:1"), ("dropped", "a.jsonl:9"))),
+            "data.excess_length",
+            "warning",
+        ),
+        (
+            {"data.excess_length": "truncate"},
+            rows(read=100, truncated=2, dropped=2, first_at=(("dropped", "a.jsonl:9"),)),
+            "data.excess_length",
+            "warning",
+        ),
+        ({"data.excess_length": "truncate"}, rows(read=2, truncated=2, dropped=2), "data.excess_length", "error"),
         ({"data.excess_length": "drop"}, rows(rows=100, truncated=1), "data.excess_length", "hint"),
     ],
     "rows-have-something-to-learn": [
