@@ -19,10 +19,10 @@ PARTS: dict[str, tuple[str, ...]] = {
     "ranking": ("prompt", "output", "input", "tools"),
     "unpaired_preference": ("label", "prompt", "completion", "messages", "input", "tools", "images"),
     "stepwise_supervision": ("prompt", "completions", "labels", "tools"),
-    "distill": ("input_ids", "target_token_ids", "target_logprobs", "labels"),
+    "distill": ("input_ids", "target_token_ids", "target_logprobs", "labels", "attention_mask"),
     "embedding": ("anchor", "positive", "negative", "score"),
     "prompts": ("prompt", "answer", "input", "tools", "images"),
-    "tokens": ("input_ids", "labels"),
+    "tokens": ("input_ids", "labels", "attention_mask"),
     "multimodal_pretrain": ("text", "images", "input_ids", "labels", "attention_mask", "_mm_text"),
     "synthetic": (),
 }

@@ -143,6 +143,8 @@ class DataFacts:
     template_flaws: tuple[tuple[str, int, str], ...] = ()
     """Of each flaw that the chat template has with some rows (`engine.facts.template_flaws`): its name, the number of
     rows, and where the first of them stands."""
+    first_at: tuple[tuple[str, str], ...] = ()
+    """Where the first row stands that is dropped, truncated, masked or identical."""
     packing_efficiency: float | None = None
     """Share of the packs that is tokens of rows."""
     problem: str = ""
@@ -181,6 +183,8 @@ class DataFacts:
         known |= {name: tuple(known[name]) for name in ("lengths", "limits") if name in known}
         if "template_flaws" in known:
             known["template_flaws"] = tuple((name, rows, first) for name, rows, first in known["template_flaws"])
+        if "first_at" in known:
+            known["first_at"] = tuple((name, place) for name, place in known["first_at"])
         if "held_out" in known:
             known["held_out"] = cls.counted_from(known["held_out"])
         return cls(**known)

@@ -26,7 +26,7 @@ from engine.data.plan import Plan, Source, named_template
 from engine.data.vision import images_of, read_by
 from engine.errors import WorkbenchError, redact, visible
 
-FORMAT = 5  # grows when the prepared rows of an unchanged config, or what lies beside them, would differ
+FORMAT = 6  # grows when the prepared rows of an unchanged config, or what lies beside them, would differ
 IMAGES = "images.json"
 """Beside prepared rows: size and date of each image that they refer to."""
 WHOLE = 256 << 20

@@ -74,7 +74,6 @@ def _score(value: Any, column: str) -> float | None:
 
 def texts_row(tokens: Encoder, example: Example) -> dict[str, Any]:
     """The ids of each text with the tokenizer's own special tokens, no ids for no negative, and the score or NaN."""
-    texts = [example.prompt, example.chosen, example.rejected]
-    ids = [tokens.text(str(text)) if text else [] for text in texts]
+    ids = tokens.texts([str(text or "") for text in (example.prompt, example.chosen, example.rejected)])
     named = dict(zip(("anchor_ids", "positive_ids", "negative_ids"), ids, strict=True))
     return {**named, "score": math.nan if example.score is None else example.score}

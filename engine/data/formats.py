@@ -180,19 +180,12 @@ def _read_drawn(row: Row, columns: Mapping[str, str]) -> Example:
 
 
 def _read_seen(row: Row, columns: Mapping[str, str]) -> Example:
-    """Text, or its tokens with those of its images among them; what a mask leaves out is padding."""
+    """Text, or its tokens with those of its images among them."""
     if row.get(columns.get("input_ids", "input_ids")) is None:
         written = columns.get("_mm_text", "_mm_text")
         named = columns.get("text", "text") if row.get(written) is None else written
         return Example("text", text=text_of(row, {**columns, "text": named}, "text"), sees=True)
     ids, labels = ids_of(row, columns)
-    column = columns.get("attention_mask", "attention_mask")
-    mask = row.get(column)
-    if mask is not None:
-        if not isinstance(mask, list) or len(mask) != len(ids) or any(each not in (0, 1) for each in mask):
-            raise FormatError(f"column {visible(column)} must hold a 0 or a 1 for each of the {len(ids)} input_ids")
-        ids = [token for token, real in zip(ids, mask, strict=True) if real]
-        labels = labels and [token for token, real in zip(labels, mask, strict=True) if real]
     return Example("tokens", input_ids=ids, labels=labels, sees=True)
 
 
@@ -305,6 +298,7 @@ FORMATS: dict[str, Format] = {
                 "target_token_ids": ("target_token_ids",),
                 "target_logprobs": ("target_logprobs",),
                 "labels?": ("labels",),
+                "attention_mask?": ("attention_mask",),
             },
             read_teacher_row,
         ),
@@ -322,7 +316,12 @@ FORMATS: dict[str, Format] = {
             _read_seen,
             _is_seen,
         ),
-        Format("tokens", "tokens", {"input_ids": ("input_ids",), "labels?": ("labels",)}, _read_tokens),
+        Format(
+            "tokens",
+            "tokens",
+            {"input_ids": ("input_ids",), "labels?": ("labels",), "attention_mask?": ("attention_mask",)},
+            _read_tokens,
+        ),
         Format(
             "preference",
             "a preference pair",

@@ -6,6 +6,7 @@ first rows hold, how many rows it has if that is known within a moment. Nothing 
 
 from __future__ import annotations
 
+import io
 import os
 import warnings
 from collections.abc import Iterable, Iterator, Mapping
@@ -21,7 +22,7 @@ from engine.config.reward_specs import files_of
 from engine.config.tree import RunConfig
 from engine.data.image_folder import is_image_folder, metadata_of
 from engine.data.image_limits import BOMB, FORMATS, UNREADABLE, why_refused
-from engine.data.image_references import DATA, ImageFolder, folder_of
+from engine.data.image_references import DATA, ImageFolder, content_of, folder_of, short
 from engine.data.parts import FormatError
 from engine.data.stored_counts import load_counts
 from engine.errors import WorkbenchError, visible
@@ -383,20 +384,26 @@ def _named(rows: Rows, index: int) -> str:
 def _unreadable_images(rows: Mapping[int, tuple[Any, ...]], folder: ImageFolder) -> Iterator[tuple[int, str]]:
     """The rows that name an image which cannot be read, each with the reason for its first, as a sentence."""
     judged: dict[str, str] = {}
+    wholes = 0
     for index, images in rows.items():
         for image in images:
             name = image.get("url") if isinstance(image, Mapping) else image
-            if not isinstance(name, str) or name.startswith(DATA) or len(name) > LONGEST_PATH:
-                if (flaw := _reference_flaw(image, folder)) and not (isinstance(image, Mapping) and image.get("path")):
-                    yield index, flaw
-                    break
-                continue
-            if name not in judged:
-                judged[name] = _reference_flaw(name, folder)
-                if not judged[name] and (flaw := _file_flaw(folder.reference(name), whole=len(judged) <= WHOLE_IMAGES)):
-                    judged[name] = f"{visible(name)}: {flaw}"
-            if judged[name]:
-                yield index, judged[name]
+            held = not isinstance(name, str) or name.startswith(DATA) or len(name) > LONGEST_PATH
+            given, key = (image, "") if held else (name, str(name))
+            flaw = judged.get(key) if key else None
+            if flaw is None:
+                flaw = _reference_flaw(given, folder)
+                if flaw and held and isinstance(image, Mapping) and image.get("path"):
+                    continue
+                if not flaw:
+                    wholes += 1
+                    reference = folder.reference(given)
+                    if flaw := _file_flaw(reference, whole=wholes <= WHOLE_IMAGES):
+                        flaw = f"{short(reference) if held else visible(key)}: {flaw}"
+            if key:
+                judged[key] = flaw
+            if flaw:
+                yield index, flaw
                 break
 
 
@@ -410,22 +417,22 @@ def _reference_flaw(image: Any, folder: ImageFolder) -> str:
 
 
 def _file_flaw(place: str, *, whole: bool) -> str:
-    """Why the file of an image cannot be read, or nothing. Its header is read; all of it where `whole`."""
+    """Why an image cannot be read, by its path or as it stands in its row, or nothing. Its header is read; all of it where
+    `whole`."""
     from PIL import Image
 
-    if place.startswith(DATA):
-        return ""
+    content = content_of(place)
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", Image.DecompressionBombWarning)
-            opened = Image.open(place, formats=FORMATS)
+            opened = Image.open(place if content is None else io.BytesIO(content), formats=FORMATS)
         with opened as image:
             if reason := why_refused(image):
                 return f"the image {reason}. Bring another, or take the row out."
             if whole and image.width * image.height <= WHOLE_PIXELS:
                 image.load()
     except Image.UnidentifiedImageError:
-        return "this file holds no image. Bring a PNG, JPEG or WebP file, or take the row out."
+        return f"{'this file holds' if content is None else 'these bytes hold'} no image. Bring a PNG, JPEG or WebP file, or take the row out."
     except Image.DecompressionBombError:
         return f"the image {BOMB}. Bring another, or take the row out."
     except (*UNREADABLE, WorkbenchError) as problem:

@@ -42,8 +42,8 @@ class Encoder(Protocol):
 
     tokenizer: Any
 
-    def text(self, text: str) -> list[int]:
-        """The ids of a text by itself."""
+    def texts(self, texts: Sequence[str]) -> list[list[int]]:
+        """The ids of each text of a row by itself."""
 
 
 class FormatError(DataError):

@@ -85,6 +85,8 @@ class Counts:
     notes: list[str] = field(default_factory=list)
     template_flaws: dict[str, tuple[int, str]] = field(default_factory=dict)
     """How many rows have which flaw of the chat template, and where the first of them stands."""
+    first_at: dict[str, str] = field(default_factory=dict)
+    """Where the first row stands that is dropped, truncated, split, masked or identical."""
 
     def sentences(self) -> list[str]:
         """What a person should know before launch; nothing when every row is used as it is."""
@@ -99,7 +101,8 @@ class Counts:
         }
         for name, what in words.items():
             if number := getattr(self, name):
-                said.append(f"{number:,} of {self.read:,} rows {what}")
+                first = f"; the first: {self.first_at[name]}" if name in self.first_at else ""
+                said.append(f"{number:,} of {self.read:,} rows {what}{first}")
         if self.duplicates:
             what = "row says" if self.duplicates == 1 else "rows say"
             left = "is left out" if self.duplicates == 1 else "are left out"
@@ -113,10 +116,27 @@ class Counts:
     def flawed(self, name: str, rows: Rows, index: int) -> None:
         """Count a row that has this flaw of the chat template."""
         number, first = self.template_flaws.get(name) or (0, "")
-        if not number:
-            path, line = rows.place(index)
-            first = f"{visible(path)}:{line}" if line else f"{visible(path)}, {rows.named(index)}"
-        self.template_flaws[name] = (number + 1, first)
+        self.template_flaws[name] = (number + 1, first or _at(rows, index))
+
+    def became(self, what: str, plan: Plan, row: Row) -> None:
+        """Count a row that is dropped, truncated, split, masked or identical; one that is looked at alone has no number."""
+        setattr(self, what, getattr(self, what) + 1)
+        if what not in self.first_at and "row" in row:
+            number, index = _found(plan, row["row"])
+            self.first_at[what] = _at(plan.sources[number].rows, index)
+
+
+def _at(rows: Rows, index: int) -> str:
+    """File and line of a row, or its number where a file has no lines."""
+    path, line = rows.place(index)
+    return f"{visible(path)}:{line}" if line else f"{visible(path)}, {rows.named(index)}"
+
+
+def _found(plan: Plan, row: int) -> tuple[int, int]:
+    """Which source a row stands in, and where, by its number over all sources."""
+    bases = [plan.base(number) for number in range(len(plan.sources))]
+    number = max(index for index, base in enumerate(bases) if base <= row)
+    return number, row - bases[number]
 
 
 class Refused(DataError):
@@ -434,19 +454,20 @@ def fit(plan: Plan, row: Row, counts: Counts) -> Iterator[Row]:
             plan.excess_length == "split" or plan.truncation_side == "left" or images[-1] >= plan.max_length
         )
         if plan.excess_length == "drop" or cuts_image:
-            counts.dropped += 1
+            counts.became("dropped", plan, row)
             return
         piece = row.get("piece")
         if plan.excess_length == "split" and piece is not None and piece.special:
-            counts.split += 1
+            counts.became("split", plan, row)
             yield from _windows(row, plan.max_length, shape, counts)
             return
         shape.cut(row, plan.max_length, plan.truncation_side)
-        counts.truncated, cut = counts.truncated + 1, True
+        counts.became("truncated", plan, row)
+        cut = True
         row["side"] = plan.truncation_side
     row["cut"] = cut
     if flaw := shape.flaw(row):
-        setattr(counts, flaw, getattr(counts, flaw) + 1)
+        counts.became(flaw, plan, row)
     else:
         yield _counted(row, shape, counts)
 
@@ -567,9 +588,7 @@ def nothing_left(named: str, reasons: str) -> DataError:
 
 def too_long_error(plan: Plan, row: int, how: str) -> DataError:
     """The refusal of a row that is longer than `data.max_length`, by its number."""
-    bases = [plan.base(number) for number in range(len(plan.sources))]
-    number = max(index for index, base in enumerate(bases) if base <= row)
-    index = row - bases[number]
+    number, index = _found(plan, row)
     # A row that is named by the byte where it begins has no number that says anything.
     named = "the row" if plan.bases and plan.bases[0] else f"row {index:,}"
     return plan.sources[number].rows.error(
@@ -600,6 +619,7 @@ def _facts(plan: Plan, counts: Counts, lengths: array[int]) -> dict[str, Any]:
         "identical": counts.identical,
         "duplicates": counts.duplicates,
         "template_flaws": [[name, *found] for name, found in counts.template_flaws.items()],
+        "first_at": [list(found) for found in counts.first_at.items()],
         "bad": counts.bad,
         "bad_row": counts.bad_row,
         "read": counts.read,

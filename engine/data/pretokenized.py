@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from itertools import compress
 from typing import Any
 
 from engine.data.parts import FormatError, Row, kind_of
@@ -13,7 +14,8 @@ IGNORED = -100
 
 
 def ids_of(row: Row, columns: Mapping[str, str]) -> tuple[list[int], list[int] | None]:
-    """The row's `input_ids`, and as many `labels` where it has some. Raises `FormatError`."""
+    """The row's `input_ids`, and as many `labels` where it has some, without the padding that its `attention_mask` tells.
+    Raises `FormatError`."""
     found: dict[str, Any] = {}
     for part in ("input_ids", "labels"):
         column = columns.get(part, part)
@@ -23,7 +25,22 @@ def ids_of(row: Row, columns: Mapping[str, str]) -> tuple[list[int], list[int] |
     ids, labels = found["input_ids"] or [], found["labels"]
     if labels is not None and len(labels) != len(ids):
         raise FormatError(f"labels hold {len(labels)} numbers and input_ids {len(ids)}; they must be as many")
-    return ids, labels
+    real = real_tokens(row, columns, len(ids))
+    if real is None:
+        return ids, labels
+    return list(compress(ids, real)), None if labels is None else list(compress(labels, real))
+
+
+def real_tokens(row: Row, columns: Mapping[str, str], count: int) -> list[int] | None:
+    """For each of the row's `count` tokens 0 where it is padding, by its `attention_mask`; None where it has none. Raises
+    `FormatError`."""
+    column = columns.get("attention_mask", "attention_mask")
+    mask = row.get(column)
+    if mask is None:
+        return None
+    if not isinstance(mask, list) or len(mask) != count or any(each not in (0, 1) for each in mask):
+        raise FormatError(f"column {visible(column)} must hold a 0 or a 1 for each of the {count} input_ids")
+    return mask
 
 
 def refuse_strange(ids: Sequence[int], labels: Sequence[int] | None, size: int, way_out: str) -> None:

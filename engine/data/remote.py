@@ -33,6 +33,8 @@ PATIENCE = 60.0
 TRIES, PAUSE = 3, 2.0
 """How often an object is asked for, and seconds before the second time, twice as many before each later one."""
 _LOOK = 0.1
+_MISSING, _FORBIDDEN = (404, 410), (401, 403)
+"""What HTTP says where nothing is, and where one may not look."""
 _VOLATILE = ("url", "partial", "name", "mimetype")
 """What a file system says of an object that is not about its content."""
 
@@ -144,21 +146,33 @@ class _Waiting:
                     raise DataError(f"nothing came for {PATIENCE:g} s", "See whether the store answers.", path=shown)
         finally:
             self.left = True
-        if isinstance(self._problem, FileNotFoundError):
-            raise DataError("there is no such object", "Check its address.", path=shown)
-        if isinstance(self._problem, OSError) and self._problem.filename:
-            raise self._problem  # of this machine
-        if isinstance(self._problem, PermissionError):
+        problem: BaseException | None = self._problem
+        if isinstance(problem, FileNotFoundError):
+            problem = _not_missing(problem)
+            if problem is None:
+                raise DataError("there is no such object", "Check its address.", path=shown)
+        elif isinstance(problem, OSError) and problem.filename:
+            raise problem  # of this machine
+        if problem is not None and (
+            isinstance(problem, PermissionError) or getattr(problem, "status", None) in _FORBIDDEN
+        ):
             raise DataError(
-                f"may not be read ({_first_line(self._problem)})",
+                f"may not be read ({_first_line(problem)})",
                 "See with which keys you are known there.",
                 path=shown,
             )
-        if self._problem is not None:
-            raise _Failed(
-                f"cannot be fetched ({_first_line(self._problem)})", "See whether the store answers.", path=shown
-            )
+        if problem is not None:
+            raise _Failed(f"cannot be fetched ({_first_line(problem)})", "See whether the store answers.", path=shown)
         return self._found
+
+
+def _not_missing(problem: FileNotFoundError) -> BaseException | None:
+    """Why fsspec says of a server's file that it is missing, where that is another reason: it says so of whatever a server
+    answers, and where none does."""
+    cause = problem.__cause__
+    status = getattr(cause, "status", None)
+    missing = cause is None or (status in _MISSING if status is not None else not isinstance(cause, OSError))
+    return None if missing else cause
 
 
 def _fetch(files: Any, place: str, shown: str, about: Mapping[str, Any], folder: Path, on_progress: Progress) -> None:

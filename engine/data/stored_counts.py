@@ -22,7 +22,7 @@ from engine.config.facts import DataFacts, ModelFacts, counting_limits
 from engine.config.files import DATA_SUFFIXES, place_of
 from engine.config.tree import RunConfig
 
-FORMAT = 3  # grows when the counts of an unchanged config would differ
+FORMAT = 4  # grows when the counts of an unchanged config would differ
 MOST = 500
 """Configs whose counts are kept; the oldest go."""
 _TOKENIZER = ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja", "special_tokens_map.json")

@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from itertools import compress
 from typing import Any
 
 from engine.data.parts import Encoder, Example, FormatError, Row, kind_of
-from engine.data.pretokenized import IGNORED, ids_of, refuse_strange
+from engine.data.pretokenized import IGNORED, ids_of, real_tokens, refuse_strange
 from engine.errors import visible
 
 NOTHING = -1e9
@@ -26,16 +27,21 @@ def read_teacher_row(row: Row, columns: Mapping[str, str]) -> Example:
     name = {part: visible(columns.get(part, part)) for part in ("target_token_ids", "target_logprobs")}
     targets, logprobs = (row.get(columns.get(part, part)) for part in name)
     ids, labels = ids_of(row, columns)
+    count = len(row.get(columns.get("input_ids", "input_ids")) or ())
+    real = real_tokens(row, columns, count)
     for part, given in (("target_token_ids", targets), ("target_logprobs", logprobs)):
         if not isinstance(given, list) or not all(each is None or isinstance(each, list) for each in given):
             raise FormatError(f"column {name[part]} must hold a list of lists, one a token; got {kind_of(given)}")
-        if len(given) != len(ids):
-            raise FormatError(f"{name[part]} holds {len(given)} lists and input_ids {len(ids)}; they must be as many")
+        if len(given) != count:
+            raise FormatError(f"{name[part]} holds {len(given)} lists and input_ids {count}; they must be as many")
     assert isinstance(targets, list)
     assert isinstance(logprobs, list)
     pairs = [(each or [], other or []) for each, other in zip(targets, logprobs, strict=True)]
     for place, (each, other) in enumerate(pairs):
-        _check(place, each, other, name)
+        if real is None or real[place]:
+            _check(place, each, other, name)
+    if real is not None:
+        pairs = list(compress(pairs, real))
     return Example("taught", input_ids=ids, labels=labels, targets=pairs)
 
 

@@ -9,6 +9,10 @@ from typing import Any
 from engine.data.chat import Chat, says
 from engine.data.chat_template import SENTINEL, MaskError, Message
 
+CONTROL = re.compile("[\x00-\x08\x0b\x0e-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]")
+"""Characters of control other than those between words and lines, and those that turn the direction of writing. The marks
+that Arabic and Hebrew are written with (U+200E, U+200F) and those that join (U+200C, U+200D) are none of them."""
+
 
 def left_out(chat: Chat, marks: re.Pattern[str], messages: Sequence[Message], tools: Any, text: str) -> list[str]:
     """What the messages say and the rendered text does not hold, and `marks` of the tokenizer in what they say."""

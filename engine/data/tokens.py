@@ -21,7 +21,7 @@ from engine.data.chat_template import FLAGS, MaskError, Message, Span
 from engine.data.parts import IMAGE, Example, FormatError, with_image_parts
 from engine.data.plan import Plan, named_template, template_of
 from engine.data.pretokenized import IGNORED, refuse_strange
-from engine.data.template_flaws import left_out
+from engine.data.template_flaws import CONTROL, left_out
 from engine.data.vision import ImageTokens, images_of, no_processor, written_out
 from engine.errors import WorkbenchError
 
@@ -204,6 +204,8 @@ class Tokens:
         """What is odd about the row that was made last, by the names of `engine.facts.template_flaws`."""
         piece = row.get("piece")
         found = list(piece.flaws if isinstance(piece, Piece) else self._flaws)
+        if isinstance(piece, Piece) and CONTROL.search(piece.text):
+            found.append("control")
         bos = self.tokenizer.bos_token_id
         if bos is not None and list(row.get("input_ids", row.get("prompt_ids", ())))[:2] == [bos, bos]:
             found.append("double_bos")
@@ -245,6 +247,7 @@ class Tokens:
                 self._answer_start(answer, tools, len(prompt), text)
                 for answer, text in zip(whole, texts[1:], strict=True)
             )
+        self._flaws += ["control"] if any(map(CONTROL.search, texts)) else []
         texts, start, places = self._with_images(example, texts, start)
         encoded = self.tokenizer(texts, add_special_tokens=special, return_offsets_mapping=True)
         ids = encoded["input_ids"]
@@ -299,6 +302,7 @@ class Tokens:
             chat = self._chat()
             text = chat.render(asked, tools, prompt=True)
             self._flaws += left_out(chat, self._marks, asked, tools, text)
+        self._flaws += ["control"] if CONTROL.search(text) else []
         places: list[Span] = []
         if self.images is not None and (images or self.images.token in text):
             full = self.images.expand(text, [], (), images)
@@ -326,9 +330,10 @@ class Tokens:
         return ids, ends
 
     # -- a text to be turned into a vector -----------------------------------------------------------------------------
-    def text(self, text: str) -> list[int]:
-        """Ids of a text with the special tokens that the tokenizer adds by itself."""
-        return list(self.tokenizer(text)["input_ids"])
+    def texts(self, texts: Sequence[str]) -> list[list[int]]:
+        """Ids of each text of a row with the special tokens that the tokenizer adds by itself; none of an empty one."""
+        self._flaws = ["control"] if any(map(CONTROL.search, texts)) else []
+        return [list(self.tokenizer(text)["input_ids"]) if text else [] for text in texts]
 
     # -- shared --------------------------------------------------------------------------------------------------------
     def _chat(self) -> Chat:

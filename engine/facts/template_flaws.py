@@ -72,4 +72,11 @@ TEMPLATE_FLAWS: dict[str, TemplateFlaw] = {
         "hint",
         of_rows=True,
     ),
+    "control": TemplateFlaw(
+        "holds characters that nobody sees, which control a terminal or turn the direction of writing",
+        "hold characters that nobody sees, which control a terminal or turn the direction of writing",
+        "The preview writes them out, as \\u202e or ␛. Take them out, unless the model is to read and write them.",
+        "hint",
+        of_rows=True,
+    ),
 }  # fmt: skip

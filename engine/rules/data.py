@@ -303,6 +303,12 @@ def _weight(number: int, data: DataFacts) -> Severity:
     return "warning" if number > _SOME * (data.source_rows or 1) else "hint"
 
 
+def _first(data: DataFacts, what: str) -> str:
+    """Where the first row stands that this became of, as a sentence; empty where nobody noted it."""
+    place = dict(data.first_at).get(what)
+    return f" The first: {place}." if place else ""
+
+
 def _is(number: int) -> str:
     return "is" if number == 1 else "are"
 
@@ -338,10 +344,22 @@ def rows_that_are_too_long_are_decided(config: RunConfig, facts: Facts) -> Itera
             todo = f"training would refuse them.{at} Cut them, drop them, or raise max_length."
             yield say(path, f"{sentence}{longest}: {todo}", severity="error", fix=fix)
         elif policy in ("truncate", "drop"):
-            what = "cut" if policy == "truncate" else "left out"
-            all_gone = policy == "drop" and number >= data.source_rows
-            severity = "error" if all_gone else _weight(number, data)
-            yield say(path, f"{sentence} and will be {what}.", severity=severity, fix=longer)
+            held = data.holds_for(config)
+            # Under `truncate` those are left out of which a part of an image would be cut off.
+            left = number if policy == "drop" else (data.dropped or 0) if held else 0
+            severity = "error" if left >= data.source_rows else _weight(number, data)
+            first = _first(data, "dropped" if left >= number else "truncated") if held else ""
+            yield say(path, f"{sentence} and {_cut(number, left, policy)}.{first}", severity=severity, fix=longer)
+
+
+def _cut(number: int, left: int, policy: str) -> str:
+    """What becomes of rows that are too long, of which so many are left out."""
+    if policy == "drop":
+        return "will be left out"
+    if not left:
+        return "will be cut"
+    some = "" if left >= number else f"cut, {left:,} of them "
+    return f"will be {some}left out, since an image is never cut"
 
 
 @rule(
@@ -371,6 +389,7 @@ def rows_have_something_to_learn(config: RunConfig, facts: Facts) -> Iterator[Fi
             cut = f" once {once} cut" if fix is not None and fields.data.max_length.path in fix.set else ""
             verb = "has" if data.masked == 1 else "have"
             sentence = f"{_share(data.masked, data, rows)} {verb} no token to learn{cut} and will be left out."
+            sentence += _first(data, "masked")
             yield say(spec.path, sentence, severity=_weight(data.masked, data), fix=fix)
 
 
@@ -379,9 +398,9 @@ def rows_have_something_to_learn(config: RunConfig, facts: Facts) -> Iterator[Fi
 def pairs_differ(config: RunConfig, facts: Facts) -> Iterator[Finding]:
     for spec, data, rows in _counts(config, facts):
         if data.identical and data.holds_for(config):
-            sentence = (
-                f"{_share(data.identical, data, rows)} have the same chosen and rejected answer and will be left out."
-            )
+            have = "has" if data.identical == 1 else "have"
+            share = f"{_share(data.identical, data, rows)} {have} the same chosen and rejected answer"
+            sentence = f"{share} and will be left out.{_first(data, 'identical')}"
             yield say(spec.path, sentence, severity=_weight(data.identical, data))
 
 

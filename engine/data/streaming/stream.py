@@ -72,6 +72,11 @@ class Left:
             setattr(self.counts, name, getattr(self.counts, name) + found[name])
         self.counts.bad_row = self.counts.bad_row or found["bad_row"]
         self.counts.bad_rows += found["bad_rows"][: NAMED - len(self.counts.bad_rows)]
+        for what, place in found["first_at"].items():
+            self.counts.first_at.setdefault(what, place)
+        for name, (number, place) in found["template_flaws"].items():
+            before, first = self.counts.template_flaws.get(name, (0, place))
+            self.counts.template_flaws[name] = (before + number, first)
         self.counts.notes = sorted({*self.counts.notes, *found["notes"]})
 
     def sentences(self) -> list[str]:

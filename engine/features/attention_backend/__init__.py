@@ -57,7 +57,7 @@ WITH_SINKS = frozenset({"gpt_oss"})
 EAGER_ALONE = frozenset({"deepseek_v4", "gemma2", "gpt_oss", "granite_swa", "hy_v4", "mimo_v2_flash", "vaultgemma"})
 """Types of models whose scores are capped or share their sum with a sink, which torch's fused attention has no form for."""
 STATES_SERVED = frozenset({
-    "bamba", "falcon_h1", "falcon_mamba", "granitemoehybrid", "jamba", "kimi_linear", "lfm2", "mamba", "mamba2", "nemotron_h",
+    "bamba", "falcon_h1", "falcon_mamba", "granitemoehybrid", "jamba", "kimi_linear", "lfm2", "lfm2_moe", "mamba", "mamba2", "nemotron_h",
     "olmo_hybrid", "qwen3_5_moe_text", "qwen3_5_text", "qwen3_next", "recurrent_gemma", "zamba2",
 })  # fmt: skip
 """Types of models with layers that carry a state, which `apart` has begin anew at each document of a pack."""
@@ -65,7 +65,7 @@ MASKED_HERE = frozenset({"afmoe", "gpt_oss", "granitemoehybrid"})
 """Types whose own mask forgets the documents, so that `apart` makes it."""
 NOT_APART = frozenset({
     # A state is carried on by layers in which nobody has shown where it could begin anew.
-    "bailing_hybrid", "deepseek_v4", "inkling2", "inkling2_text", "inkling_text", "lfm2_moe", "lfm3", "minimax", "qwen4_exp_text",
+    "bailing_hybrid", "deepseek_v4", "inkling2", "inkling2_text", "inkling_text", "lfm3", "minimax", "qwen4_exp_text",
     "rwkv", "xlstm", "zamba", "zaya",
     # Their mask is made without positions.
     "bart", "bert", "bert-generation", "big_bird", "bigbird_pegasus", "biogpt", "blenderbot", "blenderbot-small", "bloom",

@@ -114,7 +114,8 @@ def kept_apart(model: torch.nn.Module, attention: str) -> tuple[list[str], Calla
         while undos:
             undos.pop()()
 
-    done = [f"{len(mixers)} layers with a state begin anew at each document"] if mixers else []
+    layers = "1 layer with a state begins" if len(mixers) == 1 else f"{len(mixers)} layers with a state begin"
+    done = [f"{layers} anew at each document"] if mixers else []
     return done + (["a mask by the documents' positions, which the model's own forgets"] if masks else []), undo
 
 

@@ -97,7 +97,9 @@ def test_kto_of_pairs_is_kto_of_the_rows_that_the_library_makes_of_them(
     assert len(ours) == 40
     assert [row["row"] for row in found[0].dataset][:4] == [0, 0, 1, 1]
     # A pair of one answer twice would be called good and bad at once.
-    assert found[0].warnings == ("2 of 42 rows have the same chosen and rejected answer and are left out",)
+    (said,) = found[0].warnings
+    assert said.startswith("2 of 42 rows have the same chosen and rejected answer and are left out; the first: ")
+    assert said.endswith("pairs.jsonl:21")
     config = make_config(write([*pairs, same], "pairs.jsonl"), method="kto")
     shown = preview(config, minimind, {"kind": "index", "index": 0}, 1)["rows"][0]["parts"]
     assert {name: [token["id"] for token in part] for name, part in shown.items()} == {
@@ -128,7 +130,8 @@ def test_pairs_of_a_ranking_are_rows_of_their_own(write: Write, make_config: Con
     assert not found.cached
     # Of the two equal answers nothing is learned.
     assert [row["row"] for row in found.dataset] == [0, 0, 0, 0, 0, 1]
-    assert found.warnings == ("1 of 7 rows have the same chosen and rejected answer and are left out",)
+    (said,) = found.warnings
+    assert said == f"1 of 7 rows have the same chosen and rejected answer and are left out; the first: {path}:1"
     answers = [
         tuple(minimind.decode(row[part]).split("<")[0] for part in ("chosen_ids", "rejected_ids"))
         for row in found.dataset
@@ -197,6 +200,7 @@ def test_rows_that_are_too_long_are_dropped_or_cut_and_counted(
     assert prepared.facts.longest is not None
     assert prepared.facts.longest > 48
     assert "longer than data.max_length" in prepared.warnings[0]
+    assert prepared.warnings[0].endswith(f"; the first: {path}:2")
     if settings.get("truncation_side") == "left":
         assert prepared.dataset[1]["input_ids"][-2] == minimind.convert_tokens_to_ids("<|im_end|>")
 
@@ -237,13 +241,29 @@ def test_rows_of_tokens_are_taken_as_they_are(write: Write, make_config: Config,
         assert told in found.value.full_message
 
 
+@pytest.mark.parametrize("labelled", [True, False])
+def test_padding_of_rows_of_tokens_is_neither_read_nor_learned(
+    write: Write, make_config: Config, gpt2: Any, labelled: bool
+) -> None:
+    ids = gpt2("The quick brown fox")["input_ids"]
+    padded = {"input_ids": [*ids, 50256, 50256], "attention_mask": [1] * len(ids) + [0, 0]}
+    padded |= {"labels": [*ids, 50256, 50256]} if labelled else {}
+    config = make_config(write([padded, {"input_ids": ids}]), method="pretrain")
+    for row in prepare(config, gpt2).dataset:
+        assert (row["input_ids"], row["labels"]) == (ids, ids)
+    for mask in ([1], [1] * len(ids) + [0, 2], "1"):
+        path = write([{**padded, "attention_mask": mask}], "wrong.jsonl")
+        with pytest.raises(DataError, match=f"attention_mask must hold a 0 or a 1 for each of the {len(ids) + 2}"):
+            prepare(make_config(path, method="pretrain"), gpt2)
+
+
 def test_rows_with_nothing_to_learn_are_never_trained(write: Write, make_config: Config, minimind: Any) -> None:
     nothing = {"messages": [{"role": "user", "content": "Hello?"}]}
     path = write([_chat("one?", "first"), nothing])
     prepared = prepare(make_config(path), minimind)
     assert len(prepared.dataset) == 1
     assert prepared.counts["masked"] == 1
-    assert prepared.warnings == ("1 of 2 rows hold nothing to learn and are left out",)
+    assert prepared.warnings == (f"1 of 2 rows hold nothing to learn and are left out; the first: {path}:2",)
     with pytest.raises(DataError, match="nothing is left to train on: 1 of 1 rows hold nothing to learn"):
         prepare(make_config(write([nothing], "none.jsonl")), minimind)
 

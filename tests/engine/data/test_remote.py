@@ -141,6 +141,36 @@ def test_a_connection_that_fails_is_tried_again(store: Any, monkeypatch: pytest.
         local_copy(URL)
 
 
+class _Answer(Exception):
+    """As aiohttp tells what a server answered."""
+
+    def __init__(self, status: int) -> None:
+        super().__init__(f"{status}, message='as the server says'")
+        self.status = status
+
+
+@pytest.mark.parametrize(
+    ("cause", "said"),
+    [
+        (_Answer(404), "there is no such object"),
+        (_Answer(403), "may not be read (403, message='as the server says')"),
+        (_Answer(503), "cannot be fetched (503, message='as the server says')"),
+        (ConnectionRefusedError("nobody listens"), "cannot be fetched (nobody listens)"),
+    ],
+)
+def test_what_a_server_answers_is_told_apart_from_a_file_that_is_not_there(
+    store: Any, monkeypatch: pytest.MonkeyPatch, cause: Exception, said: str
+) -> None:
+    def missing(files: Any, path: str, **more: Any) -> Any:
+        raise FileNotFoundError(path) from cause  # as fsspec does, whatever came
+
+    monkeypatch.setattr(type(store), "info", missing)
+    monkeypatch.setattr(remote, "TRIES", 1)
+    with pytest.raises(DataError) as raised:
+        local_copy(URL)
+    assert raised.value.message == f"{URL}: {said}"
+
+
 def test_what_breaks_off_or_is_given_up_leaves_nothing(store: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(remote, "PAUSE", 0.01)
     store.pipe(URL, b"x" * 5_000_000)

@@ -269,6 +269,19 @@ def test_bad_rows_are_refused_where_they_stand_or_counted_with_their_places(open
     assert "rows.jsonl:71:" in stream.left.sentences()[0]
 
 
+def test_rows_that_are_odd_or_left_out_are_counted_in_all_shards_with_the_first_place(opened, tmp_path):
+    rows = texts(90)
+    rows[40]["text"], rows[70]["text"] = "left\u202e right", "left\u202e again"
+    rows[60]["text"] = rows[80]["text"] = " "  # nothing to learn
+    path = written(tmp_path / "rows.jsonl", rows)
+    stream = opened(path, steps=None, shuffle=False)
+    assert len(list(stream)) == 88
+    masked, control = stream.left.sentences()
+    assert masked == f"2 of 90 rows hold nothing to learn and are left out; the first: {path}:61"
+    assert control.startswith("2 of 90 rows hold characters that nobody sees")
+    assert control.endswith(f"; the first: {path}:41")
+
+
 def test_a_file_that_vanishes_is_named(opened, tmp_path, monkeypatch):
     monkeypatch.setattr("engine.data.streaming.producer.AHEAD", 2)
     path = written(tmp_path / "rows.jsonl", texts(400))

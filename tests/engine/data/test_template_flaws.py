@@ -82,6 +82,8 @@ FLAWED: dict[str, tuple[str, dict[str, Any], str]] = {
         {"messages": [{"role": "user", "content": " "}, *_row()["messages"]]},
         "empty_turn",
     ),
+    "characters that turn the writing": (CHATML + ASKS, _row(content="\u202efirst"), "control"),
+    "characters for a terminal": (CHATML + ASKS, _row(content="\x1b[31mfirst"), "control"),
     "another generation prompt": (
         CHATML + "{% if add_generation_prompt %}<|im_start|>assistant\n<think>\n{% endif %}",
         _row(),
@@ -166,3 +168,18 @@ def test_a_real_template_asks_with_closed_reasoning_unless_it_is_opened(
 def test_no_false_alarm_on_any_conversation(templates: Any, name: str, messages: Any, trained: str) -> None:
     tokenizer, template = templates[name]
     assert Chat(tokenizer, template).spans(messages, None, trained).flaws == ()
+
+
+def test_characters_that_nobody_sees_are_counted_in_texts_and_prompts_and_those_of_a_script_are_not(
+    make_config: Config, write: Write, minimind: Any
+) -> None:
+    arabic, hidden = "\u0633\u0644\u0627\u0645\u200f and \u200d", "left\u2067 right"
+    rows = {
+        "pretrain": ({"text": arabic}, {"text": hidden}),
+        "embedding": ({"anchor": arabic, "positive": "b"}, {"anchor": "a", "positive": hidden}),
+        "grpo": ({"prompt": arabic}, {"prompt": hidden}),
+    }
+    for method, (plain, strange) in rows.items():
+        path = write([plain, plain, strange, strange], f"{method}.jsonl")
+        facts = count(make_config(path, method=method), copy.deepcopy(minimind), "train")
+        assert [*map(tuple, facts["template_flaws"])] == [("control", 2, f"{path}:3")], method

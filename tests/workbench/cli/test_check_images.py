@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import json
 import shutil
 import struct
@@ -160,6 +161,26 @@ def test_an_image_that_cannot_be_read_is_named_with_its_line(place: Path, image:
     odd(place)
     (told,) = errors(place, TEXT, parts("cat.png"), parts(image))
     assert told.startswith(f"data.train.0.path: line 3: {image}: {reason.format(place=place)}"), told
+
+
+def test_an_image_that_stands_in_its_row_is_judged_like_a_file(place: Path) -> None:
+    odd(place)
+    cut(place, "cat.png")
+    (place / "text.png").write_text("hello\n")
+    for name, reason in (
+        ("text.png", "these bytes hold no image."),
+        ("cut-cat.png", "the image cannot be read"),
+        ("dot.png", "the image is one pixel"),
+        ("bomb.png", "the image has more than 178,956,970 pixels"),
+    ):
+        content = (place / name).read_bytes()
+        plain = base64.b64encode(content).decode()
+        given = [f"data:image/png;base64,{plain}", {"base64": plain}]
+        told = errors(place, TEXT, *(column(image) for image in given))
+        assert told[0].startswith(
+            f"data.train.0.path: line 2: an image of {len(content):,} bytes in the row: {reason}"
+        ), told
+        assert "The other: line 3." in told[0]
 
 
 @pytest.mark.parametrize(

@@ -50,6 +50,9 @@ FAMILIES: dict[str, tuple[str, str, dict[str, Any]]] = {
         },
     ),
     "lfm2": ("Lfm2ForCausalLM", "Lfm2Config", {"layer_types": ["conv", "full_attention"]}),
+    "lfm2_moe": (
+        "Lfm2MoeForCausalLM", "Lfm2MoeConfig", {**EXPERTS, "layer_types": ["conv", "full_attention"], "num_dense_layers": 1},
+    ),
     "mamba": ("MambaForCausalLM", "MambaConfig", {"state_size": 8}),
     "mamba2": (
         "Mamba2ForCausalLM", "Mamba2Config",

@@ -60,11 +60,24 @@ CASES: dict[str, list[Case]] = {
     "rows-that-are-too-long-are-decided": [
         ({}, rows(rows=100, truncated=3, longest=9000), "data.excess_length", "error"),
         ({"data.excess_length": "truncate"}, rows(rows=100, truncated=50), "data.excess_length", "warning"),
+        (
+            {"data.excess_length": "truncate"},
+            rows(read=100, truncated=50, dropped=2, first_at=(("truncated", "a.jsonl:1"), ("dropped", "a.jsonl:9"))),
+            "data.excess_length",
+            "warning",
+        ),
+        (
+            {"data.excess_length": "truncate"},
+            rows(read=100, truncated=2, dropped=2, first_at=(("dropped", "a.jsonl:9"),)),
+            "data.excess_length",
+            "warning",
+        ),
+        ({"data.excess_length": "truncate"}, rows(read=2, truncated=2, dropped=2), "data.excess_length", "error"),
         ({"data.excess_length": "drop"}, rows(rows=100, truncated=1), "data.excess_length", "hint"),
     ],
     "rows-have-something-to-learn": [
         ({}, rows(rows=100, masked=100), "data.train", "error"),
-        ({}, rows(rows=100, masked=2), "data.train", "warning"),
+        ({}, rows(rows=100, masked=2, first_at=(("masked", "a.jsonl:1"),)), "data.train", "warning"),
         ({}, rows(rows=100, masked=1), "data.train", "hint"),
         ({}, rows(rows=9, held_out=DataFacts(rows=100, masked=100)), "data.eval", "error"),
     ],
@@ -74,6 +87,7 @@ CASES: dict[str, list[Case]] = {
         ({}, rows(read=100, template_flaws=(("earlier_thinking", 50, "a.jsonl:1"),)), "model.chat_template", "hint"),
         ({}, rows(read=100, template_flaws=(("marks", 50, "a.jsonl:1"),)), "data.train", "warning"),
         ({}, rows(read=100, template_flaws=(("empty_turn", 50, "a.jsonl:1"),)), "data.train", "hint"),
+        ({}, rows(read=100, template_flaws=(("control", 50, "a.jsonl:1"),)), "data.train", "hint"),
     ],
     "a-stream-is-not-deduplicated": [
         ({"data.deduplicate": "exact", "data.streaming": True}, Facts(), "data.deduplicate", "error")
