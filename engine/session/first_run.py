@@ -15,6 +15,8 @@ from typing import Any
 
 from engine.config.files import absolute, place_of
 from engine.config.kinds import BUILTIN_ROWS
+from engine.config.steps import GOALS
+from engine.config.steps import STEPS as QUESTIONS
 from engine.config.tree import fields
 from engine.errors import WorkbenchError, visible
 from engine.figures import brief, count
@@ -53,16 +55,23 @@ WORDS: dict[str, tuple[str, ...]] = {
 DATES, TINY = "builtin/dates", "builtin/tiny"
 ROWS = 24
 MOST_TOKENS = 1024
+QUESTION = QUESTIONS[0].question
+CHOICES = tuple(goal for goal in GOALS if goal.recipe not in (None, "demo"))
+"""What the guide asks for: the goals with rows of one's own. The guided run serves the first; others begin at a new config."""
 HELD_OUT = 0.1
 """The share of the rows that the real run never sees, by which it is measured."""
 FEWEST = 2
 STEPS, _EVERY, _ASKED = 300, 10, 3
+_MOST_SHOWN = 150
+"""Letters of a question or an answer that the rehearsal shows: two lines of a narrow window each."""
 _SHORT = 400
 """Bytes of an answer that is asked for word for word without a thought; each token more is one that can go wrong."""
 _FEW_BYTES = 60
 """Bytes of an answer that the built-in model knows by heart within half a minute."""
 _MOST_OF_A_TOKEN = 16
 """Letters that no token of ordinary text is longer than: an answer of more than these is too long by any tokenizer."""
+_SPACE = "␣"
+"""A space within a token, which could not be told from one between two."""
 _KNOWN = 0.99
 """The share of learned tokens that are guessed right of rows that are known by heart."""
 
@@ -341,7 +350,8 @@ class FirstRun:
         for place, (question, answer) in enumerate(examined.first):
             if place:
                 yield GAP
-            yield Block("table", rows=(("question", visible(question)), ("answer", visible(answer))))
+            said = (("question", question), ("answer", answer))
+            yield Block("table", rows=tuple((label, visible(text, lines=True)) for label, text in said))
         if examined.contradicting:
             yield GAP
             words = "rows ask what another row answers otherwise; no model can know both by heart"
@@ -364,7 +374,11 @@ class FirstRun:
         learned = [token for token in tokens if token["trained"]]
         yield Block("title", f"The first row: {count(len(tokens))} tokens, {count(len(learned))} of them learned")
         read = [token for token in tokens if not token["trained"]]
-        yield Block("table", rows=(("read", _pieces(read)), ("learned", _pieces(learned))))
+        pieces = (("read", _pieces(read)), ("learned", _pieces(learned)))
+        yield Block("table", rows=pieces)
+        signs = {_SPACE: "a space", visible("\n"): "a line break"}
+        if meant := [f"{sign} is {words}" for sign, words in signs.items() if any(sign in text for _, text in pieces)]:
+            yield Block("dim", f"{', '.join(meant)}.")
         if learned:
             yield GAP
             whole = "".join(str(token["text"]) for token in learned).strip()
@@ -401,7 +415,8 @@ class FirstRun:
                 yield _text(verdict.todo)
             yield GAP
         if view.step and "loss" in view.latest:
-            yield Block("text", f"step {view.step}: loss {view.latest['loss']:.3f}")
+            most = f" of at most {STEPS}" if not view.over else ""
+            yield Block("text", f"step {view.step}{most}: loss {view.latest['loss']:.3f}")
         else:
             yield Block("dim", f"{visible(view.phase) or 'starting'} …")
         known = _known_at(answers := _answers(view, self.examined))
@@ -409,9 +424,10 @@ class FirstRun:
             # A step later an answer may be another one again: a few rows at a high rate are not known steadily.
             shown = next((sample for sample in given if sample["step"] == known), given[-1])
             newest = [(f"step {shown['step']}", shown["completion"])] if given[1:] else []
-            rows = [("asked", pinned.prompt), ("wanted", pinned.answer), ("at first", given[0]["completion"]), *newest]
+            # What changes stands above what does not: a narrow window shows it without scrolling.
+            rows = [("asked", pinned.prompt), ("wanted", pinned.answer), *newest, ("at first", given[0]["completion"])]
             yield GAP
-            yield Block("table", rows=tuple((label, visible(text)) for label, text in rows))
+            yield Block("table", rows=tuple((label, _brief(text)) for label, text in rows))
 
     def _how_long(self) -> str:
         """Of the built-in model, whose pace is known; two idle cores."""
@@ -524,16 +540,34 @@ def _about_goal() -> Iterator[Block]:
     )
     yield GAP
     yield Block("title", "This guided run teaches a model to answer like your examples.")
-    yield _text(
-        "Other goals begin at a new config: to prefer some answers over others, to read more text of a field, to try and "
-        "be rewarded, to make vectors for search, to judge answers."
+    others = ", ".join(goal.words[0].lower() + goal.words[1:] for goal in CHOICES[1:])
+    yield _text(f"Other goals begin at a new config: {others}.")
+
+
+def about_choice(at: int) -> list[Block]:
+    """The page of the goal where one can choose: what training does, the question, and what the goal at `at` leads to."""
+    first = next(_about_goal())
+    goal = CHOICES[at]
+    then = (
+        "This guided run shows it, first with a tiny model."
+        if not at
+        else "It begins at a new config, with its own rows."
     )
+    return [first, GAP, Block("title", QUESTION), Block("dim", f"{goal.note} {then}")]
+
+
+def _brief(text: str) -> str:
+    """As much of a text as tells it apart, on one line."""
+    text = " ".join(text.split())
+    return visible(text if len(text) <= _MOST_SHOWN else text[:_MOST_SHOWN].rstrip() + " …")
 
 
 def _pieces(tokens: list[Any], most: int = 24) -> str:
-    """`‹What›‹ is›‹ the›`: the texts of tokens, kept apart."""
-    shown = "".join(f"‹{visible(str(token['text']))}›" for token in tokens[:most])
-    return shown + (" …" if len(tokens) > most else "")
+    """`‹What› ‹␣is› ‹␣the›`: the texts of tokens, kept apart. Of many the first and the last, where marks of the template stand."""
+    texts = [f"‹{visible(str(token['text'])).replace(' ', _SPACE)}›" for token in tokens]
+    if len(texts) > most:
+        texts = [*texts[: most * 2 // 3], "…", *texts[-(most // 3) :]]
+    return " ".join(texts)
 
 
 def _text(words: str) -> Block:

@@ -13,7 +13,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
-from engine.config.steps import step_of_path
+from engine.config.steps import Goal, step_of_path
 from engine.config.terms import TERMS
 from engine.config.tree import fields
 from engine.errors import WorkbenchError, visible
@@ -22,8 +22,20 @@ from engine.run.index import Watch, open_view
 from engine.run.store import RunFolder
 from engine.run.view import RunView
 from engine.session.collector import Ask
-from engine.session.first_run import DATES, PAGES, TINY, WORDS, FirstRun, examine, judge
+from engine.session.draft import Draft
+from engine.session.first_run import (
+    CHOICES,
+    DATES,
+    PAGES,
+    TINY,
+    WORDS,
+    FirstRun,
+    about_choice,
+    examine,
+    judge,
+)
 from engine.session.pages import GAP, Block
+from engine.session.start import open_step
 
 _PAGE_OF = {"run": "rehearsal"}
 """The page of what is looked for, where it is called otherwise."""
@@ -43,6 +55,8 @@ class Guide:
     ) -> None:
         self.first = FirstRun(ask, rows=rows, base=base, runs=runs)
         self.at = 0
+        self.goal: Goal = CHOICES[0]
+        """What the model shall learn, as chosen on the page of the goal."""
         self.run: RunFolder | None = None
         self._wake = wake
         self._machine: Machine | None = None
@@ -70,6 +84,8 @@ class Guide:
     @property
     def blocks(self) -> list[Block]:
         """What this page says now."""
+        if self.page == "goal":
+            return about_choice(CHOICES.index(self.goal))
         page = self.first.page(self.page, self._machine, self.view)
         problem = self._problems.get(self.page)
         return [*page, GAP, Block("bad", visible(problem))] if problem else page
@@ -81,7 +97,10 @@ class Guide:
 
     @property
     def onward(self) -> str:
-        """Where the way goes on from this page: `next`, `rehearse` to start the rehearsal, `rows` for other ones, `config`."""
+        """Where the way goes on from this page: `next`, `rehearse` to start the rehearsal, `rows` for other ones, `config`,
+        or `goal` for the config of another goal than the guide's own."""
+        if self.page == "goal" and self.goal is not CHOICES[0]:
+            return "goal"
         if self.page == "rows" and self.first.examined is not None and self.first.examined.problem:
             return "rows"
         if self.page == "rehearsal" and self._may_begin:
@@ -103,10 +122,25 @@ class Guide:
     @property
     def step(self) -> str:
         """The step at which the real run's config is opened: one has to name a model where rows of one's own met a toy."""
+        if self.onward == "goal":
+            return open_step(self.real())
         toy = self.first.model == TINY and self.first.rows != DATES
         return step_of_path(fields.model.name.path) if toy else "review"
 
+    @property
+    def choices(self) -> tuple[Goal, ...]:
+        """What can be chosen on this page."""
+        return CHOICES if self.page == "goal" else ()
+
+    def real(self) -> Draft:
+        """The config that the way leads to: the real run after the rehearsal, or a new one for another goal."""
+        return Draft.new(self.goal.recipe) if self.onward == "goal" else self.first.real()
+
     # What is done
+
+    def choose(self, goal: Goal) -> None:
+        """Take this as what the model shall learn."""
+        self.goal = goal
 
     def go(self, at: int) -> None:
         """To the page of this number."""

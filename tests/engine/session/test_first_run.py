@@ -166,6 +166,19 @@ def test_the_rehearsal_is_a_config_without_errors_and_the_real_run_takes_all_row
     assert real.value("run.prompts") == [row["prompt"] for row in QUESTIONS[:3]]
 
 
+def test_of_many_tokens_the_marks_of_the_template_are_shown_and_spaces_are_told_from_borders() -> None:
+    first = FirstRun(None)  # type: ignore[arg-type]
+    read = ["<start>", "user", "\n", *[f" word{number}" for number in range(60)], "<end>", "<start>", "assistant"]
+    tokens = [{"id": number, "text": text, "trained": False} for number, text in enumerate(read)]
+    first.row = {"parts": {"input": [*tokens, {"id": 99, "text": "Yes", "trained": True}]}}
+    page = first.page("tokens")
+    shown = dict(row for block in page for row in block.rows)["read"]
+    assert shown.startswith("‹<start>› ‹user› ‹␊› ‹␣word0› ")
+    assert shown.endswith(" ‹<end>› ‹<start>› ‹assistant›")
+    assert " … " in shown
+    assert any(block.text == "␣ is a space, ␊ is a line break." for block in page)
+
+
 def test_every_page_says_something_before_anything_is_known() -> None:
     first = FirstRun(None)  # type: ignore[arg-type]
     for page in PAGES:
