@@ -62,6 +62,8 @@ HELD_OUT = 0.1
 """The share of the rows that the real run never sees, by which it is measured."""
 FEWEST = 2
 STEPS, _EVERY, _ASKED = 300, 10, 3
+_MANY = 2000
+"""Rows of which an epoch is long enough for checkpoints and measurements every so many steps."""
 _MOST_SHOWN = 150
 """Letters of a question or an answer that the rehearsal shows: two lines of a narrow window each."""
 _SHORT = 400
@@ -309,6 +311,11 @@ class FirstRun:
         draft.set(fields.model.name.path, self.model)
         draft.set(fields.data.train.path, [{"path": place_of(self.rows, self.base)}])
         draft.set(fields.data.val_set_size.path, HELD_OUT)
+        if (
+            (self.examined and self.examined.look.count) or _MANY
+        ) < _MANY:  # fewer steps than lie between two checkpoints
+            draft.set(fields.run.saves_per_epoch.path, 1)
+            draft.set(fields.run.evals_per_epoch.path, 1)
         if self.model == TINY:  # nothing is learned in it yet that an adapter could stand beside
             draft.unset(fields.adapter.kind.section)
             for path in (fields.optim.learning_rate.path, fields.model.dtype.path, fields.adapter.kind.path):
@@ -558,7 +565,7 @@ def about_choice(at: int) -> list[Block]:
 
 def _brief(text: str) -> str:
     """As much of a text as tells it apart, on one line."""
-    text = " ".join(text.split())
+    text = " ".join(text.split()) or "(nothing)"
     return visible(text if len(text) <= _MOST_SHOWN else text[:_MOST_SHOWN].rstrip() + " …")
 
 

@@ -35,7 +35,6 @@ from engine.session.first_run import (
     judge,
 )
 from engine.session.pages import GAP, Block
-from engine.session.start import open_step
 
 _PAGE_OF = {"run": "rehearsal"}
 """The page of what is looked for, where it is called otherwise."""
@@ -123,7 +122,7 @@ class Guide:
     def step(self) -> str:
         """The step at which the real run's config is opened: one has to name a model where rows of one's own met a toy."""
         if self.onward == "goal":
-            return open_step(self.real())
+            return step_of_path(fields.model.name.path)
         toy = self.first.model == TINY and self.first.rows != DATES
         return step_of_path(fields.model.name.path) if toy else "review"
 

@@ -16,7 +16,7 @@ from textual.message import Message
 from textual.screen import Screen
 
 from engine.session.browsing import Wanted
-from engine.session.first_run import PAGES, ROWS_NOTE, TITLES
+from engine.session.first_run import DATES, PAGES, ROWS_NOTE, TITLES
 from engine.session.guide import Guide
 from engine.session.pages import GAP
 from workbench.actions import bindings
@@ -166,6 +166,7 @@ class GuideScreen(Screen[None]):
         curve = guide.page == "rehearsal" and guide.view is not None and "loss" in guide.view.series
         self.set_class(curve, "curve")
         if curve and guide.view is not None:
+            self.query_one(Chart).styles.height = max(7, self.app.size.height // 3 - 1)
             draw(self.query_one(Chart), guide.view, ("loss",), small=True)
         self.query_one(KeyLine).use(self._keys())
 
@@ -226,7 +227,7 @@ class GuideScreen(Screen[None]):
                 self.guide.take(path.strip())
                 self._go(self.guide.at)
 
-        want = Wanted("rows", (".jsonl", ".json", ".csv"))
+        want = Wanted("path", (".jsonl", ".json", ".csv"), builtin=(DATES,))
         self.app.push_screen(
             Browse(f"Your rows: {ROWS_NOTE[0].lower()}{ROWS_NOTE[1:]}", first.rows, want, base=first.base), taken
         )
@@ -241,7 +242,10 @@ class GuideScreen(Screen[None]):
         if self.guide.run is not None and self._has_learned:
             from workbench.screens.chat import ChatScreen, chat_of
 
-            self.app.push_screen(ChatScreen(chat_of(self.guide.run)))
+            examined = self.guide.first.examined
+            asked = examined.pinned[0].prompt if examined is not None and examined.pinned else ""
+            # A line holds one line; a question of several is written by the person.
+            self.app.push_screen(ChatScreen(chat_of(self.guide.run), "" if "\n" in asked else asked))
 
     def action_open(self) -> None:
         """The rehearsal's own run, with all its curves."""

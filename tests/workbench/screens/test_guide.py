@@ -117,6 +117,7 @@ async def test_another_goal_than_answers_leads_to_a_new_config_for_it(rows: str)
         await pilot.press("enter")
         await until(pilot, lambda: isinstance(app.screen, BuildScreen))
         assert app.draft.recipe == "dpo"
+        assert "What is known of this model" in shown(app)  # the next question, not the review
 
 
 async def test_a_long_answer_of_several_lines_is_shown_in_them_and_newest_answers_need_no_scrolling(
