@@ -10,6 +10,7 @@ import contextlib
 import os
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from itertools import groupby
 from pathlib import Path
 from typing import Any
 
@@ -62,6 +63,8 @@ HELD_OUT = 0.1
 """The share of the rows that the real run never sees, by which it is measured."""
 FEWEST = 2
 STEPS, _EVERY, _ASKED = 300, 10, 3
+_MOST_TURNS = 5
+"""Stretches of read and learned tokens that are shown of a row."""
 _MANY = 2000
 """Rows of which an epoch is long enough for checkpoints and measurements every so many steps."""
 _MOST_SHOWN = 150
@@ -380,9 +383,9 @@ class FirstRun:
         tokens = tokens_of(self.row)
         learned = [token for token in tokens if token["trained"]]
         yield Block("title", f"The first row: {count(len(tokens))} tokens, {count(len(learned))} of them learned")
-        read = [token for token in tokens if not token["trained"]]
-        pieces = (("read", _pieces(read)), ("learned", _pieces(learned)))
-        yield Block("table", rows=pieces)
+        runs = [(bool(key), list(run)) for key, run in groupby(tokens, key=lambda token: bool(token["trained"]))]
+        pieces = tuple(("learned" if key else "read", _pieces(run)) for key, run in runs[:_MOST_TURNS])
+        yield Block("table", rows=(*pieces, ("…", "")) if runs[_MOST_TURNS:] else pieces)
         signs = {_SPACE: "a space", visible("\n"): "a line break"}
         if meant := [f"{sign} is {words}" for sign, words in signs.items() if any(sign in text for _, text in pieces)]:
             yield Block("dim", f"{', '.join(meant)}.")

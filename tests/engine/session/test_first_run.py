@@ -174,9 +174,12 @@ def test_of_many_tokens_the_marks_of_the_template_are_shown_and_spaces_are_told_
     first = FirstRun(None)  # type: ignore[arg-type]
     read = ["<start>", "user", "\n", *[f" word{number}" for number in range(60)], "<end>", "<start>", "assistant"]
     tokens = [{"id": number, "text": text, "trained": False} for number, text in enumerate(read)]
-    first.row = {"parts": {"input": [*tokens, {"id": 99, "text": "Yes", "trained": True}]}}
+    end = [{"id": 99, "text": "Yes", "trained": True}, {"id": 3, "text": "\n", "trained": False}]
+    first.row = {"parts": {"input": [*tokens, *end]}}
     page = first.page("tokens")
-    shown = dict(row for block in page for row in block.rows)["read"]
+    rows = [row for block in page for row in block.rows]
+    assert rows[1:] == [("learned", "‹Yes›"), ("read", "‹␊›")]  # in the order of the row
+    shown = rows[0][1]
     assert shown.startswith("‹<start>› ‹user› ‹␊› ‹␣word0› ")
     assert shown.endswith(" ‹<end>› ‹<start>› ‹assistant›")
     assert " … " in shown
