@@ -159,6 +159,12 @@ adapter:
 """
 
 
+def test_a_file_read_as_another_tools_is_told_of_its_own(foreign: Path) -> None:
+    done = run(take_over.command, foreign, "--from", "trl", "--method", "sft")
+    assert "theirs.yml looks like a config of Axolotl: with --from axolotl it is read as one." in done.stderr
+    assert "looks like" not in run(take_over.command, foreign, "--from", "axolotl").stderr
+
+
 def test_check_fix_applies_what_keeps_the_meaning_and_shows_the_diff(tmp_path: Path) -> None:
     place = tmp_path / "my.yaml"
     place.write_text(BROKEN)
