@@ -75,8 +75,8 @@ _FEW_BYTES = 60
 """Bytes of an answer that the built-in model knows by heart within half a minute."""
 _MOST_OF_A_TOKEN = 16
 """Letters that no token of ordinary text is longer than: an answer of more than these is too long by any tokenizer."""
-_SPACE = "␣"
-"""A space within a token, which could not be told from one between two."""
+_SPACE, _BREAK = "␣", "⏎"
+"""A space within a token, which could not be told from one between two, and a line break, by a sign that most fonts have."""
 _KNOWN = 0.99
 """The share of learned tokens that are guessed right of rows that are known by heart."""
 
@@ -386,7 +386,7 @@ class FirstRun:
         runs = [(bool(key), list(run)) for key, run in groupby(tokens, key=lambda token: bool(token["trained"]))]
         pieces = tuple(("learned" if key else "read", _pieces(run)) for key, run in runs[:_MOST_TURNS])
         yield Block("table", rows=(*pieces, ("…", "")) if runs[_MOST_TURNS:] else pieces)
-        signs = {_SPACE: "a space", visible("\n"): "a line break"}
+        signs = {_SPACE: "a space", _BREAK: "a line break"}
         if meant := [f"{sign} is {words}" for sign, words in signs.items() if any(sign in text for _, text in pieces)]:
             yield Block("dim", f"{', '.join(meant)}.")
         if learned:
@@ -574,7 +574,7 @@ def _brief(text: str) -> str:
 
 def _pieces(tokens: list[Any], most: int = 24) -> str:
     """`‹What› ‹␣is› ‹␣the›`: the texts of tokens, kept apart. Of many the first and the last, where marks of the template stand."""
-    texts = [f"‹{visible(str(token['text'])).replace(' ', _SPACE)}›" for token in tokens]
+    texts = [f"‹{visible(str(token['text']).replace(chr(10), _BREAK)).replace(' ', _SPACE)}›" for token in tokens]
     if len(texts) > most:
         texts = [*texts[: most * 2 // 3], "…", *texts[-(most // 3) :]]
     return " ".join(texts)

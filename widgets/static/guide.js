@@ -51,7 +51,7 @@ export function guideView(stage, visible, { taken, watch }) {
   }, { class: "ftw-primary" });
   const back = button("Back", () => act("guide_go", { at: state.at - 1 }));
   const all = button("All curves", () => watch(state.run));
-  const page = h("div", { class: "ftw-page ftw-guide", tabindex: "-1" }, h("div", { class: "ftw-guide-main" }, said.element, choices, curve), rows, terms);
+  const page = h("div", { class: "ftw-page ftw-guide", tabindex: "-1" }, h("div", { class: "ftw-guide-main" }, said.element, curve), choices, rows, terms);
   const element = h("div", { class: "ftw-runsbox", role: "region", "aria-label": "Guided first run" }, pages.bar, page, asks, h("div", { class: "ftw-guide-foot" }, go, back, all));
 
   const take = (next) => {

@@ -178,12 +178,12 @@ def test_of_many_tokens_the_marks_of_the_template_are_shown_and_spaces_are_told_
     first.row = {"parts": {"input": [*tokens, *end]}}
     page = first.page("tokens")
     rows = [row for block in page for row in block.rows]
-    assert rows[1:] == [("learned", "‹Yes›"), ("read", "‹␊›")]  # in the order of the row
+    assert rows[1:] == [("learned", "‹Yes›"), ("read", "‹⏎›")]  # in the order of the row
     shown = rows[0][1]
-    assert shown.startswith("‹<start>› ‹user› ‹␊› ‹␣word0› ")
+    assert shown.startswith("‹<start>› ‹user› ‹⏎› ‹␣word0› ")
     assert shown.endswith(" ‹<end>› ‹<start>› ‹assistant›")
     assert " … " in shown
-    assert any(block.text == "␣ is a space, ␊ is a line break." for block in page)
+    assert any(block.text == "␣ is a space, ⏎ is a line break." for block in page)
 
 
 def test_every_page_says_something_before_anything_is_known() -> None:
