@@ -60,10 +60,7 @@ class GuidePart(Part):
             "pages": [{"id": page, "title": TITLES[page]} for page in PAGES],
             "page": guide.page,
             "blocks": list(drawn(guide.blocks)),
-            "choices": [
-                {"id": goal.id, "words": goal.words, "note": goal.note, "here": goal is guide.goal}
-                for goal in guide.choices
-            ],
+            "choices": [{"id": goal.id, "words": goal.words, "here": goal is guide.goal} for goal in guide.choices],
             "terms": [list(term) for term in guide.terms],
             "rows": visible(guide.first.rows),
             "built_in": DATES,

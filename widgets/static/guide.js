@@ -66,7 +66,7 @@ export function guideView(stage, visible, { taken, watch }) {
     if (now !== offered) {
       const focused = choices.contains(document.activeElement);
       offered = now;
-      fill(choices, state.choices.map(({ id, words, note, here }) => button([h("b", {}, words), h("span", { class: "ftw-quiet" }, note)], () => act("guide_choose", { goal: id }), { class: "ftw-goal", "aria-pressed": String(here), dataset: { goal: id } })));
+      fill(choices, state.choices.map(({ id, words, here }) => button(h("b", {}, words), () => act("guide_choose", { goal: id }), { class: "ftw-goal", "aria-pressed": String(here), dataset: { goal: id } })));
       if (focused) choices.querySelector('[aria-pressed="true"]')?.focus();
     }
     terms.hidden = !state.terms.length;
