@@ -15,7 +15,7 @@ from pydantic import Field
 from engine.errors import UsageError, visible
 from engine.session.build import BuildSession
 from engine.session.collector import Ask
-from engine.session.first_run import CHOICES, DATES, PAGES, ROWS_NOTE, TITLES
+from engine.session.first_run import CHOICES, DATES, PAGES, ROWS_NOTE, TITLES, choices
 from engine.session.guide import Guide
 from engine.session.start import GUIDED
 from widgets.pages import drawn
@@ -60,7 +60,9 @@ class GuidePart(Part):
             "pages": [{"id": page, "title": TITLES[page]} for page in PAGES],
             "page": guide.page,
             "blocks": list(drawn(guide.blocks)),
-            "choices": [{"id": goal.id, "words": goal.words, "here": goal is guide.goal} for goal in guide.choices],
+            "choices": [
+                {"id": goal.id, "words": goal.words, "here": goal is guide.goal} for goal in choices(guide.page)
+            ],
             "terms": [list(term) for term in guide.terms],
             "rows": visible(guide.first.rows),
             "built_in": DATES,
@@ -83,7 +85,7 @@ class GuidePart(Part):
         known = {offered.id: offered for offered in CHOICES}
         if goal not in known:
             raise UsageError("There is no such goal.", f"It is one of {', '.join(known)}.")
-        self._walk.choose(known[goal])
+        self._walk.goal = known[goal]
         return self.guide()
 
     @verb
@@ -108,7 +110,7 @@ class GuidePart(Part):
             path = session.draft.path
             name, saving = (path.name, " Save would write over the file.") if path is not None else ("your config", "")
             return {"asks": shown(f"This takes the place of {name} in the form; Undo brings that back.{saving}")}
-        real, step = self._walk.real(), self._walk.step
+        real, step = self._walk.first.real(self._walk.goal), self._walk.step
         session.begin(real.text(), real.recipe)
         self._opened(step)
         return {}

@@ -16,7 +16,7 @@ from typing import Any
 
 from engine.config.files import absolute, place_of
 from engine.config.kinds import BUILTIN_ROWS
-from engine.config.steps import GOALS
+from engine.config.steps import GOALS, Goal
 from engine.config.steps import STEPS as QUESTIONS
 from engine.config.tree import fields
 from engine.errors import WorkbenchError, visible
@@ -306,8 +306,11 @@ class FirstRun:
             control.request(run, "save_stop", by="the guided first run")
         return verdict
 
-    def real(self) -> Draft:
-        """The config of the real run: all rows but a held-out part, the first questions asked again and again."""
+    def real(self, goal: Goal = CHOICES[0]) -> Draft:
+        """The config of the real run: all rows but a held-out part, the first questions asked again and again. For another
+        goal than the guide's own a new one."""
+        if goal is not CHOICES[0]:
+            return Draft.new(goal.recipe)
         if self.rows == DATES and self.model == TINY:
             return Draft.new("demo")
         draft = Draft.new("sft-lora")
@@ -554,14 +557,16 @@ def _about_goal() -> Iterator[Block]:
     yield _text(f"Other goals begin at a new config: {others}.")
 
 
-def about_choice(at: int) -> list[Block]:
-    """The page of the goal where one can choose: what training does, the question, and what the goal at `at` leads to."""
-    first = next(_about_goal())
-    goal = CHOICES[at]
+def choices(page: str) -> tuple[Goal, ...]:
+    """What can be chosen on a page."""
+    return CHOICES if page == "goal" else ()
+
+
+def about_choice(goal: Goal) -> list[Block]:
+    """The page of the goal where one can choose: what training does, the question, and what this goal leads to."""
+    first, own = next(_about_goal()), goal is CHOICES[0]
     then = (
-        "This guided run shows it, first with a tiny model."
-        if not at
-        else "It begins at a new config, with its own rows."
+        "This guided run shows it, first with a tiny model." if own else "It begins at a new config, with its own rows."
     )
     return [first, GAP, Block("title", QUESTION), Block("dim", f"{goal.note} {then}")]
 

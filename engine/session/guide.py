@@ -22,7 +22,6 @@ from engine.run.index import Watch, open_view
 from engine.run.store import RunFolder
 from engine.run.view import RunView
 from engine.session.collector import Ask
-from engine.session.draft import Draft
 from engine.session.first_run import (
     CHOICES,
     DATES,
@@ -84,7 +83,7 @@ class Guide:
     def blocks(self) -> list[Block]:
         """What this page says now."""
         if self.page == "goal":
-            return about_choice(CHOICES.index(self.goal))
+            return about_choice(self.goal)
         page = self.first.page(self.page, self._machine, self.view)
         problem = self._problems.get(self.page)
         return [*page, GAP, Block("bad", visible(problem))] if problem else page
@@ -126,24 +125,13 @@ class Guide:
         toy = self.first.model == TINY and self.first.rows != DATES
         return step_of_path(fields.model.name.path) if toy else "review"
 
-    @property
-    def choices(self) -> tuple[Goal, ...]:
-        """What can be chosen on this page."""
-        return CHOICES if self.page == "goal" else ()
-
-    def real(self) -> Draft:
-        """The config that the way leads to: the real run after the rehearsal, or a new one for another goal."""
-        return Draft.new(self.goal.recipe) if self.onward == "goal" else self.first.real()
-
     # What is done
 
-    def choose(self, goal: Goal) -> None:
-        """Take this as what the model shall learn."""
-        self.goal = goal
-
     def go(self, at: int) -> None:
-        """To the page of this number."""
+        """To the page of this number; all but that of the goal are about the first one."""
         self.at = max(0, min(at, len(PAGES) - 1))
+        if self.page != "goal":
+            self.goal = CHOICES[0]
 
     def take(self, rows: str) -> None:
         """Other rows: the pages from there on are about those, and a rehearsal of the rows before goes on alone."""

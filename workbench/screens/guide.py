@@ -16,7 +16,7 @@ from textual.message import Message
 from textual.screen import Screen
 
 from engine.session.browsing import Wanted
-from engine.session.first_run import DATES, PAGES, ROWS_NOTE, TITLES
+from engine.session.first_run import DATES, PAGES, ROWS_NOTE, TITLES, choices
 from engine.session.guide import Guide
 from engine.session.pages import GAP
 from workbench.actions import bindings
@@ -48,6 +48,8 @@ class Page(Scrolled):
     choices: tuple[str, ...] = ()
     at = 0
     """The choice under the cursor."""
+    _first = 0
+    """The line of the first choice."""
 
     class Chosen(Message):
         """Another choice is wanted: the one at `at`, once more if it is taken."""
@@ -154,8 +156,8 @@ class GuideScreen(Screen[None]):
     def _draw(self) -> None:
         guide, page = self.guide, self.query_one(Page)
         page.blocks = guide.blocks
-        page.choices = tuple(goal.words for goal in guide.choices)
-        page.at = guide.choices.index(guide.goal) if guide.choices else 0
+        offered = choices(guide.page)
+        page.choices, page.at = tuple(goal.words for goal in offered), offered.index(guide.goal) if offered else 0
         page.redraw()
         place = f"{guide.at + 1} of {len(PAGES)}"
         self.query_one("#head", Bar).update(
@@ -174,7 +176,7 @@ class GuideScreen(Screen[None]):
         guide = self.guide
         keys = (
             [("enter", _ONWARD[guide.onward])]
-            + ([("↑↓", "choose")] if guide.choices else [])
+            + ([("↑↓", "choose")] if choices(guide.page) else [])
             + ([("←", "back")] if guide.at else [])
         )
         keys += [("r", "other-rows")] if guide.page in ("rows", "rehearsal") else []
@@ -203,7 +205,7 @@ class GuideScreen(Screen[None]):
             self.guide.begin()
             self._draw()
         elif onward in ("config", "goal"):
-            self.app.navigation.build(self.guide.real(), self.guide.step)  # type: ignore[attr-defined]
+            self.app.navigation.build(self.guide.first.real(self.guide.goal), self.guide.step)  # type: ignore[attr-defined]
         elif onward == "rows":
             self.action_rows()
         else:
@@ -211,7 +213,7 @@ class GuideScreen(Screen[None]):
 
     @on(Page.Chosen)
     def _choose(self, event: Page.Chosen) -> None:
-        self.guide.choose(self.guide.choices[event.at])
+        self.guide.goal = choices(self.guide.page)[event.at]
         self._draw()
 
     def action_back(self) -> None:
