@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import os
 import re
@@ -320,7 +321,11 @@ def installed(package: str) -> str | None:
     """The installed version of a distribution, from its metadata; nothing when it is not installed."""
     from importlib import metadata  # a tenth of what a whole check takes, and few ask
 
-    try:
-        return metadata.version(package)
-    except metadata.PackageNotFoundError:
-        return None
+    for name in (package, *_SMALLER.get(package, ())):
+        with contextlib.suppress(metadata.PackageNotFoundError):
+            return metadata.version(name)
+    return None
+
+
+_SMALLER = {"mlflow": ("mlflow-skinny",)}
+"""Distributions that bring the same package with less beside it."""

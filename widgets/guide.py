@@ -15,7 +15,7 @@ from pydantic import Field
 from engine.errors import UsageError, visible
 from engine.session.build import BuildSession
 from engine.session.collector import Ask
-from engine.session.first_run import DATES, PAGES, ROWS_NOTE, TITLES
+from engine.session.first_run import CHOICES, DATES, PAGES, ROWS_NOTE, TITLES, choices
 from engine.session.guide import Guide
 from engine.session.start import GUIDED
 from widgets.pages import drawn
@@ -60,6 +60,9 @@ class GuidePart(Part):
             "pages": [{"id": page, "title": TITLES[page]} for page in PAGES],
             "page": guide.page,
             "blocks": list(drawn(guide.blocks)),
+            "choices": [
+                {"id": goal.id, "words": goal.words, "here": goal is guide.goal} for goal in choices(guide.page)
+            ],
             "terms": [list(term) for term in guide.terms],
             "rows": visible(guide.first.rows),
             "built_in": DATES,
@@ -74,6 +77,15 @@ class GuidePart(Part):
     @verb
     def guide_go(self, *, at: Annotated[int, Field(ge=0, lt=len(PAGES))]) -> dict[str, Any]:
         self._walk.go(at)
+        return self.guide()
+
+    @verb
+    def guide_choose(self, *, goal: Annotated[str, Field(max_length=40)]) -> dict[str, Any]:
+        """Take a goal of those that the page offers."""
+        known = {offered.id: offered for offered in CHOICES}
+        if goal not in known:
+            raise UsageError("There is no such goal.", f"It is one of {', '.join(known)}.")
+        self._walk.goal = known[goal]
         return self.guide()
 
     @verb
@@ -92,15 +104,15 @@ class GuidePart(Part):
 
     @verb
     def guide_config(self, *, sure: bool = False) -> dict[str, Any]:
-        """Make the config of the real run the draft. One that is a person's own is not replaced unasked."""
+        """Make the config of the real run, or of another goal, the draft. One that is a person's own is not replaced unasked."""
         session = self._session
         if session.is_own and not sure:
             path = session.draft.path
             name, saving = (path.name, " Save would write over the file.") if path is not None else ("your config", "")
             return {"asks": shown(f"This takes the place of {name} in the form; Undo brings that back.{saving}")}
-        real = self._walk.first.real()
+        real, step = self._walk.first.real(self._walk.goal), self._walk.step
         session.begin(real.text(), real.recipe)
-        self._opened(self._walk.step)
+        self._opened(step)
         return {}
 
     @property

@@ -12,6 +12,7 @@ import contextlib
 import json
 import os
 import time
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from engine.errors import WorkbenchError, visible
@@ -22,6 +23,7 @@ LOOK_SECONDS = 1.0
 REVIVE_SECONDS = 10.0
 PLACE = "queue.json"
 _MOST = 4096
+_FOR_A_DEVICE, _BEHIND = "waits for a free device", "waits behind "
 
 
 def place_of(run: RunFolder) -> float:
@@ -78,6 +80,33 @@ def over(run: RunFolder) -> bool:
     return launch.unattended(run) and not launch.at_work(run)
 
 
+def waiting_for(queued: Sequence[RunFolder]) -> list[str]:
+    """What each run of a queue waits for, in words that fit its order as it is now; what its supervisor wrote last may be of
+    before a run was moved."""
+    words: list[str] = []
+    ahead: list[RunFolder] = []
+    for run in queued:
+        values = run.read_json()
+        said = str(values.get("message") or "")
+        if before := _waits_to_end(values):
+            words.append(before)
+            continue
+        words.append(_behind(ahead) if ahead else _FOR_A_DEVICE if said.startswith(_BEHIND) else said)
+        ahead.append(run)
+    return words
+
+
+def _waits_to_end(values: Mapping[str, Any]) -> str:
+    after = values.get("after")
+    if isinstance(after, str) and not over(RunFolder(after)):
+        return f"waits for {visible(RunFolder(after).id)} to end"
+    return ""
+
+
+def _behind(ahead: Sequence[RunFolder]) -> str:
+    return _BEHIND + visible(ahead[0].id if len(ahead) == 1 else f"{len(ahead)} runs")
+
+
 class Turn:
     """What one queued run waits for, looked at again and again by its supervisor."""
 
@@ -89,16 +118,14 @@ class Turn:
     def waits_for(self) -> tuple[str, devices.Choice | None]:
         """In words what it waits for; nothing and its devices once it may begin. Raises WorkbenchError if it never can."""
         values = self.run.read_json()
-        after = values.get("after")
-        if isinstance(after, str) and not over(RunFolder(after)):
-            return f"waits for {visible(RunFolder(after).id)} to end", None
+        if before := _waits_to_end(values):
+            return before, None
         live = self._live()
         ahead = self._ahead(live)
         if ahead:
-            names = ahead[0].id if len(ahead) == 1 else f"{len(ahead)} runs"
-            return f"waits behind {visible(names)}", None
+            return _behind(ahead), None
         chosen = devices.free(values.get("devices_wanted", "auto"), *self._in_use(live))
-        return ("", chosen) if chosen is not None else ("waits for a free device", None)
+        return ("", chosen) if chosen is not None else (_FOR_A_DEVICE, None)
 
     def cancelled(self) -> str:
         """Who asked it to stop; empty while nobody has."""

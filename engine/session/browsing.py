@@ -36,6 +36,8 @@ class Wanted:
 
     what: str
     ends: tuple[str, ...] = ()
+    builtin: tuple[str, ...] | None = None
+    """Which of what is built in can be taken; None for all of its kind."""
 
 
 def wanted(spec: FieldSpec) -> Wanted:
@@ -97,7 +99,9 @@ def offers(base: Path, text: str, want: Wanted, known: Sequence[Offer]) -> list[
 
 def known_of(want: Wanted, recent: Iterable[str], base: Path) -> list[Offer]:
     """What needs no typing: used before, built in, in the cache; each once."""
-    builtin = {"model": BUILTIN_MODELS, "rows": BUILTIN_ROWS}.get(want.what, ())
+    builtin = (
+        {"model": BUILTIN_MODELS, "rows": BUILTIN_ROWS}.get(want.what, ()) if want.builtin is None else want.builtin
+    )
     generated = [
         *(Offer(_below(path, base), "used before") for path in recent),
         *(Offer(path, "built in, needs no download") for path in builtin),

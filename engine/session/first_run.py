@@ -10,11 +10,14 @@ import contextlib
 import os
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from itertools import groupby
 from pathlib import Path
 from typing import Any
 
 from engine.config.files import absolute, place_of
 from engine.config.kinds import BUILTIN_ROWS
+from engine.config.steps import GOALS, Goal
+from engine.config.steps import STEPS as QUESTIONS
 from engine.config.tree import fields
 from engine.errors import WorkbenchError, visible
 from engine.figures import brief, count
@@ -53,16 +56,27 @@ WORDS: dict[str, tuple[str, ...]] = {
 DATES, TINY = "builtin/dates", "builtin/tiny"
 ROWS = 24
 MOST_TOKENS = 1024
+QUESTION = QUESTIONS[0].question
+CHOICES = tuple(goal for goal in GOALS if goal.recipe not in (None, "demo"))
+"""What the guide asks for: the goals with rows of one's own. The guided run serves the first; others begin at a new config."""
 HELD_OUT = 0.1
 """The share of the rows that the real run never sees, by which it is measured."""
 FEWEST = 2
 STEPS, _EVERY, _ASKED = 300, 10, 3
+_MOST_TURNS = 5
+"""Stretches of read and learned tokens that are shown of a row."""
+_MANY = 2000
+"""Rows of which an epoch is long enough for checkpoints and measurements every so many steps."""
+_MOST_SHOWN = 150
+"""Letters of a question or an answer that the rehearsal shows: two lines of a narrow window each."""
 _SHORT = 400
 """Bytes of an answer that is asked for word for word without a thought; each token more is one that can go wrong."""
 _FEW_BYTES = 60
 """Bytes of an answer that the built-in model knows by heart within half a minute."""
 _MOST_OF_A_TOKEN = 16
 """Letters that no token of ordinary text is longer than: an answer of more than these is too long by any tokenizer."""
+_SPACE, _BREAK = "␣", "⏎"
+"""A space within a token, which could not be told from one between two, and a line break, by a sign that most fonts have."""
 _KNOWN = 0.99
 """The share of learned tokens that are guessed right of rows that are known by heart."""
 
@@ -292,14 +306,22 @@ class FirstRun:
             control.request(run, "save_stop", by="the guided first run")
         return verdict
 
-    def real(self) -> Draft:
-        """The config of the real run: all rows but a held-out part, the first questions asked again and again."""
+    def real(self, goal: Goal = CHOICES[0]) -> Draft:
+        """The config of the real run: all rows but a held-out part, the first questions asked again and again. For another
+        goal than the guide's own a new one."""
+        if goal is not CHOICES[0]:
+            return Draft.new(goal.recipe)
         if self.rows == DATES and self.model == TINY:
             return Draft.new("demo")
         draft = Draft.new("sft-lora")
         draft.set(fields.model.name.path, self.model)
         draft.set(fields.data.train.path, [{"path": place_of(self.rows, self.base)}])
         draft.set(fields.data.val_set_size.path, HELD_OUT)
+        if (
+            (self.examined and self.examined.look.count) or _MANY
+        ) < _MANY:  # fewer steps than lie between two checkpoints
+            draft.set(fields.run.saves_per_epoch.path, 1)
+            draft.set(fields.run.evals_per_epoch.path, 1)
         if self.model == TINY:  # nothing is learned in it yet that an adapter could stand beside
             draft.unset(fields.adapter.kind.section)
             for path in (fields.optim.learning_rate.path, fields.model.dtype.path, fields.adapter.kind.path):
@@ -341,7 +363,8 @@ class FirstRun:
         for place, (question, answer) in enumerate(examined.first):
             if place:
                 yield GAP
-            yield Block("table", rows=(("question", visible(question)), ("answer", visible(answer))))
+            said = (("question", question), ("answer", answer))
+            yield Block("table", rows=tuple((label, visible(text, lines=True)) for label, text in said))
         if examined.contradicting:
             yield GAP
             words = "rows ask what another row answers otherwise; no model can know both by heart"
@@ -363,8 +386,12 @@ class FirstRun:
         tokens = tokens_of(self.row)
         learned = [token for token in tokens if token["trained"]]
         yield Block("title", f"The first row: {count(len(tokens))} tokens, {count(len(learned))} of them learned")
-        read = [token for token in tokens if not token["trained"]]
-        yield Block("table", rows=(("read", _pieces(read)), ("learned", _pieces(learned))))
+        runs = [(bool(key), list(run)) for key, run in groupby(tokens, key=lambda token: bool(token["trained"]))]
+        pieces = tuple(("learned" if key else "read", _pieces(run)) for key, run in runs[:_MOST_TURNS])
+        yield Block("table", rows=(*pieces, ("…", "")) if runs[_MOST_TURNS:] else pieces)
+        signs = {_SPACE: "a space", _BREAK: "a line break"}
+        if meant := [f"{sign} is {words}" for sign, words in signs.items() if any(sign in text for _, text in pieces)]:
+            yield Block("dim", f"{', '.join(meant)}.")
         if learned:
             yield GAP
             whole = "".join(str(token["text"]) for token in learned).strip()
@@ -401,7 +428,8 @@ class FirstRun:
                 yield _text(verdict.todo)
             yield GAP
         if view.step and "loss" in view.latest:
-            yield Block("text", f"step {view.step}: loss {view.latest['loss']:.3f}")
+            most = f" of at most {STEPS}" if not view.over else ""
+            yield Block("text", f"step {view.step}{most}: loss {view.latest['loss']:.3f}")
         else:
             yield Block("dim", f"{visible(view.phase) or 'starting'} …")
         known = _known_at(answers := _answers(view, self.examined))
@@ -409,9 +437,10 @@ class FirstRun:
             # A step later an answer may be another one again: a few rows at a high rate are not known steadily.
             shown = next((sample for sample in given if sample["step"] == known), given[-1])
             newest = [(f"step {shown['step']}", shown["completion"])] if given[1:] else []
-            rows = [("asked", pinned.prompt), ("wanted", pinned.answer), ("at first", given[0]["completion"]), *newest]
+            # What changes stands above what does not: a narrow window shows it without scrolling.
+            rows = [("asked", pinned.prompt), ("wanted", pinned.answer), *newest, ("at first", given[0]["completion"])]
             yield GAP
-            yield Block("table", rows=tuple((label, visible(text)) for label, text in rows))
+            yield Block("table", rows=tuple((label, _brief(text)) for label, text in rows))
 
     def _how_long(self) -> str:
         """Of the built-in model, whose pace is known; two idle cores."""
@@ -524,16 +553,36 @@ def _about_goal() -> Iterator[Block]:
     )
     yield GAP
     yield Block("title", "This guided run teaches a model to answer like your examples.")
-    yield _text(
-        "Other goals begin at a new config: to prefer some answers over others, to read more text of a field, to try and "
-        "be rewarded, to make vectors for search, to judge answers."
+    others = ", ".join(goal.words[0].lower() + goal.words[1:] for goal in CHOICES[1:])
+    yield _text(f"Other goals begin at a new config: {others}.")
+
+
+def choices(page: str) -> tuple[Goal, ...]:
+    """What can be chosen on a page."""
+    return CHOICES if page == "goal" else ()
+
+
+def about_choice(goal: Goal) -> list[Block]:
+    """The page of the goal where one can choose: what training does, the question, and what this goal leads to."""
+    first, own = next(_about_goal()), goal is CHOICES[0]
+    then = (
+        "This guided run shows it, first with a tiny model." if own else "It begins at a new config, with its own rows."
     )
+    return [first, GAP, Block("title", QUESTION), Block("dim", f"{goal.note} {then}")]
+
+
+def _brief(text: str) -> str:
+    """As much of a text as tells it apart, on one line."""
+    text = " ".join(text.split()) or "(nothing)"
+    return visible(text if len(text) <= _MOST_SHOWN else text[:_MOST_SHOWN].rstrip() + " …")
 
 
 def _pieces(tokens: list[Any], most: int = 24) -> str:
-    """`‹What›‹ is›‹ the›`: the texts of tokens, kept apart."""
-    shown = "".join(f"‹{visible(str(token['text']))}›" for token in tokens[:most])
-    return shown + (" …" if len(tokens) > most else "")
+    """`‹What› ‹␣is› ‹␣the›`: the texts of tokens, kept apart. Of many the first and the last, where marks of the template stand."""
+    texts = [f"‹{visible(str(token['text']).replace(chr(10), _BREAK)).replace(' ', _SPACE)}›" for token in tokens]
+    if len(texts) > most:
+        texts = [*texts[: most * 2 // 3], "…", *texts[-(most // 3) :]]
+    return " ".join(texts)
 
 
 def _text(words: str) -> Block:

@@ -13,7 +13,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
-from engine.config.steps import step_of_path
+from engine.config.steps import Goal, step_of_path
 from engine.config.terms import TERMS
 from engine.config.tree import fields
 from engine.errors import WorkbenchError, visible
@@ -22,7 +22,17 @@ from engine.run.index import Watch, open_view
 from engine.run.store import RunFolder
 from engine.run.view import RunView
 from engine.session.collector import Ask
-from engine.session.first_run import DATES, PAGES, TINY, WORDS, FirstRun, examine, judge
+from engine.session.first_run import (
+    CHOICES,
+    DATES,
+    PAGES,
+    TINY,
+    WORDS,
+    FirstRun,
+    about_choice,
+    examine,
+    judge,
+)
 from engine.session.pages import GAP, Block
 
 _PAGE_OF = {"run": "rehearsal"}
@@ -43,6 +53,8 @@ class Guide:
     ) -> None:
         self.first = FirstRun(ask, rows=rows, base=base, runs=runs)
         self.at = 0
+        self.goal: Goal = CHOICES[0]
+        """What the model shall learn, as chosen on the page of the goal."""
         self.run: RunFolder | None = None
         self._wake = wake
         self._machine: Machine | None = None
@@ -70,6 +82,8 @@ class Guide:
     @property
     def blocks(self) -> list[Block]:
         """What this page says now."""
+        if self.page == "goal":
+            return about_choice(self.goal)
         page = self.first.page(self.page, self._machine, self.view)
         problem = self._problems.get(self.page)
         return [*page, GAP, Block("bad", visible(problem))] if problem else page
@@ -81,7 +95,10 @@ class Guide:
 
     @property
     def onward(self) -> str:
-        """Where the way goes on from this page: `next`, `rehearse` to start the rehearsal, `rows` for other ones, `config`."""
+        """Where the way goes on from this page: `next`, `rehearse` to start the rehearsal, `rows` for other ones, `config`,
+        or `goal` for the config of another goal than the guide's own."""
+        if self.page == "goal" and self.goal is not CHOICES[0]:
+            return "goal"
         if self.page == "rows" and self.first.examined is not None and self.first.examined.problem:
             return "rows"
         if self.page == "rehearsal" and self._may_begin:
@@ -103,14 +120,18 @@ class Guide:
     @property
     def step(self) -> str:
         """The step at which the real run's config is opened: one has to name a model where rows of one's own met a toy."""
+        if self.onward == "goal":
+            return step_of_path(fields.model.name.path)
         toy = self.first.model == TINY and self.first.rows != DATES
         return step_of_path(fields.model.name.path) if toy else "review"
 
     # What is done
 
     def go(self, at: int) -> None:
-        """To the page of this number."""
+        """To the page of this number; all but that of the goal are about the first one."""
         self.at = max(0, min(at, len(PAGES) - 1))
+        if self.page != "goal":
+            self.goal = CHOICES[0]
 
     def take(self, rows: str) -> None:
         """Other rows: the pages from there on are about those, and a rehearsal of the rows before goes on alone."""

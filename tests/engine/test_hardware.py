@@ -148,6 +148,17 @@ def test_packages_by_their_metadata() -> None:
     assert installed("a-package-that-nobody-has") is None
 
 
+def test_a_smaller_distribution_of_the_same_package_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(str(tmp_path))
+    installed.cache_clear()
+    if installed("mlflow") is None:  # where the whole one is not
+        (tmp_path / "mlflow_skinny-3.17.2.dist-info").mkdir()
+        (tmp_path / "mlflow_skinny-3.17.2.dist-info/METADATA").write_text("Name: mlflow-skinny\nVersion: 3.17.2\n")
+        installed.cache_clear()
+        assert installed("mlflow") == "3.17.2"
+    installed.cache_clear()
+
+
 def test_machines_are_values() -> None:
     assert parse_machine("H100") == parse_machine("1xH100-80GB")
     assert Machine() == Machine()

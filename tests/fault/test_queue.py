@@ -18,7 +18,7 @@ from engine.run import control, devices, launch
 from engine.run.devices import Card, Choice
 from engine.run.index import peek
 from engine.run.process import send
-from engine.run.queue import move, queue_of
+from engine.run.queue import move, queue_of, waiting_for
 from engine.run.store import RunFolder
 
 GIB = 1 << 30
@@ -149,6 +149,25 @@ def test_a_card_is_free_without_another_run_and_with_little_memory_in_use() -> N
     assert devices.free("auto", set(), 1, []) is None
     with pytest.raises(WorkbenchError, match="no GPU 7"):
         devices.free([7], set(), 0, cards)
+
+
+def test_a_queue_that_was_just_moved_is_told_in_its_new_order(tmp_path: Path) -> None:
+    """Supervisors look once a second; until then they have said what held before."""
+
+    def waiting(name: str, message: str, **values: object) -> RunFolder:
+        run = RunFolder(tmp_path / name)
+        run.path.mkdir()
+        (run.path / "config.yaml").write_text("version: 1\n")
+        (run.path / "run.json").write_text(json.dumps({"id": name, "state": "queued", "message": message, **values}))
+        return run
+
+    first = waiting("a-0001", "waits for a free device", created=1.0)
+    second = waiting("b-0001", "waits behind a-0001", created=2.0)
+    third = waiting("c-0001", "waits behind 2 runs", created=3.0)
+    later = waiting("d-0001", "", created=4.0, after=str(first.path))
+    words = ["waits for a free device", "waits behind a-0001", "waits behind 2 runs", "waits for a-0001 to end"]
+    assert waiting_for([first, second, third, later]) == words
+    assert waiting_for(move(third, 0)) == [words[0], "waits behind c-0001", words[2], words[3]]
 
 
 def test_the_commands_list_move_and_cancel(start: Callable[..., RunFolder], queued: Callable[..., RunFolder]) -> None:

@@ -106,6 +106,18 @@ def test_the_guide_leads_from_own_rows_over_a_rehearsal_to_the_config_of_the_rea
     assert face.draft.text() == before
 
 
+def test_another_goal_becomes_the_config_in_the_form(face: Workbench) -> None:
+    state = ask(face, "guide_go", at=1)
+    assert [goal["id"] for goal in state["choices"] if goal["here"]] == ["answer"]
+    assert state["onward"] == "next"
+    state = ask(face, "guide_choose", goal="prefer")
+    assert (state["onward"], [goal["id"] for goal in state["choices"] if goal["here"]]) == ("goal", ["prefer"])
+    assert not face.answer({"id": "1", "do": "guide_choose", "goal": "fly"}).data["ok"]
+    ask(face, "guide_config")
+    assert face.draft.recipe == "dpo"
+    assert ask(face, "guide_go", at=2)["choices"] == []
+
+
 def test_the_cell_run_again_is_at_the_page_and_the_rehearsal_of_before(
     face: Workbench, rows: str, tmp_path: Path, written: Callable[..., Written], monkeypatch: pytest.MonkeyPatch
 ) -> None:

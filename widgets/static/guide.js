@@ -7,7 +7,7 @@ import { button, fill, h, say, tabs, timer } from "./dom.js";
 import { Held } from "./held.js";
 import { blocksView } from "./steps.js";
 
-const ONWARD = { next: "Next", rehearse: "Start the rehearsal", rows: "Take other rows", config: "Go on to the real run" };
+const ONWARD = { next: "Next", rehearse: "Start the rehearsal", rows: "Take other rows", config: "Go on to the real run", goal: "Begin this config" };
 
 /** `visible` tells whether the guide is on screen; `taken` is called once the real run's config is the draft, `watch` opens a run. */
 export function guideView(stage, visible, { taken, watch }) {
@@ -30,6 +30,8 @@ export function guideView(stage, visible, { taken, watch }) {
   const builtIn = button("Built-in rows", () => act("guide_rows", { path: state.built_in }));
   const note = h("div", { class: "ftw-quiet" });
   const rows = h("div", { class: "ftw-guide-rows", hidden: true }, h("div", { class: "ftw-tools" }, h("label", {}, "Your rows ", path), button("Take these rows", other), builtIn), note);
+  const choices = h("div", { class: "ftw-goals", role: "group", "aria-label": "What shall the model learn?", hidden: true });
+  let offered = "";
   const chart = new Chart({ title: "loss" });
   const curve = h("div", { class: "ftw-guide-curve", hidden: true }, chart.element);
   const asks = h("div", { class: "ftw-tools", hidden: true });
@@ -44,12 +46,12 @@ export function guideView(stage, visible, { taken, watch }) {
   const go = button("", () => {
     if (state.onward === "next") act("guide_go", { at: state.at + 1 });
     else if (state.onward === "rehearse") act("guide_begin");
-    else if (state.onward === "config") config(false);
+    else if (["config", "goal"].includes(state.onward)) config(false);
     else path.select();
   }, { class: "ftw-primary" });
   const back = button("Back", () => act("guide_go", { at: state.at - 1 }));
   const all = button("All curves", () => watch(state.run));
-  const page = h("div", { class: "ftw-page ftw-guide", tabindex: "-1" }, h("div", { class: "ftw-guide-main" }, said.element, curve), rows, terms);
+  const page = h("div", { class: "ftw-page ftw-guide", tabindex: "-1" }, h("div", { class: "ftw-guide-main" }, said.element, curve), choices, rows, terms);
   const element = h("div", { class: "ftw-runsbox", role: "region", "aria-label": "Guided first run" }, pages.bar, page, asks, h("div", { class: "ftw-guide-foot" }, go, back, all));
 
   const take = (next) => {
@@ -59,6 +61,14 @@ export function guideView(stage, visible, { taken, watch }) {
     state = next;
     pages.set(state.pages.map((entry, at) => ({ ...entry, title: `${at + 1} ${entry.title}`, here: at === state.at })));
     said.draw(state);
+    choices.hidden = !state.choices.length;
+    const now = JSON.stringify(state.choices);
+    if (now !== offered) {
+      const focused = choices.contains(document.activeElement);
+      offered = now;
+      fill(choices, state.choices.map(({ id, words, here }) => button(h("b", {}, words), () => act("guide_choose", { goal: id }), { class: "ftw-goal", "aria-pressed": String(here), dataset: { goal: id } })));
+      if (focused) choices.querySelector('[aria-pressed="true"]')?.focus();
+    }
     terms.hidden = !state.terms.length;
     fill(meanings, state.terms.map(([word, words]) => [h("dt", {}, word), h("dd", {}, words)]));
     rows.hidden = state.page !== "rows";

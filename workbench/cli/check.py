@@ -146,7 +146,10 @@ def _mend(file: Path, tool: str | None, overrides: tuple[str, ...], *, quiet: bo
             colour = "green" if line[:1] == "+" else "red" if line[:1] == "-" else None
             echo(styled(line, fg=colour))
         number = len(done)
-        echo(f"{file}: {number} fix{'es' if number != 1 else ''} applied." if done else f"{file}: no fix to apply.")
+        left = any(finding.fix for finding in draft.findings)
+        none = "no fix applied: those below change what the file says, so they are yours to take over."
+        said = f"{number} fix{'es' if number != 1 else ''} applied." if done else none if left else "no fix to apply."
+        echo(f"{file}: {said}")
     return {"fixed": done, "diff": diff}
 
 

@@ -122,7 +122,7 @@ def _say(page: str, blocks: list[Block]) -> None:
     echo(styled(TITLES[page], bold=True, underline=True))
     for block in blocks:
         for label, value in block.rows:
-            echo(styled(f"  {label:<10}", dim=True), value)
+            echo(styled(f"  {label:<10}", dim=True), value.replace("\n", "\n" + " " * 13))
         if block.rows:
             continue
         indent = "  " if block.kind == "code" else ""

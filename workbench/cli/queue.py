@@ -6,7 +6,7 @@ import click
 
 from engine.errors import UsageError, visible
 from engine.run import launch, store
-from engine.run.queue import move, queue_of
+from engine.run.queue import move, queue_of, waiting_for
 from engine.run.store import RunFolder
 from workbench.cli.output import echo, print_json
 
@@ -40,7 +40,10 @@ def command(run: str | None, first: bool, last: bool, place: int | None, runs: s
         move(folder, 0 if first else 1 << 30 if last else (place or 1) - 1)
     waiting = queue_of(root)
     problems = {queued.id: launch.look_after(queued) for queued in waiting}
-    listed = [_entry(number, queued, problems[queued.id]) for number, queued in enumerate(waiting, 1)]
+    listed = [
+        _entry(number, queued, problems[queued.id] or words)
+        for number, (queued, words) in enumerate(zip(waiting, waiting_for(waiting), strict=True), 1)
+    ]
     if as_json:
         print_json(listed)
     elif not listed:
@@ -50,13 +53,11 @@ def command(run: str | None, first: bool, last: bool, place: int | None, runs: s
     return 0
 
 
-def _entry(number: int, run: RunFolder, problem: str) -> dict[str, object]:
-    values = run.read_json()
-    after = values.get("after")
-    waits = problem or str(values.get("message") or "")
+def _entry(number: int, run: RunFolder, waits_for: str) -> dict[str, object]:
+    after = run.read_json().get("after")
     return {
         "place": number,
         "id": run.id,
-        "waits_for": waits,
+        "waits_for": waits_for,
         "after": RunFolder(after).id if isinstance(after, str) else None,
     }

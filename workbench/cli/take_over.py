@@ -33,9 +33,11 @@ def command(
     workbench import qlora.yml --from axolotl -o my.yaml
     workbench import sft.yaml --from trl --method sft
     """
+    from engine.bridge.detect import TITLES, detect
     from engine.bridge.tools import take_over, tool_named
     from engine.config.files import load
     from workbench.cli.ledger import deliver, kept
+    from workbench.cli.output import echo, styled
 
     place = kept(output)
     known = tool_named(tool) if tool is not None else None
@@ -44,8 +46,13 @@ def command(
         raise UsageError(words, "Name the file that the other tool trains from.")
     if lists is not None and not lists.is_dir():
         raise UsageError(f"{visible(str(lists))}: must be a folder with dataset_info.json; there is none.")
-    ledger = take_over(load(file), known, out=place.parent if place else Path.cwd(), method=method, lists=lists)
+    document = load(file)
+    ledger = take_over(document, known, out=place.parent if place else Path.cwd(), method=method, lists=lists)
     deliver(
         ledger, output, place, as_json=as_json, after=f" Next: `workbench check {shlex.quote(visible(str(output)))}`"
     )
+    seen = detect(document.mapping)
+    if known is not None and seen is not None and seen != known.name and not as_json:
+        words = f"{visible(str(file))} looks like a config of {TITLES[seen]}: with --from {seen} it is read as one."
+        echo(styled(words, fg="yellow"), err=True)
     return 0

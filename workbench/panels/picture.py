@@ -63,6 +63,8 @@ class Picture:
         rows = height - 1 - axis_rows
         place = raster.scale(axis.low, axis.high, rows if ascii_only() else 4 * rows, axis.log)
         values = raster.ticks(axis.low, axis.high, max(2, rows // 2), axis.log)
+        if len(values) < 2 <= rows:  # one number alone says nothing of how far up or down it goes
+            values = raster.ticks(axis.low, axis.high, 3, axis.log)
         labels = dict(zip(values, axis_labels(values, axis.log), strict=True))
         gutter = max((len(label) for label in labels.values()), default=1)
         window = self.window or (fetched[0].steps[0], fetched[0].steps[-1])

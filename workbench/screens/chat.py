@@ -151,9 +151,10 @@ class ChatScreen(Screen[None]):
     ChatScreen Input { width: 1fr; background: $background; }
     """
 
-    def __init__(self, session: ChatSession) -> None:
+    def __init__(self, session: ChatSession, begin: str = "") -> None:
+        """`begin` stands in the line at first, to be asked by Enter."""
         super().__init__()
-        self.session = session
+        self.session, self._begin = session, begin
         self._drawn = -1
         self._queued: str | None = None
         self._message, self._message_until = "", 0.0
@@ -166,7 +167,7 @@ class ChatScreen(Screen[None]):
             yield TextBar("status")
             with Horizontal(id="line"):
                 yield Static(" > ", id="sign", markup=False)
-                yield Input(compact=True, id="words")
+                yield Input(self._begin, compact=True, id="words", select_on_focus=False)
             yield KeyLine("chat")
 
     def on_mount(self) -> None:
@@ -203,7 +204,9 @@ class ChatScreen(Screen[None]):
         # An answer to a key or an error has a way out at its end, so it is shown whole.
         self.query_one("#status", TextBar).write_wrapped(words, style=look)
         self.query_one("#words", Input).placeholder = _HINTS[session.conversation.wants]
-        keys = key_line("chat", "answering" if session.state == "answering" else "quiet", session.kind)
+        answering = session.state == "answering"
+        keys = key_line("chat", "answering" if answering else "quiet", session.kind)
+        keys = keys if answering else [("esc", "back"), *keys]
         self.query_one(KeyLine).use(keys)
 
     def _status(self) -> tuple[str, str]:

@@ -131,7 +131,9 @@ class Ask(Dialog[str]):
 
 
 class Show(Dialog[None]):
-    """Lines of text to read; Esc leaves."""
+    """Lines of text to read; Esc leaves, and Enter or `q`, which mean nothing else here."""
+
+    BINDINGS = [Binding("enter,q", "nothing", show=False)]
 
     DEFAULT_CSS = """
     Show #text { height: auto; max-height: 60vh; }

@@ -5,31 +5,35 @@ What the pages say is `engine.session.first_run`, where one is on them `engine.s
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
+from textual import events, on
 from textual.app import ComposeResult
 from textual.containers import Vertical
 from textual.content import Content
 from textual.message import Message
 from textual.screen import Screen
 
-from engine.session.first_run import PAGES, ROWS_NOTE, TITLES
+from engine.session.browsing import Wanted
+from engine.session.first_run import DATES, PAGES, ROWS_NOTE, TITLES, choices
 from engine.session.guide import Guide
+from engine.session.pages import GAP
 from workbench.actions import bindings
 from workbench.panels.bars import Bar, KeyLine
 from workbench.panels.chart import Chart
 from workbench.panels.charts import draw
 from workbench.panels.drawn import Scrolled
 from workbench.panels.paint import Line, clean, paragraph, wrap
-from workbench.screens.dialog import Ask, Show
-from workbench.screens.listing import PathSuggester
+from workbench.screens.browse import Browse
+from workbench.screens.dialog import Show
 
 if TYPE_CHECKING:
     from engine.session.pages import Block
 
 LOOK_SECONDS = 0.25
 LABEL = 12
-_ONWARD = {"next": "next", "rehearse": "rehearse", "rows": "other-rows", "config": "real-run"}
+_ONWARD = {"next": "next", "rehearse": "rehearse", "rows": "other-rows", "config": "real-run", "goal": "new-config"}
 _STYLES = {"title": "bold", "dim": "dim", "warn": "warn", "bad": "bad", "code": "code"}
 
 
@@ -41,18 +45,59 @@ class Page(Scrolled):
     """One page of the guide."""
 
     blocks: list[Block] = []
+    choices: tuple[str, ...] = ()
+    at = 0
+    """The choice under the cursor."""
+    _first = 0
+    """The line of the first choice."""
+
+    class Chosen(Message):
+        """Another choice is wanted: the one at `at`, once more if it is taken."""
+
+        def __init__(self, at: int) -> None:
+            super().__init__()
+            self.at = at
 
     def lines(self, width: int) -> list[Line]:
-        """Its blocks, wrapped; code stands further in."""
-        drawn: list[Line] = [[]]
-        for block in self.blocks:
+        """Its blocks, wrapped, code further in; the choices stand before the last block, which speaks of the one chosen."""
+        *before, last = self.blocks or [GAP]
+        if not self.choices:
+            return [[], *self._drawn(self.blocks, width)]
+        drawn: list[Line] = [[], *self._drawn(before, width)]
+        self._first = len(drawn)
+        for place, words in enumerate(self.choices):
+            here = place == self.at
+            drawn.append([("› " if here else "  ", "accent"), (clean(words), "bold" if here else "")])
+        return [*drawn, [], *self._drawn([last], width)]
+
+    def ground(self, y: int) -> str:
+        """The chosen line stands out."""
+        return "cursor" if self.choices and y == self._first + self.at else ""
+
+    def action_lines(self, by: int) -> None:
+        """Through the choices where there are any, else line by line."""
+        if not self.choices:
+            super().action_lines(by)
+        elif 0 <= self.at + max(-1, min(by, 1)) < len(self.choices):
+            self.post_message(self.Chosen(self.at + max(-1, min(by, 1))))
+
+    def on_click(self, event: events.Click) -> None:
+        """A click chooses."""
+        if self.choices and 0 <= (at := event.y + self.top - self._first) < len(self.choices):
+            self.post_message(self.Chosen(at))
+
+    def _drawn(self, blocks: Sequence[Block], width: int) -> list[Line]:
+        drawn: list[Line] = []
+        for block in blocks:
             text, style = clean(block.text), _STYLES.get(block.kind, "")
             if block.kind == "code":
                 first, *rest = wrap(text, width - 6)
                 drawn += [[("  " + first, style)], *([("    " + line, style)] for line in rest)]
             elif block.kind == "table":
                 for label, value in block.rows:
-                    first, *rest = wrap(clean(value), width - LABEL - 2) or [""]
+                    first, *rest = [
+                        line for part in value.split("\n") for line in wrap(clean(part), width - LABEL - 2) or [""]
+                    ]
                     drawn += [
                         [(f"  {label:<{LABEL}}", "dim"), (first, "")],
                         *([(" " * (LABEL + 2) + more, "")] for more in rest),
@@ -111,6 +156,8 @@ class GuideScreen(Screen[None]):
     def _draw(self) -> None:
         guide, page = self.guide, self.query_one(Page)
         page.blocks = guide.blocks
+        offered = choices(guide.page)
+        page.choices, page.at = tuple(goal.words for goal in offered), offered.index(guide.goal) if offered else 0
         page.redraw()
         place = f"{guide.at + 1} of {len(PAGES)}"
         self.query_one("#head", Bar).update(
@@ -121,12 +168,17 @@ class GuideScreen(Screen[None]):
         curve = guide.page == "rehearsal" and guide.view is not None and "loss" in guide.view.series
         self.set_class(curve, "curve")
         if curve and guide.view is not None:
+            self.query_one(Chart).styles.height = max(7, self.app.size.height // 3 - 1)
             draw(self.query_one(Chart), guide.view, ("loss",), small=True)
         self.query_one(KeyLine).use(self._keys())
 
     def _keys(self) -> list[tuple[str, str]]:
         guide = self.guide
-        keys = [("enter", _ONWARD[guide.onward])] + ([("←", "back")] if guide.at else [])
+        keys = (
+            [("enter", _ONWARD[guide.onward])]
+            + ([("↑↓", "choose")] if choices(guide.page) else [])
+            + ([("←", "back")] if guide.at else [])
+        )
         keys += [("r", "other-rows")] if guide.page in ("rows", "rehearsal") else []
         keys += [("t", "terms")] if guide.terms else []
         keys += [("c", "chat")] if self._has_learned else []
@@ -152,12 +204,17 @@ class GuideScreen(Screen[None]):
         if onward == "rehearse":
             self.guide.begin()
             self._draw()
-        elif onward == "config":
-            self.app.navigation.build(self.guide.first.real(), self.guide.step)  # type: ignore[attr-defined]
+        elif onward in ("config", "goal"):
+            self.app.navigation.build(self.guide.first.real(self.guide.goal), self.guide.step)  # type: ignore[attr-defined]
         elif onward == "rows":
             self.action_rows()
         else:
             self._go(self.guide.at + 1)
+
+    @on(Page.Chosen)
+    def _choose(self, event: Page.Chosen) -> None:
+        self.guide.goal = choices(self.guide.page)[event.at]
+        self._draw()
 
     def action_back(self) -> None:
         """The page before."""
@@ -172,8 +229,9 @@ class GuideScreen(Screen[None]):
                 self.guide.take(path.strip())
                 self._go(self.guide.at)
 
+        want = Wanted("path", (".jsonl", ".json", ".csv"), builtin=(DATES,))
         self.app.push_screen(
-            Ask("Your rows", first.rows, f"{ROWS_NOTE}   → completes", PathSuggester(first.base)), taken
+            Browse(f"Your rows: {ROWS_NOTE[0].lower()}{ROWS_NOTE[1:]}", first.rows, want, base=first.base), taken
         )
 
     def action_terms(self) -> None:
@@ -186,7 +244,10 @@ class GuideScreen(Screen[None]):
         if self.guide.run is not None and self._has_learned:
             from workbench.screens.chat import ChatScreen, chat_of
 
-            self.app.push_screen(ChatScreen(chat_of(self.guide.run)))
+            examined = self.guide.first.examined
+            asked = examined.pinned[0].prompt if examined is not None and examined.pinned else ""
+            # A line holds one line; a question of several is written by the person.
+            self.app.push_screen(ChatScreen(chat_of(self.guide.run), "" if "\n" in asked else asked))
 
     def action_open(self) -> None:
         """The rehearsal's own run, with all its curves."""

@@ -8,7 +8,9 @@ from typing import Any
 
 import pytest
 
+from engine.config.facts import DataFacts, Facts
 from engine.hardware import Machine
+from engine.rules import read
 from engine.run.view import RunView, fold_many
 from engine.session.first_run import PAGES, ROWS, FirstRun, examine, judge
 
@@ -160,10 +162,28 @@ def test_the_rehearsal_is_a_config_without_errors_and_the_real_run_takes_all_row
     assert [finding for finding in draft.findings if finding.severity == "error"] == []
     assert draft.value("data.train")[0]["rows"] == ROWS
     real = first.real()
-    assert [finding for finding in real.findings if finding.severity == "error"] == []
+    # Of 24 rows an epoch is three steps: checkpoints every so many steps would not come.
+    assert [finding.path for finding in read(real.mapping, Facts(data=DataFacts(rows=24))).findings] == []
+    assert (real.value("run.saves_per_epoch"), real.value("run.evals_per_epoch")) == (1, 1)
     assert real.value("data.train") == [{"path": str(tmp_path / "rows.jsonl")}]
     assert real.value("data.val_set_size") == 0.1
     assert real.value("run.prompts") == [row["prompt"] for row in QUESTIONS[:3]]
+
+
+def test_of_many_tokens_the_marks_of_the_template_are_shown_and_spaces_are_told_from_borders() -> None:
+    first = FirstRun(None)  # type: ignore[arg-type]
+    read = ["<start>", "user", "\n", *[f" word{number}" for number in range(60)], "<end>", "<start>", "assistant"]
+    tokens = [{"id": number, "text": text, "trained": False} for number, text in enumerate(read)]
+    end = [{"id": 99, "text": "Yes", "trained": True}, {"id": 3, "text": "\n", "trained": False}]
+    first.row = {"parts": {"input": [*tokens, *end]}}
+    page = first.page("tokens")
+    rows = [row for block in page for row in block.rows]
+    assert rows[1:] == [("learned", "‹Yes›"), ("read", "‹⏎›")]  # in the order of the row
+    shown = rows[0][1]
+    assert shown.startswith("‹<start>› ‹user› ‹⏎› ‹␣word0› ")
+    assert shown.endswith(" ‹<end>› ‹<start>› ‹assistant›")
+    assert " … " in shown
+    assert any(block.text == "␣ is a space, ⏎ is a line break." for block in page)
 
 
 def test_every_page_says_something_before_anything_is_known() -> None:

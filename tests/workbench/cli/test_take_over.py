@@ -159,6 +159,12 @@ adapter:
 """
 
 
+def test_a_file_read_as_another_tools_is_told_of_its_own(foreign: Path) -> None:
+    done = run(take_over.command, foreign, "--from", "trl", "--method", "sft")
+    assert "theirs.yml looks like a config of Axolotl: with --from axolotl it is read as one." in done.stderr
+    assert "looks like" not in run(take_over.command, foreign, "--from", "axolotl").stderr
+
+
 def test_check_fix_applies_what_keeps_the_meaning_and_shows_the_diff(tmp_path: Path) -> None:
     place = tmp_path / "my.yaml"
     place.write_text(BROKEN)
@@ -185,7 +191,7 @@ def test_check_fix_leaves_choices_to_the_person(tmp_path: Path) -> None:
     text = "model: {name: builtin/tiny, dtype: float32}\nmethod: {kind: dpo}\nadapter: {kind: lora, lora_dropout: 0.1}\ndata: {train: [{path: rows.jsonl}]}\n"
     place.write_text(text)
     done = run(check.command, place, "--fix")
-    assert "no fix to apply" in done.output
+    assert "no fix applied: those below change what the file says" in done.output
     assert "fix: leave dropout out" in done.output
     assert place.read_text() == text
     assert isinstance(run(check.command, place, "optim.max_steps=3", "--fix").exception, UsageError)

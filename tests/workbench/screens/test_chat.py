@@ -116,6 +116,23 @@ async def test_what_a_model_says_is_drawn_and_never_obeyed(
         assert line.index("checkpoint 10") < line.index("│") < line.index("base")
 
 
+async def test_a_question_that_is_ready_to_be_asked_stands_in_the_line_and_the_way_back_is_shown(
+    run: RunFolder, shown: Shown, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[str] = []
+    session = Silent(who_answers([run]), device="cpu")
+    monkeypatch.setattr(session, "say", asked.append)
+    app = WorkbenchApp(runs_dir=run.path.parent, start=True)
+    async with app.run_test(size=(80, 24)) as pilot:
+        app.push_screen(ChatScreen(session, "How old is the ferry?"))
+        await pilot.pause()
+        assert "> How old is the ferry?" in shown(app)
+        assert "esc back" in shown(app).splitlines()[-1]
+        await pilot.press("space", "enter")
+        await pilot.pause()
+        assert asked == ["How old is the ferry? "]
+
+
 async def test_settings_are_held_to_their_bounds(run: RunFolder, shown: Shown) -> None:
     session = Silent(who_answers([run]), device="cpu")
     app = WorkbenchApp(chat=session)

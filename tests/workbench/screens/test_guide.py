@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -70,7 +71,7 @@ async def test_the_guide_leads_to_a_rehearsal_that_is_stopped_once_and_to_a_conf
         await until(pilot, lambda: "mine.jsonl: the first 4" in shown(app))
         await pilot.press("enter")
         await until(pilot, lambda: "The first row: 3 tokens, 2 of them learned" in shown(app))
-        assert "‹It›‹<end>›" in shown(app)
+        assert "‹It› ‹<end>›" in shown(app)
         await pilot.press("t")
         await pilot.pause()
         assert "chat template:" in shown(app)
@@ -99,6 +100,57 @@ async def test_the_guide_leads_to_a_rehearsal_that_is_stopped_once_and_to_a_conf
         assert isinstance(app.screen, BuildScreen)
         assert app.draft.value("data.train") == [{"path": str(Path(rows).absolute())}]
         assert app.draft.dirty
+
+
+async def test_another_goal_than_answers_leads_to_a_new_config_for_it(rows: str) -> None:
+    app = WorkbenchApp()
+    async with app.run_test(size=(80, 24)) as pilot:
+        app.action_show("guide")
+        await pilot.press("enter")
+        await until(pilot, lambda: "› Teach it to answer like my examples" in shown(app))
+        assert "Make a judge that scores answers" in shown(app)
+        assert "enter next" in shown(app)
+        await pilot.press("up", "down", "k", "j", "j", "k")  # ends are no way round
+        await until(pilot, lambda: "› Prefer some answers over others" in shown(app))
+        assert "pairs of a better and a worse answer" in shown(app)
+        assert "enter new-config" in shown(app)
+        await pilot.press("enter")
+        await until(pilot, lambda: isinstance(app.screen, BuildScreen))
+        assert app.draft.recipe == "dpo"
+        assert "What is known of this model" in shown(app)  # the next question, not the review
+
+
+async def test_a_long_answer_of_several_lines_is_shown_in_them_and_newest_answers_need_no_scrolling(
+    rows: str, make_run: Callable[..., RunFolder], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    answer = (
+        "First we add the two.\nThen we take away the three that were lost on the way home.\n#### 72 " + "again " * 40
+    )
+    long = [{"prompt": f"{number}: " + "How many are left of all? " * 8, "completion": answer} for number in range(3)]
+    (tmp_path / "long.jsonl").write_text("".join(json.dumps(row) + "\n" for row in long))
+    run = make_run("starting", name="rehearsal")
+    monkeypatch.setattr(FirstRun, "launch", lambda first: run)
+    app = WorkbenchApp(runs_dir=run.path.parent)
+    async with app.run_test(size=(80, 24)) as pilot:
+        app.action_show("guide")
+        await pilot.pause()
+        screen = app.screen
+        assert isinstance(screen, GuideScreen)
+        screen.guide.take("long.jsonl")
+        screen._go(PAGES.index("rows"))
+        await until(pilot, lambda: "long.jsonl: the first 3" in shown(app))
+        assert re.search(r"^ +Then we take away", shown(app), re.MULTILINE)
+        screen._go(PAGES.index("rehearsal"))
+        await pilot.press("enter")
+        await until(pilot, lambda: screen.guide.view is not None)
+        writer = Writer(run)
+        writer.write("started", 1, method="sft", model="builtin/tiny", max_steps=300)
+        for step, text in ((0, "noise " * 60), (10, "We add. " * 60)):
+            writer.write("sample", step, step=step, index=0, prompt=long[0]["prompt"], completion=text)
+            writer.write("metrics", step + 1, step=step + 1, loss=2.0)
+        await until(pilot, lambda: "step 10" in shown(app))
+        assert "step 11 of at most 300: loss 2.000" in shown(app)
+        assert "at first" in shown(app)
 
 
 async def test_what_is_wrong_with_rows_or_with_the_start_is_said_and_another_way_offered(
