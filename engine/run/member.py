@@ -19,6 +19,7 @@ from pathlib import Path
 from engine.errors import RunBusy, WorkbenchError, visible
 from engine.run import cause, inside, launch, nodes, spawn
 from engine.run.devices import Choice
+from engine.run.network import refuse_absent
 from engine.run.nodes import Node
 from engine.run.process import Identity, boot_id, host, identity, send
 from engine.run.process_group import Family
@@ -85,9 +86,10 @@ class Member:
             "follows": False,
         }
         try:
+            refuse_absent(os.environ)
             chosen = launch.choose_free(self.run.read_json().get("devices_wanted", "auto"), self.run.path.parent)
         except WorkbenchError as problem:
-            self.node.say(**about, refused=str(problem))
+            self.node.say(**about, refused=problem.full_message)
             return
         self.node.say(**about, refused="", processes=chosen.processes, devices=list(chosen.visible))
 

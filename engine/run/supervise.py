@@ -28,6 +28,7 @@ from engine.run.disk import storage_error
 from engine.run.events import EventWriter, last_numbers
 from engine.run.hang import Hang
 from engine.run.lock import RunLock, is_held, try_flock
+from engine.run.network import refuse_absent
 from engine.run.nodes import REACH_SECONDS, FirstNode, interface, rendezvous_of
 from engine.run.notify import Notifier
 from engine.run.process import Identity, boot_id, host, identity, send
@@ -106,7 +107,8 @@ class Supervisor:
             self._drop_old_requests()
             self._say(state="stopped", cause="", message=str(problem), ended=time.time())
             return
-        self._say(state="failed", cause="start", message=str(problem), ended=time.time())
+        message = problem.full_message if isinstance(problem, WorkbenchError) else str(problem)
+        self._say(state="failed", cause="start", message=message, ended=time.time())
         self.notifier.ended({"kind": "failed", "cause": "start"})
 
     def start(self, *, waited: bool = False) -> None:
@@ -153,6 +155,7 @@ class Supervisor:
         rendezvous = rendezvous_of(self.run)
         if rendezvous.nodes == 1:
             return None
+        refuse_absent(os.environ)
         node = self.node = self.node or FirstNode(self.run, rendezvous)
 
         def wait(came: int) -> None:
