@@ -124,6 +124,7 @@ class Member:
         reported = self._watch(child, family, log_from, round_)
         if child.returncode:
             family.look(lambda: True)
+            family.blame(cause.failed_ranks(self.log, log_from))
         family.end()
         self._tell(child.returncode, family, log_from, reported)
 
@@ -152,7 +153,7 @@ class Member:
         place = f"node {self.node.rank}, {host()}"
         if family.lost_rank is not None and code > 0:
             rank, process = family.lost_rank
-            code_of = cause.exit_code_of_rank(self.log, process.pid, log_from)
+            code_of = cause.failed_ranks(self.log, log_from).get(process.pid)
             explained = cause.explain(
                 code if code_of is None else code_of,
                 self.log,

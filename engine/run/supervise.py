@@ -301,6 +301,8 @@ class Supervisor:
         if self.family is not None:
             if self.node is not None and code:
                 self.family.look(lambda: True)  # torchrun names no rank to close where it has but one
+            if self.node is not None or self.family.processes > 1:
+                self.family.blame(cause.failed_ranks(self.run.log, self.log_from))
             self.family.end()
         self._read_events()
         if self.waiting is not None and not self.waiting.taken() and not self._is_to_end():
@@ -392,7 +394,7 @@ class Supervisor:
             rank, process = lost
             alone = f"process {process.pid} on {host()}"
             return cause.explain(
-                cause.exit_code_of_rank(self.run.log, process.pid, self.log_from),
+                cause.failed_ranks(self.run.log, self.log_from).get(process.pid),
                 self.run.log,
                 log_from=self.log_from,
                 out_of_memory=cause.kernel_ended(process),
