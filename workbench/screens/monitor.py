@@ -150,7 +150,8 @@ class MonitorScreen(Screen[None]):
     def _draw(self) -> None:
         view, watching = self.view, self.watching
         self.query_one(RunBar).show(view, watching.loading if watching else 1.0)
-        self.status.show(view, self.actions.waiting(view), self._end)
+        of = self._whose_log() if self.pages.page == "log" and self.pages.rank else ""
+        self.status.show(view, self.actions.waiting(view), self._end, of)
         also = "groups" if view.rollouts else "card" if self._was_over else "ranks" if view.ranks else "plain"
         state = "running" if not view.over else "finished" if view.state == "finished" else "ended early"
         self.query_one(KeyLine).use(key_line("monitor", state, also), self.pages.page)
@@ -181,9 +182,12 @@ class MonitorScreen(Screen[None]):
             return
         self.pages.rank = (self.pages.rank + by) % many
         self.action_tab("log")
-        rank = self.pages.rank
+        self._show_message(self._whose_log())
+
+    def _whose_log(self) -> str:
+        rank, many = self.pages.rank, self.view.world_size
         log = visible(self.folder.log_of(rank).name)
-        self._show_message(f"{log}: rank {rank} of {many}" if rank else f"{log}: all {many} ranks together")
+        return f"{log}: rank {rank} of {many}" if rank else f"{log}: all {many} ranks together"
 
     def action_next_curve(self, by: int = 1) -> None:
         """The large chart shows another of all curves; after the last the method's own again."""
