@@ -85,9 +85,9 @@ class Family:
             self.lost_rank = self._suspect
         return self.lost_rank
 
-    def blame(self, failed: Mapping[int, int]) -> None:
+    def blame(self, failed: Mapping[int, int], *, said: bool = False) -> None:
         """Takes for lost the rank by which the others ended, where several were gone at once: of those whose exit codes torchrun
-        tells, the first that it saw first, one that was killed, by nobody here, else that first one.
+        tells, the first that it saw first, one that was killed, by nobody here, else that first one, unless one has `said` why.
 
         Those that wait in a message are gone within a tenth of a second after another one's death, and torchrun, which then has
         no rank to close, says so in its report alone.
@@ -97,7 +97,7 @@ class Family:
         ranks = {who.pid: (number, who) for number, who in self.ranks.items()}
         own = {pid: code for pid, code in failed.items() if pid in ranks and pid not in self._killed}
         killed = [pid for pid, code in own.items() if code == -signal.SIGKILL]
-        if (pid := next(iter([*killed, *own]), None)) is not None:
+        if (pid := next(iter([*killed, *([] if said else own)]), None)) is not None:
             self.lost_rank = ranks[pid]
 
     def _find_ranks(self) -> None:

@@ -302,7 +302,8 @@ class Supervisor:
             if self.node is not None and code:
                 self.family.look(lambda: True)  # torchrun names no rank to close where it has but one
             if self.node is not None or self.family.processes > 1:
-                self.family.blame(cause.failed_ranks(self.run.log, self.log_from))
+                self._read_events()
+                self.family.blame(cause.failed_ranks(self.run.log, self.log_from), said=self.final is not None)
             self.family.end()
         self._read_events()
         if self.waiting is not None and not self.waiting.taken() and not self._is_to_end():

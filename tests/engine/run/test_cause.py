@@ -101,5 +101,7 @@ def test_of_ranks_that_are_gone_at_once_the_one_that_was_killed_is_named(tmp_pat
     assert family.look(lambda: False) is None
     family.blame(failed)
     assert family.lost_rank == (1, gone[1])
-    family.blame({2751: -9, 2752: 1})
+    family.blame({2751: -9, 2752: 1}, said=True)
     assert family.lost_rank == (0, gone[0])
+    family.blame({2752: 1, 2751: 1}, said=True)
+    assert family.lost_rank == (0, gone[0]), "an exception of all of them is told in the words of the first rank"

@@ -4,15 +4,22 @@ from __future__ import annotations
 
 import os
 import re
-from types import SimpleNamespace
 
 import pytest
 
 from engine.errors import RunBusy
 from engine.run.events import EventWriter
 from engine.run.process import host, identity
+from engine.run.process_group import Family
 from engine.run.supervise import Supervisor, claim
 from engine.run.tail import Tail
+
+
+def gone(watch, rank):
+    """Two ranks of which this one was gone before the other, of which torchrun's report says nothing."""
+    family = Family("token", watch.worker, 2)
+    family.lost_rank, family._alone = (rank, watch.worker), True
+    return family
 
 
 @pytest.mark.parametrize(
@@ -28,7 +35,7 @@ from engine.run.tail import Tail
 def test_the_first_rank_may_leave_first_once_it_has_said_how_the_run_ended(run, last_word, rank, state):
     watch = Supervisor(run)
     watch.worker = identity(os.getpid())
-    watch.family = SimpleNamespace(lost_rank=(rank, watch.worker), end=lambda: None)
+    watch.family = gone(watch, rank)
     run.log.touch()
     with EventWriter(run, segment=0) as writer:
         if last_word is not None:
@@ -52,7 +59,7 @@ def test_what_the_first_rank_says_of_itself_stands_whoever_is_gone_first(run, ra
     """All ranks end together there, and which of them is seen to go first is chance."""
     watch = Supervisor(run)
     watch.worker = identity(os.getpid())
-    watch.family = SimpleNamespace(lost_rank=(rank, watch.worker), end=lambda: None)
+    watch.family = gone(watch, rank)
     run.log.touch()
     with EventWriter(run, segment=0) as writer:
         writer.write("failed", cause=cause, message=message, step=7)
