@@ -69,11 +69,11 @@ class ModelError(WorkbenchError):
 
 
 class Diverged(WorkbenchError):
-    """Training ended because numbers of `step` were not finite: its loss, its gradient norm or the weights."""
+    """Training ended because numbers of `step` were not finite: its loss, its gradient norm or the weights; `of` says whose."""
 
-    def __init__(self, step: int, what: str, hint: str = "") -> None:
+    def __init__(self, step: int, what: str, hint: str = "", *, of: str = "") -> None:
         were = "were" if what.endswith("s") and not what.endswith("ss") else "was"
-        super().__init__(f"Training diverged at step {step}: {what} {were} not finite (NaN or infinite).", hint)
+        super().__init__(f"Training diverged at step {step}: {what}{of} {were} not finite (NaN or infinite).", hint)
         self.step = step
 
 

@@ -20,6 +20,7 @@ from torch.distributed.tensor import DTensor, Replicate, Shard
 
 from engine.config.tree import RunConfig
 from engine.errors import ModelError
+from engine.run.hang import TORCH_SECONDS
 
 if TYPE_CHECKING:
     from peft.tuners.lora.layer import ParamWrapper
@@ -133,7 +134,7 @@ def expert_group(config: RunConfig) -> Group | None:
     if part is None:
         return None
     size, ranks, rank = part[1], dist.get_world_size(), dist.get_rank()
-    patience = timedelta(seconds=config.distributed.ddp_timeout)
+    patience = timedelta(seconds=config.distributed.ddp_timeout + TORCH_SECONDS)
     blocks = [list(range(first, first + size)) for first in range(0, ranks, size)]
     members = [dist.new_group(block, timeout=patience) for block in blocks]
     copies = None

@@ -83,7 +83,8 @@ def _gradient_checkpointing(config: RunConfig, facts: Facts) -> tuple[Any, str]:
         and (memory_model.layer_operations(config, facts) or 0) < TIERS_PAY
     ):
         return True, f"{without}; layers of this size are computed again sooner than chosen from"
-    for tier in ("selective", "medium"):
+    in_pieces = is_compiled and config.distributed.expert_parallel_size > 1
+    for tier in () if in_pieces else ("selective", "medium"):
         classes = memory_model.memory(config, facts, checkpointing=tier) or {}
         if sum(classes.values()) <= FIT * room:
             return tier, f"{without}; {tier} needs {figures.size(sum(classes.values()))}"

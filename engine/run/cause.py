@@ -30,6 +30,9 @@ _NOISE = re.compile(
 )
 _RANK = re.compile(r"exitcode\s*:\s*(-?\d+).{0,40}?(?:local_rank: (\d+))?\s*\(pid: (\d+)\)", re.DOTALL)
 
+_AGENTS = "torch.distributed.elastic.multiprocessing.errors.ChildFailedError"
+_FIRST = "Root Cause (first observed failure)"
+
 
 @dataclass(frozen=True)
 class Cause:
@@ -126,6 +129,8 @@ def meaningful_lines(log: Path, log_from: int = 0) -> tuple[str, ...]:
     lines = [line.rsplit("\r", 1)[-1].rstrip() for line in text.splitlines()]
     lines = [line for line in lines if not _NOISE.search(line)]
     starts = [place for place, line in enumerate(lines) if "Traceback (most recent call last)" in line]
+    if starts and any(line.startswith(_AGENTS) for line in lines[starts[-1] :]):
+        lines = lines[: starts.pop()]  # torchrun's own, about ranks that failed
     if starts:
         lines = lines[starts[-1] :]
         if len(lines) > MAX_LINES:
@@ -143,12 +148,11 @@ def log_tail(log: Path, size: int = _TAIL_BYTES, start: int = 0) -> str:
         return ""
 
 
-def exit_code_of_rank(log: Path, pid: int, log_from: int = 0) -> int | None:
-    """The exit code that torchrun's report gives for this process, in what was written from the byte `log_from` on."""
-    for match in _RANK.finditer(log_tail(log, start=log_from)):
-        if int(match[3]) == pid:
-            return int(match[1])
-    return None
+def failed_ranks(log: Path, log_from: int = 0) -> dict[int, int]:
+    """Exit codes of the ranks that failed, by process, in torchrun's report, of what was written from the byte `log_from` on; the
+    one that it saw fail first is the first."""
+    others, _, first = log_tail(log, start=log_from).rpartition(_FIRST)
+    return {int(match[3]): int(match[1]) for part in (first, others) for match in _RANK.finditer(part)}
 
 
 def agent_saw_failure(log: Path, log_from: int = 0) -> bool:

@@ -24,6 +24,8 @@ from engine.run.store import RunFolder
 CAUSE = "hang"
 TIMEOUT_SECONDS = 1800
 """`distributed.ddp_timeout` where the config does not say it: transformers' own default."""
+TORCH_SECONDS = 60
+"""How much later than `distributed.ddp_timeout` torch itself gives up waiting, in whatever group of processes."""
 SILENT_SECONDS = 10.0
 """A rank that beats no more for so long is stopped, or its interpreter is held."""
 _MOST = 1 << 16

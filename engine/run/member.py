@@ -19,6 +19,7 @@ from pathlib import Path
 from engine.errors import RunBusy, WorkbenchError, visible
 from engine.run import cause, inside, launch, nodes, spawn
 from engine.run.devices import Choice
+from engine.run.network import refuse_absent
 from engine.run.nodes import Node
 from engine.run.process import Identity, boot_id, host, identity, send
 from engine.run.process_group import Family
@@ -85,9 +86,10 @@ class Member:
             "follows": False,
         }
         try:
+            refuse_absent(os.environ)
             chosen = launch.choose_free(self.run.read_json().get("devices_wanted", "auto"), self.run.path.parent)
         except WorkbenchError as problem:
-            self.node.say(**about, refused=str(problem))
+            self.node.say(**about, refused=problem.full_message)
             return
         self.node.say(**about, refused="", processes=chosen.processes, devices=list(chosen.visible))
 
@@ -122,6 +124,7 @@ class Member:
         reported = self._watch(child, family, log_from, round_)
         if child.returncode:
             family.look(lambda: True)
+            family.blame(cause.failed_ranks(self.log, log_from))
         family.end()
         self._tell(child.returncode, family, log_from, reported)
 
@@ -150,7 +153,7 @@ class Member:
         place = f"node {self.node.rank}, {host()}"
         if family.lost_rank is not None and code > 0:
             rank, process = family.lost_rank
-            code_of = cause.exit_code_of_rank(self.log, process.pid, log_from)
+            code_of = cause.failed_ranks(self.log, log_from).get(process.pid)
             explained = cause.explain(
                 code if code_of is None else code_of,
                 self.log,

@@ -96,6 +96,14 @@ def listening(endpoint: str) -> str:
         ) from problem
 
 
+def require_place(rendezvous: Rendezvous, rank: int, base: Mapping[str, str]) -> None:
+    """Raises WorkbenchError where this machine cannot take its place: it lacks an interface that a variable names, or cannot
+    listen, as the first, at the address."""
+    refuse_absent(base)
+    if rank == 0 and rendezvous.endpoint:
+        listening(rendezvous.endpoint)
+
+
 def interface(endpoint: str, base: Mapping[str, str]) -> str:
     """The network interface by which this machine reaches the address; empty where that is not known.
 

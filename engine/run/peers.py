@@ -14,6 +14,7 @@ from engine.errors import Cancelled
 from engine.run import cause, spawn
 from engine.run.devices import Choice
 from engine.run.hang import Hang
+from engine.run.network import refuse_absent
 from engine.run.nodes import REACH_SECONDS, FirstNode, interface, rendezvous_of
 from engine.run.store import RunFolder
 from engine.run.worker_process import WorkerProcess
@@ -39,6 +40,7 @@ class Peers:
         rendezvous = rendezvous_of(self.run)
         if rendezvous.nodes == 1:
             return None
+        refuse_absent(os.environ)
         node = self.node = self.node or FirstNode(self.run, rendezvous)
 
         def waits(came: int) -> None:
@@ -88,10 +90,13 @@ class Peers:
             self.hung = found
             worker.kill()
 
-    def leave(self, worker: WorkerProcess, code: int | None) -> None:
-        """After the worker is gone: its processes go too, and a rank that was lost is found where torchrun names none."""
+    def leave(self, worker: WorkerProcess, code: int | None, ended: Callable[[], bool]) -> None:
+        """After the worker is gone: its processes go too, and the rank by which the others ended is found. `ended` tells whether
+        the first rank has said how the run ended."""
         if self.node is not None and code:
             worker.family.look(lambda: True)  # torchrun names no rank to close where it has but one
+        if self.node is not None or worker.family.processes > 1:
+            worker.family.blame(cause.failed_ranks(self.run.log, worker.log_from), said=ended())
         worker.family.end()
 
     def close_round(self) -> None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import signal
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 from engine.run.lock import holder
 from engine.run.process import Identity, carries, identity, identity_from, send
@@ -29,6 +29,8 @@ class Family:
         self.ranks: dict[int, Identity] = {}
         self.lost_rank: tuple[int, Identity] | None = None
         self._suspect: tuple[int, Identity] | None = None
+        self._alone = False
+        self._killed: set[int] = set()
         self._next_look = 0.0
 
     def owns(self, process: Identity) -> bool:
@@ -77,10 +79,26 @@ class Family:
         if len(self.ranks) < self.processes:
             self._find_ranks()
         if self._suspect is None:
-            self._suspect = next(((n, who) for n, who in sorted(self.ranks.items()) if not who.alive), None)
+            gone = [(number, who) for number, who in sorted(self.ranks.items()) if not who.alive]
+            self._suspect, self._alone = (gone[0] if gone else None), len(gone) == 1
         if self._suspect is not None and failed():
             self.lost_rank = self._suspect
         return self.lost_rank
+
+    def blame(self, failed: Mapping[int, int], *, said: bool = False) -> None:
+        """Takes for lost the rank by which the others ended, where several were gone at once: of those whose exit codes torchrun
+        tells, the first that it saw first, one that was killed, by nobody here, else that first one, unless one has `said` why.
+
+        Those that wait in a message are gone within a tenth of a second after another one's death, and torchrun, which then has
+        no rank to close, says so in its report alone.
+        """
+        if self.lost_rank is not None and self._alone:
+            return
+        ranks = {who.pid: (number, who) for number, who in self.ranks.items()}
+        own = {pid: code for pid, code in failed.items() if pid in ranks and pid not in self._killed}
+        killed = [pid for pid, code in own.items() if code == -signal.SIGKILL]
+        if (pid := next(iter([*killed, *([] if said else own)]), None)) is not None:
+            self.lost_rank = ranks[pid]
 
     def _find_ranks(self) -> None:
         now = time.monotonic()
@@ -95,6 +113,7 @@ class Family:
     def kill(self) -> None:
         """SIGKILL for all of them but the worker."""
         for who, _ in self.members().values():
+            self._killed.add(who.pid)
             send(who, signal.SIGKILL)
 
     def end(self) -> None:

@@ -91,7 +91,8 @@ class Supervisor:
             control.drop_old(self.run)
             self.state.say(state="stopped", cause="", message=str(problem), ended=time.time())
             return
-        self.state.say(state="failed", cause="start", message=str(problem), ended=time.time())
+        message = problem.full_message if isinstance(problem, WorkbenchError) else str(problem)
+        self.state.say(state="failed", cause="start", message=message, ended=time.time())
         self.notifier.ended({"kind": "failed", "cause": "start"})
 
     def start(self, *, waited: bool = False) -> None:
@@ -236,7 +237,7 @@ class Supervisor:
     def _conclude(self, code: int | None) -> bool:
         """Say how the worker ended; whether it is to be started anew."""
         assert self.worker is not None
-        self.peers.leave(self.worker, code)
+        self.peers.leave(self.worker, code, self._has_ended)
         self._read_events()
         if self.waiting is not None and not self.waiting.taken() and not self._is_to_end():
             return True  # it died while the run was handed to it: another one starts, as if none had waited
@@ -308,6 +309,11 @@ class Supervisor:
         self.state.write(state="lost", cause="lost", message=message, ended=time.time())
 
     # -- while it lives --------------------------------------------------------------------------------------------
+
+    def _has_ended(self) -> bool:
+        """Whether the first rank has said how the run ended."""
+        self._read_events()
+        return self.final is not None
 
     def _read_events(self) -> None:
         """Follow state and answers; the numbers are of no interest here."""

@@ -79,7 +79,7 @@ class WorkerProcess:
             rank, process = self.family.lost_rank
             alone = f"process {process.pid} on {host()}"
             return cause.explain(
-                cause.exit_code_of_rank(self.run.log, process.pid, self.log_from),
+                cause.failed_ranks(self.run.log, self.log_from).get(process.pid),
                 self.run.log,
                 log_from=self.log_from,
                 out_of_memory=cause.kernel_ended(process),

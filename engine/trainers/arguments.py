@@ -13,9 +13,7 @@ from engine.config.optim import Optim
 from engine.config.optimizers import BUILT_HERE
 from engine.config.run import Run
 from engine.config.tree import RunConfig
-
-TORCH_SECONDS = 60
-"""How much later than `distributed.ddp_timeout` torch itself gives up waiting."""
+from engine.run.hang import TORCH_SECONDS
 
 
 def shared_arguments(config: RunConfig, run_folder: str | Path) -> dict[str, Any]:

@@ -23,13 +23,15 @@ from transformers import TrainerCallback
 from engine.errors import Diverged, ModelError, WorkbenchError, visible
 from engine.kernels.experts.packed import PackedExperts
 from engine.models.expert_shards import share_of
+from engine.run.process import host
 
 _LOSS, _NORM = "the loss", "the gradient norm"
 _CHECKED = frozenset({torch.float16, torch.bfloat16, torch.float32, torch.float64})
 
 
 class _Step(NamedTuple):
-    """Losses of the batches and then the gradient norm; `copied` is the moment on the device when they are on the host."""
+    """Losses of the batches and then the gradient norm, summed over processes, and behind them for each of several processes
+    whether its own losses were not finite; `copied` is the moment on the device when they are on the host."""
 
     number: int
     values: torch.Tensor
@@ -52,6 +54,8 @@ class FiniteSteps(TrainerCallback):
         self._in_a_row = 0
         self._leaves_out = False
         self._without_loss = False
+        self._broken: list[int] = []
+        """The ranks whose own losses were not finite in the step that was read last."""
 
     # -- what the trainer hands in -------------------------------------------------------------------------------------
     def loss(self, loss: torch.Tensor) -> torch.Tensor:
@@ -66,8 +70,9 @@ class FiniteSteps(TrainerCallback):
         norm = norm.detach() if isinstance(norm, torch.Tensor) else torch.tensor(float(norm))
         values = torch.stack([*self._losses, norm.to(device).float().reshape(())])
         self._losses = []
-        if self.accelerator.num_processes > 1:
-            values = self.accelerator.reduce(values)
+        if (processes := self.accelerator.num_processes) > 1:
+            own = torch.arange(processes, device=device) == self.accelerator.process_index
+            values = self.accelerator.reduce(torch.cat([values, own * ~values[:-1].isfinite().all()]))
         copied = None
         if values.is_cuda:
             values = values.to("cpu", non_blocking=True)
@@ -89,6 +94,7 @@ class FiniteSteps(TrainerCallback):
                     what,
                     f"{self.max_skipped_steps} steps before it were skipped for the same reason "
                     "(run.max_skipped_steps).",
+                    of=self._whose(),
                 )
             # The scaler leaves such a step out by itself and has to be asked each time.
             if self.accelerator.scaler is None:
@@ -106,7 +112,7 @@ class FiniteSteps(TrainerCallback):
             step = self._steps.popleft()
             what = self._read(step)
             if what and self.on_nan == "stop" and self.diverged is None:
-                self.diverged = Diverged(step.number, what)
+                self.diverged = Diverged(step.number, what, of=self._whose())
         if self.diverged is None:
             return False
         control.should_log = control.should_training_stop = True
@@ -117,7 +123,11 @@ class FiniteSteps(TrainerCallback):
         """What was not finite, nothing where all is well."""
         if step.copied is not None:
             step.copied.synchronize()
-        *losses, norm = step.values.tolist()
+        numbers, processes = step.values.tolist(), self.accelerator.num_processes
+        if processes > 1:
+            self._broken = [rank for rank, broken in enumerate(numbers[-processes:]) if broken]
+            del numbers[-processes:]
+        *losses, norm = numbers
         if not all(map(math.isfinite, losses)):
             self._without_loss = True
             return _LOSS
@@ -125,6 +135,14 @@ class FiniteSteps(TrainerCallback):
             return ""
         scaler = self.accelerator.scaler
         return "" if scaler is not None and scaler.get_scale() >= 1 else _NORM
+
+    def _whose(self) -> str:
+        """Of which processes it was, in words; nothing where all are alike. All call it together: what they read is the same."""
+        if not 0 < len(self._broken) < self.accelerator.num_processes:
+            return ""
+        hosts = [""] * self.accelerator.num_processes
+        torch.distributed.all_gather_object(hosts, host())
+        return " of " + " and of ".join(f"rank {rank} on {visible(hosts[rank])}" for rank in self._broken)
 
     def lost_a_loss(self) -> bool:
         """Whether a step since the last call had no finite loss, so that its mean with others has none."""

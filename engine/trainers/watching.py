@@ -19,7 +19,7 @@ import torch
 from transformers import TrainerCallback
 
 from engine import figures
-from engine.compat import collective_waits
+from engine.compat import collective_waits, group_timeouts
 from engine.facts.counts import steps_between
 from engine.models.expert_shards import is_divided
 from engine.models.sizes import weights_in
@@ -105,6 +105,7 @@ class Watching(TrainerCallback):
         self._ranks = args.world_size
         if self._ranks > 1:
             self.trainer.ranks.meet(args.ddp_timeout)
+            group_timeouts.wait_as_long(args.ddp_timeout)
         loader = self.trainer.stream_loader
         if self.writer is not None:
             self.writer.write(

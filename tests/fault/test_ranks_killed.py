@@ -1,4 +1,5 @@
-"""Ranks of FSDP2 killed at random moments: all are gone soon, no half checkpoint is taken, and the run goes on by itself."""
+"""Ranks killed at random moments, and amid the exchange of tokens between divided experts: all are gone soon, no half checkpoint
+is taken, and the run goes on by itself."""
 
 from __future__ import annotations
 
@@ -13,7 +14,9 @@ from typing import Any
 
 import psutil
 import pytest
+from transformers import AutoTokenizer
 
+from engine.builtin import tiny
 from engine.config.facts import Facts
 from engine.rules import read
 from engine.run import checkpoint, control, devices, launch, store
@@ -22,6 +25,7 @@ from engine.run.process import Identity, host, send
 from engine.run.process_group import Family
 from engine.run.store import ENDED, RunFolder
 from engine.run.tail import Tail
+from tests.engine.features.families import made
 from tests.fault import test_out_of_memory
 
 group = test_out_of_memory.group
@@ -186,8 +190,11 @@ def test_a_disk_that_takes_no_more_of_one_rank_is_told_as_that(runs: Path, promp
 
 @pytest.mark.slow
 @pytest.mark.timeout(600)
-def test_a_rank_that_the_kernel_ends_for_memory_is_named(runs: Path, promptly: Any, group: Path) -> None:
-    watched = Watched(runs, 2)
+@pytest.mark.parametrize("divided", [False, True], ids=["shares", "experts"])
+def test_a_rank_that_the_kernel_ends_for_memory_is_named(
+    runs: Path, promptly: Any, group: Path, experts: dict[str, Any], divided: bool
+) -> None:
+    watched = Watched(runs, 2, **(experts if divided else {}))
     run = watched.run
     watched.until(lambda: [e["state"] for e in watched.of("checkpoint", 0)].count("committed") >= 1)
     ranks = watched.until(watched.ranks)
@@ -203,6 +210,68 @@ def test_a_rank_that_the_kernel_ends_for_memory_is_named(runs: Path, promptly: A
     chosen, _ = launch.resume(run)
     assert chosen == newest
     goes_on(run)
+
+
+@pytest.fixture
+def experts(tmp_path: Path) -> dict[str, Any]:
+    """Settings of a tiny mixture whose experts two ranks divide between them, with adapters on them."""
+    tokenizer = AutoTokenizer.from_pretrained(tiny.folder())
+    made("qwen3_moe", vocab_size=len(tokenizer)).save_pretrained(tmp_path / "mixture")
+    tokenizer.save_pretrained(tmp_path / "mixture")
+    targets = {"target_modules": ["q_proj"], "target_parameters": ["experts.gate_up_proj", "experts.down_proj"]}
+    return {
+        "model": {"name": str(tmp_path / "mixture"), "dtype": "float32"},
+        "adapter": {"kind": "lora", "r": 4, **targets},
+        "distributed": {"expert_parallel_size": 2, "ddp_timeout": 15},
+    }
+
+
+def held_in_all_to_all(watched: Watched, ranks: dict[int, Identity]) -> None:
+    """Stops rank 1 where rank 0 waits for its tokens in a layer's all-to-all, and for nothing else."""
+    chance = random.Random(7)
+    for _ in range(20):
+        os.kill(ranks[1].pid, signal.SIGSTOP)
+        end = time.monotonic() + 8
+        while time.monotonic() < end:
+            beat = json.loads((watched.run.path / "beats" / "0.json").read_text())
+            if beat.get("still", 0) > 1:
+                break
+            time.sleep(0.1)
+        if "all_to_all" in beat.get("waits", "") or "alltoall" in beat.get("waits", ""):
+            return
+        os.kill(ranks[1].pid, signal.SIGCONT)
+        time.sleep(chance.random())
+    raise AssertionError(f"rank 0 never waits for tokens: {beat}")
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize("fault", ["the late rank killed", "the waiting rank killed", "stopped"])
+def test_a_fault_amid_the_exchange_of_tokens_ends_all_and_the_run_goes_on(
+    runs: Path, promptly: Any, experts: dict[str, Any], fault: str
+) -> None:
+    """Rank 0 has sent its tokens to the experts of rank 1, and waits for what those make of them."""
+    watched = Watched(runs, 2, **experts)
+    run = watched.run
+    watched.until(lambda: [e["state"] for e in watched.of("checkpoint", 0)].count("committed") >= 1)
+    ranks = watched.until(watched.ranks)
+    held_in_all_to_all(watched, ranks)
+    chosen, _ = checkpoint.newest_valid(run)
+    lost = 0 if fault == "the waiting rank killed" else 1
+    if fault != "stopped":
+        os.kill(ranks[lost].pid, signal.SIGKILL)
+    begun, limit = time.monotonic(), promptly(10) + (15 if fault == "stopped" else 0)
+    while any(who.alive for who in ranks.values()):
+        assert time.monotonic() - begun < limit, "ranks are still there"
+        time.sleep(0.02)
+    (began,) = watched.until(lambda: watched.of("started", 1))
+    (told,) = watched.of("restart", 0)
+    how = "hangs: it is stopped by a signal (SIGSTOP)" if fault == "stopped" else "was ended by SIGKILL"
+    assert told["message"].startswith(f"Rank {lost} (process {ranks[lost].pid} on {host()}) {how}"), told
+    assert chosen is not None
+    assert began["resumed_from_step"] >= (checkpoint.step_of(chosen) or 0) > 0
+    watched.until(lambda: len(watched.of("metrics", 1)) > 1)
+    control.request(run, "stop", now=True)
 
 
 def goes_on(run: RunFolder) -> None:

@@ -8,10 +8,10 @@ import click
 
 from engine.config.files import parse_pair
 from engine.errors import UsageError, WorkbenchError
-from engine.run import checkpoint, launch, member, store
+from engine.run import checkpoint, launch, member, slurm, store
 from engine.run.ending import end_of
 from engine.run.index import open_view, peek
-from engine.run.nodes import from_slurm, rendezvous_of
+from engine.run.nodes import from_slurm, rendezvous_of, require_place
 from engine.run.store import RunFolder
 from engine.session.resume import resume
 from workbench.calling import run_name
@@ -78,6 +78,8 @@ def command(
         return attach(_mended(folder, accept_data), detach=detach, as_json=as_json)
     if folder.state != "finished" or differences or settings:
         _say_versions(folder)
+    if several > 1 and not launch.at_work(folder) and not slurm.is_job(folder):
+        require_place(meeting or rendezvous_of(folder), 0, os.environ)
     if meeting is not None and not launch.at_work(folder):
         folder.update_json(rendezvous=meeting.as_json())
     before = peek(folder).view.segment

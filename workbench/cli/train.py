@@ -21,7 +21,7 @@ import click
 from engine.errors import UsageError, WorkbenchError, visible
 from engine.run import control, member
 from engine.run.index import Watch, open_view
-from engine.run.nodes import MEET_SECONDS, Rendezvous, endpoint_of, from_slurm
+from engine.run.nodes import MEET_SECONDS, Rendezvous, endpoint_of, from_slurm, require_place
 from engine.run.store import RunFolder, find
 from engine.run.view import RunView
 from workbench.calling import run_name
@@ -121,6 +121,7 @@ def join(file: Path, overrides: tuple[str, ...], runs: str | None, rank: int, me
     assert meeting is not None
     reading = read(with_overrides(load(file).mapping, file.resolve().parent, overrides))
     place = runs_dir_of(reading.config, reading.given, runs)
+    require_place(meeting, rank, os.environ)
     echo(f"node {rank} waits for the first at {visible(meeting.endpoint or meeting.id)}", err=True)
     run = member.find(place, meeting, lambda: None)
     asked = parse(str(run.read_json().get("asked") or "")).mapping
@@ -194,6 +195,8 @@ def start_mapping(
             f"--rdzv-endpoint: needed on {several} nodes, the address of the first machine as the others reach it.",
             "Or `workbench submit` starts all of them; inside a step of SLURM, give --nodes.",
         )
+    if several > 1 and meeting is not None:
+        require_place(meeting, 0, os.environ)
     behind = find(after, place) if after is not None else None
     echo(paragraph(reading.config, facts, estimate(reading.config, facts), place), err=True)
     if uncounted := not_counted(reading.config, facts):

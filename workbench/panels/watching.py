@@ -254,9 +254,11 @@ class StatusLine(TextBar):
         self._message = ""
         return True
 
-    def show(self, view: RunView, waiting: str = "", end: End = _UNKNOWN) -> None:
-        """Draw the most pressing of them; `waiting` is a request that has no answer yet, `end` what a run that is over left."""
+    def show(self, view: RunView, waiting: str = "", end: End = _UNKNOWN, of: str = "") -> None:
+        """Draw the most pressing of them; `waiting` is a request that has no answer yet, `end` what a run that is over left, `of`
+        whose page is shown, which stays beside all but an answer."""
         text, style = self._choose(view, self._message, waiting, end)
+        text = f"{of}  {text}".strip() if of and not self._message else text
         if self._message or view.over:
             self.write_wrapped(text, style=style)
         else:

@@ -39,6 +39,11 @@ if TYPE_CHECKING:
 LOOK_SECONDS, LOOK_SECONDS_SSH = 0.5, 1.0
 
 
+def _whose_log(run: RunFolder, rank: int, many: int) -> str:
+    log = visible(run.log_of(rank).name)
+    return f"{log}: rank {rank} of {many}" if rank else f"{log}: all {many} ranks together"
+
+
 class MonitorScreen(Screen[None]):
     """Curves, samples, log, receipt and config of one run, and what can be asked of it."""
 
@@ -150,7 +155,9 @@ class MonitorScreen(Screen[None]):
     def _draw(self) -> None:
         view, watching = self.view, self.watching
         self.query_one(RunBar).show(view, watching.loading if watching else 1.0)
-        self.status.show(view, self.actions.waiting(view), self._end)
+        rank = self.pages.rank if self.pages.page == "log" else 0
+        of = _whose_log(self.folder, rank, view.world_size) if rank else ""
+        self.status.show(view, self.actions.waiting(view), self._end, of)
         also = "groups" if view.rollouts else "card" if self._was_over else "ranks" if view.ranks else "plain"
         state = "running" if not view.over else "finished" if view.state == "finished" else "ended early"
         self.query_one(KeyLine).use(key_line("monitor", state, also), self.pages.page)
@@ -181,9 +188,7 @@ class MonitorScreen(Screen[None]):
             return
         self.pages.rank = (self.pages.rank + by) % many
         self.action_tab("log")
-        rank = self.pages.rank
-        log = visible(self.folder.log_of(rank).name)
-        self._show_message(f"{log}: rank {rank} of {many}" if rank else f"{log}: all {many} ranks together")
+        self._show_message(_whose_log(self.folder, self.pages.rank, many))
 
     def action_next_curve(self, by: int = 1) -> None:
         """The large chart shows another of all curves; after the last the method's own again."""

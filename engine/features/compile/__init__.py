@@ -67,7 +67,10 @@ def chosen(config: RunConfig, facts: Facts) -> tuple[bool | Literal["auto"], str
     if config.distributed.context_parallel_size > 1:
         return False, "layers that divide the tokens of a row between devices are not compiled"
     if config.distributed.expert_parallel_size > 1:
-        return False, "layers that send tokens to experts on other devices are not compiled"
+        return (
+            False,
+            "layers that send tokens to experts on other devices are compiled, in pieces, where it is asked for",
+        )
     if config.kernels.kernel_auto_compose:
         return "auto", TIMED
     if facts.machine is None:

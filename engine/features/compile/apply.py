@@ -3,7 +3,8 @@
 A layer is compiled once and serves all that are like it, so the wait does not grow with depth, and nothing between layers
 can break the graph. Its checkpoint is part of what is compiled, also where the release of transformers puts it around the
 layer: so the compiler chooses by the tier what is kept, at no cost for the host, and what the backward pass does not ask
-for (the last product of a layer) is not computed again. What generates keeps the plain layers: with a cache of keys that
+for (the last product of a layer) is not computed again. A layer that sends tokens to experts on other processes is compiled in
+pieces around that, inside its checkpoint. What generates keeps the plain layers: with a cache of keys that
 grows each token would be a new shape. The options reach the compiler with each compilation and are restored by it. What
 came of it the first step tells (`engine.features.compile.fallback`). Where `auto` took it, whatever is in the way, at the first
 batch or at a later one, leaves plain layers and a reason; where it was asked for, it ends the run.
@@ -37,6 +38,7 @@ from engine.features.compile.fallback import FEATURE, TURN_OFF, Compiling, Switc
 from engine.features.compile.gate import Gate, gated
 from engine.features.compile.grouped import group
 from engine.features.compile.one_graph import OneGraph
+from engine.models.expert_shards import is_divided
 
 
 @whole()
@@ -58,14 +60,20 @@ def apply(config: RunConfig, built: Built) -> Applied | None:
     if auto is not None and one_way and gate is None:
         return Applied(FEATURE, "auto", "off", None, f"layers run as they are: {one_way}")
     undo_cache = _without_cache(built)
-    part = WITHIN_HOOKS if config.distributed.strategy == "fsdp2" else WHOLE_CALL
-    undo_checkpoints = checkpoint_inside(built.pretrained())
+    part = (
+        IN_PIECES
+        if is_divided(built.policy)
+        else WITHIN_HOOKS
+        if config.distributed.strategy == "fsdp2"
+        else WHOLE_CALL
+    )
+    undo_checkpoints = checkpoint_inside(built.pretrained(), everywhere=part is IN_PIECES)
     together, undo_groups = group(layers, gate)
     switch, one = Switch(asked=auto is None), OneGraph(layers)
     options = dict(config.kernels.torch_compile_options)
     if torch.are_deterministic_algorithms_enabled():
         options["deterministic"] = True  # no choice of the compiler by timing
-    lean = config.memory.gradient_checkpointing in (True, "full")
+    lean = config.memory.gradient_checkpointing in (True, "full") and part is not IN_PIECES
     if lean:
         from engine.features.compile.low_rank_sums import ThinSums
 
@@ -128,17 +136,18 @@ class _Inside:
         return run(*args)
 
 
-def checkpoint_inside(models: list[Any]) -> Callable[[], None]:
+def checkpoint_inside(models: list[Any], *, everywhere: bool = False) -> Callable[[], None]:
     """From now on these models' layers make their checkpoints in the compiled code; returns the undo.
 
     Where transformers makes them in a layer's `forward` (5.23), there is nothing to do; before, `__call__` made them
-    around it.
+    around it. `everywhere` moves those of `forward` too, for whoever makes them around what is compiled.
     """
-    around = [model for model in models if any(map(_checkpoints_around, model.modules()))]
+    moves = _is_checkpointed if everywhere else _checkpoints_around
+    around = [model for model in models if any(map(moves, model.modules()))]
     before = [vars(model).get("gradient_checkpointing_enable") for model in around]
     for model in around:
-        model.gradient_checkpointing_enable = _then_inside(model, model.gradient_checkpointing_enable)
-        _move_inside(model)
+        model.gradient_checkpointing_enable = _then_inside(model, model.gradient_checkpointing_enable, moves)
+        _move_inside(model, moves)
 
     def undo() -> None:
         for model, held in zip(around, before, strict=True):
@@ -153,23 +162,29 @@ def checkpoint_inside(models: list[Any]) -> Callable[[], None]:
     return noted(undo)
 
 
+def _is_checkpointed(module: torch.nn.Module) -> bool:
+    return isinstance(module, GradientCheckpointingLayer)
+
+
 def _checkpoints_around(module: torch.nn.Module) -> bool:
-    return isinstance(module, GradientCheckpointingLayer) and type(module).__call__ is not torch.nn.Module.__call__
+    return _is_checkpointed(module) and type(module).__call__ is not torch.nn.Module.__call__
 
 
-def _then_inside(model: PreTrainedModel, enable: Callable[..., Any]) -> Callable[..., Any]:
+def _then_inside(
+    model: PreTrainedModel, enable: Callable[..., Any], moves: Callable[[torch.nn.Module], bool]
+) -> Callable[..., Any]:
     @functools.wraps(enable)
     def gradient_checkpointing_enable(*args: Any, **kwargs: Any) -> Any:
         done = enable(*args, **kwargs)
-        _move_inside(model)
+        _move_inside(model, moves)
         return done
 
     return gradient_checkpointing_enable
 
 
-def _move_inside(model: PreTrainedModel) -> None:
+def _move_inside(model: PreTrainedModel, moves: Callable[[torch.nn.Module], bool]) -> None:
     moved: dict[int, _Inside] = {}
-    layers: Iterator[Any] = filter(_checkpoints_around, model.modules())
+    layers: Iterator[Any] = filter(moves, model.modules())
     for module in layers:
         held = vars(module).get("_gradient_checkpointing_func")
         if isinstance(held, functools.partial):
@@ -205,6 +220,15 @@ def _forward_with_router_logits(layer: Any, *args: Any, **kwargs: Any) -> Any:
     return call_with_router_logits(_forward, layer, *args, **kwargs)
 
 
+def _bare(layer: Any, *args: Any, **kwargs: Any) -> Any:
+    """What is compiled of a layer that sends tokens to other processes: its call, whose checkpoint is around it."""
+    return layer._call_impl(*args, **kwargs)
+
+
+def _bare_with_router_logits(layer: Any, *args: Any, **kwargs: Any) -> Any:
+    return call_with_router_logits(_bare, layer, *args, **kwargs)
+
+
 @dataclass(frozen=True)
 class Part:
     """Which part of a layer's call is compiled: the attribute that stands for it, what it runs, and beside router logits."""
@@ -212,12 +236,23 @@ class Part:
     attribute: str
     run: Any
     heard: Any
+    checkpointed: bool = True
+    """Whether the checkpoint is in what is compiled."""
+
+    def call(self, run: Callable[..., Any]) -> Callable[..., Any]:
+        """The part's call by `run`, which is `self.run`, compiled or not, with the layer's checkpoint."""
+        if self.checkpointed:
+            return run
+        return lambda layer, *args, **kwargs: _checkpointed(layer, functools.partial(run, layer), args, kwargs)
 
 
 WHOLE_CALL = Part("_compiled_call_impl", _call, _call_with_router_logits)
 WITHIN_HOOKS = Part("forward", _forward, _forward_with_router_logits)
 """FSDP2's hooks put a layer's weights together and cannot be followed: within a checkpoint they make the compiler leave the
 whole layer as it is, without a word. Within them it finds whole weights."""
+IN_PIECES = Part("_compiled_call_impl", _bare, _bare_with_router_logits, checkpointed=False)
+"""Where a layer's tokens go to experts on other processes its graph ends, and another one begins behind them. In a checkpoint the
+compiler follows, an end would leave the whole layer as it is; so the checkpoint is around the pieces."""
 
 
 def compile_layers(
@@ -235,8 +270,8 @@ def compile_layers(
     else for any length at once, so that batches of different lengths do not compile anew until torch gives up.
     """
     compiled, heard = (
-        torch.compile(call, options=dict(options) or None, dynamic=None if one_shape else True)
-        for call in (part.run, part.heard)
+        part.call(torch.compile(run, options=dict(options) or None, dynamic=None if one_shape else True))
+        for run in (part.run, part.heard)
     )
     switch, one = switch or Switch(), one or OneGraph(layers)
     undos = list[Callable[[], None]]()
@@ -256,14 +291,14 @@ def _unless_generating(
     undos: list[Callable[[], None]],
     part: Part,
 ) -> Callable[..., Any]:
-    hearing = False
+    hearing, plain = False, part.call(part.run)
 
     def call(*args: Any, **kwargs: Any) -> Any:
         nonlocal hearing
         if kwargs.get("past_key_values") is not None and not torch.is_grad_enabled():
-            return layer._call_impl(*args, **kwargs) if part is WHOLE_CALL else part.run(layer, *args, **kwargs)
+            return layer._call_impl(*args, **kwargs) if part is WHOLE_CALL else plain(layer, *args, **kwargs)
         if not switch.on:
-            return part.run(layer, *args, **kwargs)
+            return plain(layer, *args, **kwargs)
         if (records := recording()) is not None and not hearing:
             undos.append(install_graph_hooks(layer))  # transformers makes its hooks when they are first asked for
             hearing = True
@@ -283,7 +318,7 @@ def _unless_generating(
             if switch.give_up is None:
                 raise
             switch.give_up(error)
-        return part.run(layer, *args, **kwargs)
+        return plain(layer, *args, **kwargs)
 
     return call
 

@@ -5,7 +5,8 @@ registers, other ones are rounded to bfloat16, and log-probabilities of policy a
 learnt. Here each adapter's first matrix is multiplied by a number on the device that is 1, and 0 inside `disable_adapter`.
 A product of 0 adds exactly nothing, so the reference is the base model to the bit of these sums. Nor does PEFT walk over
 all modules twice a step any more. Refuses adapters whose other parts a factor does not reach (DoRA, dropout, trained copies
-of modules inside a layer) and those that began as more than nothing: there PEFT and TRL do as they always do. Adapters
+of modules inside a layer, adapters on experts) and those that began as more than nothing: there PEFT and TRL do as they always
+do. Adapters
 outside the compiled layers are PEFT's in any case.
 """
 
@@ -20,6 +21,7 @@ import torch
 import torch.nn.functional as F
 from peft import PeftModel
 from peft.tuners.lora import LoraLayer
+from peft.tuners.lora.layer import ParamWrapper
 from peft.tuners.tuners_utils import BaseTunerLayer
 from peft.utils.other import AuxiliaryTrainingWrapper
 
@@ -72,6 +74,8 @@ def gated(model: torch.nn.Module, layers: list[torch.nn.Module]) -> tuple[Gate |
 
 def _why_not(module: Any) -> str | None:
     """Why a factor does not switch this one off, in a few words, or None."""
+    if isinstance(module, ParamWrapper):
+        return "an adapter on experts, whose matrices are multiplied with each other"
     if not isinstance(module, LoraLayer) or not module.lora_A:
         return f"{type(module).__name__} in the layers"
     if module.lora_variant:

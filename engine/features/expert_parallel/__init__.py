@@ -34,10 +34,6 @@ _NOT: tuple[tuple[str, FieldSpec, Test, str, str], ...] = (
      "Its gradient scaler would leave steps out on one device alone; bfloat16 needs none."),
     ("modules-to-save", fields.adapter.modules_to_save, bool, "with adapter.modules_to_save",
      "A copy that is trained whole was not tried beside experts that are divided."),
-    ("compiled-layers", fields.kernels.torch_compile, one_of(True), "with kernels.torch_compile",
-     "Tokens are sent in the middle of a layer, which no compiled graph holds."),
-    ("compile-options", fields.kernels.torch_compile_options, bool, "with kernels.torch_compile_options",
-     "Tokens are sent in the middle of a layer, which no compiled graph holds."),
     ("timed-kernels", fields.kernels.kernel_auto_compose, one_of(True), "with kernels.kernel_auto_compose",
      f"{_TOGETHER} each times kernels by itself."),
     ("quantization-aware", fields.kernels.quantization_aware, other_than(False), "with kernels.quantization_aware",
@@ -60,6 +56,21 @@ refused(
         )
         for name, spec, test, words, because in _NOT
     ),
+    *(
+        Refused(
+            f"tiers-without-compiled-pieces-{name}",
+            fields.memory.gradient_checkpointing,
+            one_of("selective", "medium"),
+            "true or false where layers whose experts are divided are compiled",
+            "Such a layer is compiled in pieces, of whose products no tier chooses.",
+            take(fields.memory.gradient_checkpointing, True, "compute layers again whole"),
+            beside={SETTING: several, spec: test},
+        )
+        for name, spec, test in (
+            ("asked-for", fields.kernels.torch_compile, one_of(True)),
+            ("by-options", fields.kernels.torch_compile_options, bool),
+        )
+    ),
 )
 
 
@@ -78,7 +89,8 @@ def experts_divide(config: RunConfig, facts: Facts) -> Iterator[Finding]:
         todo = "This model is no mixture of experts: there is nothing to divide."
         yield must(SETTING.path, f"1 for the model type {model.model_type}", size, todo, fix=_LEFT_OUT)
     elif model.experts % size:
-        fewer = max(many for many in range(1, size) if model.experts % many == 0)
+        devices = device_count(config, facts)
+        fewer = max(many for many in range(1, size) if model.experts % many == devices % many == 0)
         todo = "Each device holds as many as the others."
         yield must(
             SETTING.path, f"a divisor of the model's {model.experts} experts", size, todo, fix=take(SETTING, fewer)

@@ -38,7 +38,8 @@ def apply(config: RunConfig, built: Built) -> Applied | None:
     held = {id(weight): weight for module in built.modules() for weight in module.parameters(recurse=False)}
     parts = [weight for weight in held.values() if share_of(weight) is not None]
     waiting = built.training.ranks.waits.span
-    undos = [_asked_where_they_are(block, share, waiting) for block, share in found]
+    compiled = config.kernels.torch_compile is True
+    undos = [_asked_where_they_are(block, share, waiting, compiled=compiled) for block, share in found]
     group, ranks = found[0][1].group, found[0][1].group.ranks
     trained = [weight for weight in built.policy.parameters() if weight.requires_grad]
     if all(share_of(weight) is not None for weight in trained):
@@ -69,7 +70,8 @@ def _share(block: Block) -> Share | None:
     return share_of(block.experts.get_parameter("down_proj"))
 
 
-def _asked_where_they_are(block: Block, share: Share, waiting: Span) -> Callable[[], None]:
+def _asked_where_they_are(block: Block, share: Share, waiting: Span, *, compiled: bool) -> Callable[[], None]:
+    """With `compiled` layers their graphs end before the messages: how many tokens travel is known to the host alone."""
     outermost, group, held = block.outermost, share.group, share.held
     experts = outermost.forward if is_fused(block) else of_known_ids(outermost.forward, held)
 
@@ -85,7 +87,7 @@ def _asked_where_they_are(block: Block, share: Share, waiting: Span) -> Callable
             waiting=waiting,
         )
 
-    return put(outermost, "forward", forward)
+    return put(outermost, "forward", torch.compiler.disable(forward) if compiled else forward)
 
 
 def _sampled_together(model: PreTrainedModel) -> Callable[[], None]:

@@ -8,6 +8,8 @@ import pytest
 
 from engine.run import cause
 from engine.run.cause import explain
+from engine.run.process import Identity, host
+from engine.run.process_group import Family
 
 EARLIER = """Traceback (most recent call last):
   File "events.py", line 177, in _append
@@ -66,6 +68,40 @@ def test_what_torchrun_said_of_the_ranks_of_an_earlier_start_is_not_believed(tmp
     before = log.stat().st_size
     log.write_text(said + report + "Training\n")
     assert not cause.agent_saw_failure(log, before)
-    assert cause.exit_code_of_rank(log, 34, before) is None
+    assert cause.failed_ranks(log, before) == {}
     log.write_text(said + report + "Training\n" + said)
     assert cause.agent_saw_failure(log, before)
+
+
+REPORT = """torch.distributed.elastic.multiprocessing.errors.ChildFailedError:
+Failures:
+[1]:
+  time      : 2026-11-26_23:51:18
+  rank      : 0 (local_rank: 0)
+  exitcode  : 1 (pid: 2751)
+  error_file: <N/A>
+Root Cause (first observed failure):
+[0]:
+  time      : 2026-11-26_23:51:16
+  rank      : 1 (local_rank: 1)
+  exitcode  : -9 (pid: 2752)  (SIGKILL)
+"""
+
+
+def test_of_ranks_that_are_gone_at_once_the_one_that_was_killed_is_named(tmp_path):
+    """Rank 0 waited for a message of rank 1: both are gone before anybody looks, and torchrun has none to close."""
+    own = "Traceback (most recent call last):\nRuntimeError: Read error: Connection reset by peer\n"
+    (tmp_path / "worker.log").write_text(f"{own}Traceback (most recent call last):\n    main()\n{REPORT}")
+    assert explain(1, tmp_path / "worker.log").lines == tuple(own.splitlines()), "torchrun's own says less"
+    failed = cause.failed_ranks(tmp_path / "worker.log")
+    assert list(failed.items()) == [(2752, -9), (2751, 1)]
+    gone = [Identity(pid, 1, "another boot", host()) for pid in (2751, 2752)]
+    family = Family("token", gone[0], 2)
+    family.ranks = dict(enumerate(gone))
+    assert family.look(lambda: False) is None
+    family.blame(failed)
+    assert family.lost_rank == (1, gone[1])
+    family.blame({2751: -9, 2752: 1}, said=True)
+    assert family.lost_rank == (0, gone[0])
+    family.blame({2752: 1, 2751: 1}, said=True)
+    assert family.lost_rank == (0, gone[0]), "an exception of all of them is told in the words of the first rank"

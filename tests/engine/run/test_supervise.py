@@ -4,16 +4,24 @@ from __future__ import annotations
 
 import os
 import re
-from types import SimpleNamespace
 
 import pytest
 
 from engine.errors import RunBusy
 from engine.run.events import EventWriter
 from engine.run.process import host, identity
+from engine.run.process_group import Family
 from engine.run.supervise import Supervisor, claim
 from engine.run.tail import Tail
 from engine.run.worker_process import WorkerProcess
+
+
+def gone(rank):
+    """Two ranks of which this one was gone before the other, of which torchrun's report says nothing."""
+    me = identity(os.getpid())
+    family = Family("token", me, 2)
+    family.lost_rank, family._alone = (rank, me), True
+    return family
 
 
 @pytest.mark.parametrize(
@@ -28,8 +36,7 @@ from engine.run.worker_process import WorkerProcess
 )
 def test_the_first_rank_may_leave_first_once_it_has_said_how_the_run_ended(run, last_word, rank, state):
     watch = Supervisor(run)
-    me = identity(os.getpid())
-    watch.worker = WorkerProcess(run, me, SimpleNamespace(lost_rank=(rank, me), end=lambda: None))
+    watch.worker = WorkerProcess(run, identity(os.getpid()), gone(rank))
     run.log.touch()
     with EventWriter(run, segment=0) as writer:
         if last_word is not None:
@@ -52,8 +59,7 @@ def test_the_first_rank_may_leave_first_once_it_has_said_how_the_run_ended(run, 
 def test_what_the_first_rank_says_of_itself_stands_whoever_is_gone_first(run, rank, cause, message):
     """All ranks end together there, and which of them is seen to go first is chance."""
     watch = Supervisor(run)
-    me = identity(os.getpid())
-    watch.worker = WorkerProcess(run, me, SimpleNamespace(lost_rank=(rank, me), end=lambda: None))
+    watch.worker = WorkerProcess(run, identity(os.getpid()), gone(rank))
     run.log.touch()
     with EventWriter(run, segment=0) as writer:
         writer.write("failed", cause=cause, message=message, step=7)

@@ -16,6 +16,8 @@ from engine.features.expert_parallel.dispatch import dispatch, dispatched, of_kn
 from engine.features.fused_experts.apply import Block, fuse, is_fused
 from engine.kernels.experts.module import experts_forward, gate_of
 from engine.models.packed_experts import ExpertsAlone, _Experts
+from engine.run import checkpoint
+from engine.run.process import host
 from engine.run.rollouts import read_group
 from engine.run.store import RunFolder
 from tests.caches import own_cache
@@ -292,6 +294,24 @@ def test_four_processes_hold_them_in_groups(tmp_path: Path, size: int) -> None:
         assert curve(shared, "grad_norm") == pytest.approx(curve(alone, "grad_norm"), rel=1e-4)
         more = place.again(shared, **ALONE, **{"run.devices": 1, SPEC: 1})
         alike(four.train_alone(more), alone)
+
+
+@pytest.mark.slow
+def test_a_loss_that_is_no_number_is_told_with_the_rank_whose_it_is(tmp_path: Path) -> None:
+    """Its gradient reaches the experts of the other process through what they exchange; the losses do not."""
+    with TwoRanks(own_cache(tmp_path / "cache"), "tests.engine.trainers.test_fsdp2:nan_on_the_second") as two:
+        place = Divided(tmp_path, two)
+        given = {**SHORT, **TWO, **ON_EXPERTS, "model.name": mixture(place, "qwen3_moe")}
+        run = run_folder(tmp_path / "runs", given | {"data.train": place.rows(CONVERSATIONS)})
+        for line in two._lines[:2]:
+            line.send(str(run.path))
+        assert [line.recv() if line.poll(170) else None for line in two._lines[:2]] == [1, 1]
+    (ending,) = lines(run, "failed")
+    assert (ending["cause"], ending["step"]) == ("diverged", 3)
+    assert f"the loss of rank 1 on {host()} was not finite" in ending["message"]
+    newest, skipped = checkpoint.newest_valid(run)
+    assert newest is not None
+    assert (newest.name, skipped) == ("checkpoint-2", [])
 
 
 # -- one process -------------------------------------------------------------------------------------------------------

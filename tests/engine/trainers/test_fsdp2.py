@@ -35,6 +35,7 @@ from engine.export.shards import put_together
 from engine.model_files import SHARES, weight_files
 from engine.rules import read
 from engine.run import checkpoint
+from engine.run.process import host
 from engine.run.store import RunFolder
 from engine.run.view import RANK_FIGURES
 from engine.trainers import async_save, saving, sharded
@@ -488,6 +489,7 @@ def test_a_loss_of_one_rank_that_is_no_number_ends_both_with_that_as_the_cause(t
         assert [line.recv() if line.poll(170) else None for line in ranks] == [1, 1]
     (ending,) = lines(run, "failed")
     assert (ending["cause"], ending["step"]) == ("diverged", 3)
+    assert f"diverged at step 3: the loss of rank 1 on {host()} was not finite" in ending["message"]
     newest, skipped = checkpoint.newest_valid(run)
     assert newest is not None
     assert (newest.name, skipped) == ("checkpoint-2", [])

@@ -9,6 +9,11 @@ import sys
 from pathlib import Path
 
 import pytest
+from click.testing import CliRunner
+
+from engine.errors import WorkbenchError
+from engine.run.process import host
+from workbench.cli.train import command as train_command
 
 CONFIG = (
     "version: 1\nmodel: {name: builtin/tiny, dtype: float32}\ndata: {train: [{path: builtin/dates}], max_length: 64}\n"
@@ -42,4 +47,28 @@ def test_the_first_node_says_what_is_to_be_typed_on_the_others(tmp_path: Path) -
     assert ended.returncode == 1, ended.stderr
     there = f"--nodes 2 --node-rank 1 --rdzv-endpoint {address} --runs"
     assert f"waits up to 2 s for 1 more: there, give the same config with {there}" in ended.stderr
-    assert "1 of 2 nodes came, missing is --node-rank 1." in ended.stderr
+    assert (
+        "1 of 2 nodes came, missing is --node-rank 1. Start it there too, with the same address and folder of runs, "
+        "then resume the run." in ended.stderr
+    )
+
+
+@pytest.mark.parametrize(
+    ("address", "rank", "interface", "sentence"),
+    [
+        ("198.51.100.7:29500", "0", "", "the first node cannot listen at 198.51.100.7:29500: Cannot assign"),
+        ("127.0.0.1:29500", "0", "eth99", "GLOO_SOCKET_IFNAME: {host} has no network interface 'eth99'; it has lo"),
+        ("127.0.0.1:29500", "1", "eth99", "GLOO_SOCKET_IFNAME: {host} has no network interface 'eth99'; it has lo"),
+    ],
+)
+def test_a_machine_that_cannot_take_its_place_is_told_before_there_is_a_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, address: str, rank: str, interface: str, sentence: str
+) -> None:
+    (tmp_path / "two.yaml").write_text(CONFIG)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("GLOO_SOCKET_IFNAME", interface)
+    place = ["--nodes", "2", "--node-rank", rank, "--rdzv-endpoint", address, "--rdzv-timeout", "2"]
+    ended = CliRunner().invoke(train_command, ["two.yaml", *place, "--runs", "runs"])
+    assert isinstance(ended.exception, WorkbenchError)
+    assert sentence.format(host=host()) in ended.exception.message
+    assert not list(tmp_path.glob("runs/*"))

@@ -22,7 +22,7 @@ from workbench.app import WorkbenchApp
 from workbench.panels.chart import Chart
 from workbench.panels.end_card import EndCard
 from workbench.panels.glyphs import STATES
-from workbench.panels.watching import Lines, Numbers, Receipt, Samples
+from workbench.panels.watching import Lines, Numbers, Receipt, Samples, StatusLine
 from workbench.screens.batch import BatchScreen
 from workbench.screens.build import BuildScreen
 from workbench.screens.compare import CompareScreen
@@ -471,6 +471,8 @@ async def test_each_rank_is_shown_and_its_log_is_one_key_away(make_run: Any, sho
         for key, words in (("]", "rank 1: process 101"), ("]", "rank 2: process 102"), ("[", "rank 1: process 101")):
             await pilot.press(key)
             await until(pilot, lambda words=words: words in shown(app))
+        app.screen.query_one(StatusLine).show_message("read long enough", 0)
+        await until(pilot, lambda: "rank-1.log: rank 1 of 4  ! rank 2 takes" in shown(app))
         await pilot.press("[")
         await until(pilot, lambda: "step 60 went well" in shown(app))
         assert "worker.log: all 4 ranks together" in shown(app)

@@ -11,6 +11,7 @@ from engine.features.compile.gate import gated
 from engine.features.compile.grouped import group
 from tests.engine.features.compile.test_grouped import adapted, step
 from tests.engine.features.conftest import tiny_model
+from tests.engine.features.families import made
 
 
 def layers(model):
@@ -95,6 +96,23 @@ def test_what_a_factor_does_not_reach_is_left_to_peft_and_named(settings, reason
     assert gate is None
     assert reason in why
     assert "disable_adapter" not in vars(model)
+    with torch.no_grad(), model.disable_adapter():
+        assert torch.equal(model(ids).logits, off)
+
+
+def test_with_adapters_on_experts_the_reference_is_the_base_model():
+    """PEFT multiplies their two matrices with each other: a factor in the pass of the first one is never asked."""
+    model, ids = made("qwen3_moe"), torch.randint(50, (2, 9))
+    experts = ["experts.gate_up_proj", "experts.down_proj"]
+    model = get_peft_model(model, LoraConfig(target_modules=["q_proj"], target_parameters=experts))
+    for name, weight in model.named_parameters():
+        if "lora_B" in name:
+            torch.nn.init.normal_(weight, std=0.1)
+    with torch.no_grad(), model.disable_adapter():
+        off = model(ids).logits
+    gate, why, _ = gated(model, layers(model))
+    assert gate is None
+    assert "an adapter on experts" in why
     with torch.no_grad(), model.disable_adapter():
         assert torch.equal(model(ids).logits, off)
 

@@ -12,7 +12,7 @@ from transformers.utils import output_capturing
 
 from engine.compat.router_outputs import call_with_router_logits, install_graph_hooks
 from engine.features.compile import fallback
-from engine.features.compile.apply import checkpoint_inside, compile_layers
+from engine.features.compile.apply import IN_PIECES, checkpoint_inside, compile_layers
 from engine.features.fused_experts.apply import blocks
 from engine.features.router_load.apply import _count_choices, _counter
 from tests.engine.features.conftest import built_of
@@ -88,6 +88,42 @@ def test_one_graph_serves_all_layers_and_routers_say_what_they_said(model, check
     assert not counters["graph_break"]
     assert counters["stats"]["unique_graphs"] <= 2  # the second of other values than the first
     assert gradients["model.layers.0.mlp.gate.weight"].abs().max() > 0
+    undo()
+    undo_checkpoints()
+    model.gradient_checkpointing_disable()
+    torch.testing.assert_close(step(model)[0], plain)
+
+
+@pytest.mark.parametrize("checkpointed", [False, True])
+def test_layers_that_ask_experts_elsewhere_are_compiled_in_pieces_around_them(model, checkpointed):
+    """Their checkpoint is around the pieces: within it, as elsewhere, a graph that ends leaves the whole layer uncompiled."""
+    plain, gradients, counts = step(model)
+    asked = []
+    for layer in model.model.layers:
+        experts = layer.mlp.experts
+        inner = experts.forward
+
+        def forward(*args, inner=inner):
+            asked.append(torch.is_grad_enabled())
+            assert not torch.compiler.is_compiling()
+            return inner(*args)
+
+        experts.forward = torch.compiler.disable(forward)
+    undo_checkpoints = checkpoint_inside([model], everywhere=True)
+    if checkpointed:
+        model.gradient_checkpointing_enable({"use_reentrant": False})
+    counters.clear()
+    undo = compile_layers(list(model.model.layers), {}, part=IN_PIECES)
+    for _ in range(2):
+        asked.clear()
+        found, theirs, chosen = step(model)
+        torch.testing.assert_close(found, plain, rtol=1e-5, atol=1e-6)
+        torch.testing.assert_close(theirs, gradients, rtol=1e-4, atol=1e-6)
+        assert [each.tolist() for each in chosen] == [
+            [many * (1 + checkpointed) for many in each.tolist()] for each in counts
+        ]
+        assert len(asked) == 2 * (1 + checkpointed), "of a checkpointed layer once more in the backward pass"
+    assert counters["stats"]["unique_graphs"] >= 2
     undo()
     undo_checkpoints()
     model.gradient_checkpointing_disable()

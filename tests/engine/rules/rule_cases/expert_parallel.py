@@ -17,8 +17,6 @@ _BESIDE: dict[str, list[dict[str, Any]]] = {
     "weights-computed-in-fp8": [{"model.quantization": "fp8"}],
     "float16": [{"model.dtype": "float16"}],
     "modules-to-save": [{"adapter.modules_to_save": ["lm_head"]}],
-    "compiled-layers": [{"kernels.torch_compile": True}],
-    "compile-options": [{"kernels.torch_compile": True, "kernels.torch_compile_options": {"shape_padding": True}}],
     "timed-kernels": [{"kernels.kernel_auto_compose": True}],
     "quantization-aware": [{"kernels.quantization_aware": True}],
     "tiles": [{"memory.tiled_mlp": True}],
@@ -30,6 +28,16 @@ CASES: dict[str, list[Case]] = {
     **{
         f"expert-parallel-without-{name}": [({**TWO, **each}, Facts(), SPEC, "error") for each in beside]
         for name, beside in _BESIDE.items()
+    },
+    **{
+        f"tiers-without-compiled-pieces-{name}": [
+            ({**TWO, **given, "memory.gradient_checkpointing": tier}, Facts(), "memory.gradient_checkpointing", "error")
+            for tier in ("selective", "medium")
+        ]
+        for name, given in (
+            ("asked-for", {"kernels.torch_compile": True}),
+            ("by-options", {"kernels.torch_compile_options": {"shape_padding": True}}),
+        )
     },
     "experts-are-divided-over-the-processes": [
         ({**LORA, SPEC: 2}, Facts(), SPEC, "error"),
