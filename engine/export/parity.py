@@ -291,7 +291,7 @@ def trained_base(config: RunConfig, base: Path, *, adapted: bool) -> Any:
     from engine.models.load import weight_settings
     from engine.models.packed_experts import packed_experts
     from engine.models.stored_fp8 import load_fp8, stored_fp8
-    from engine.models.stored_packed import load_packed, stored_packed
+    from engine.models.stored_packed.loading import load_packed, stored_packed
 
     labels = {"score": 1, "steps": 2}.get(METHODS[config.method.kind].head)
     if (packs := stored_packed(str(base), None)) is not None:

@@ -15,7 +15,7 @@ from engine.export.parity import in_layers
 from engine.rules import read
 from engine.run.store import RunFolder
 from tests.engine.export.test_experts import FAMILIES, exported, on_experts
-from tests.engine.models.packed_files import packed_folders
+from tests.engine.models.stored_packed.packed_files import packed_folders
 
 Make = Callable[..., RunFolder]
 
