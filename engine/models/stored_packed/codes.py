@@ -50,3 +50,27 @@ def bits_and_whole(count: int, columns: int, told: tuple[int, ...]) -> tuple[int
         if count == -(-columns // (32 // bits)):
             return bits, True
     return count * 32 // columns, False
+
+
+def words_of(codes: torch.Tensor, bits: int, *, whole: bool = False) -> torch.Tensor:
+    """Words int32 [rows, n] of codes [rows, columns], uint8: what `codes_of` reads, or `codes_in_whole_words`."""
+    a_word = 32 // bits if whole else 32
+    padded = torch.nn.functional.pad(codes, (0, -codes.shape[1] % a_word)).unflatten(1, (-1, a_word)).long()
+    if whole:
+        return _signed((padded << torch.arange(a_word) * bits).sum(-1))
+    words = torch.zeros(*padded.shape[:2], bits, dtype=torch.int64)
+    for place in range(32):
+        word, shift = divmod(place * bits, 32)
+        words[..., word] |= padded[..., place] << shift & 0xFFFFFFFF
+        if shift + bits > 32:
+            words[..., word + 1] |= padded[..., place] >> 32 - shift
+    return _signed(words.flatten(1)[:, : -(-codes.shape[1] * bits // 32)])
+
+
+def words_of_awq(codes: torch.Tensor) -> torch.Tensor:
+    """AWQ's words int32 [rows, n] of codes [rows, 8 * n]."""
+    return words_of(codes.unflatten(1, (-1, 8))[..., AWQ_ORDER].flatten(1), 4)
+
+
+def _signed(words: torch.Tensor) -> torch.Tensor:
+    return torch.where(words >= 1 << 31, words - (1 << 32), words).to(torch.int32)

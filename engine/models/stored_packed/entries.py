@@ -120,12 +120,19 @@ class Entries:
         value: torch.Tensor = self._open[file].get_tensor(f"{name}.{end}")
         return value
 
-    def parts(self, name: str, device: torch.device | str = "cpu", shape: tuple[int, int] | None = None) -> Parts:
-        """The weight of a layer of this shape, laid out as it is held. Raises ModelError for tensors that do not fit."""
+    def parts(
+        self,
+        name: str,
+        device: torch.device | str = "cpu",
+        shape: tuple[int, int] | None = None,
+        changed: Mapping[str, torch.Tensor] | None = None,
+    ) -> Parts:
+        """The weight of a layer of this shape, laid out as it is held, with other tensors in place of some by their `changed`
+        ends. Raises ModelError for tensors that do not fit."""
         rows, columns = shape or self.shape(name)
 
         def read(end: str) -> torch.Tensor | None:
-            found = self.maybe(name, end)
+            found = (changed or {}).get(end, self.maybe(name, end))
             return None if found is None else found.to(device)
 
         ends = self._files[name]
@@ -140,9 +147,15 @@ class Entries:
         except Unfit as problem:
             raise ModelError(f"model.name: {visible(name)} cannot be read: {problem}.") from problem
 
-    def wide(self, name: str, dtype: torch.dtype, device: torch.device | str = "cpu") -> torch.Tensor:
-        """What a layer's weight stands for, [rows, columns]."""
-        return weight_of([self.parts(name, device)], self.shape(name), dtype).unpack(0)
+    def wide(
+        self,
+        name: str,
+        dtype: torch.dtype,
+        device: torch.device | str = "cpu",
+        changed: Mapping[str, torch.Tensor] | None = None,
+    ) -> torch.Tensor:
+        """What a layer's weight stands for, [rows, columns], also with other tensors in place of some."""
+        return weight_of([self.parts(name, device, changed=changed)], self.shape(name), dtype).unpack(0)
 
 
 def folder_of(source: str, revision: str | None) -> Path:
