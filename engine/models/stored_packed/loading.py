@@ -74,14 +74,18 @@ class _Places:
 
     layers: dict[str, str] = field(default_factory=dict)
     """A layer's path in the model, by its name in the files."""
+    plain: dict[str, str] = field(default_factory=dict)
+    """A weight's path in the model, by its layer's name in the files, where the model has no linear layer, as of routers: it is
+    widened."""
     joined: dict[str, tuple[WeightConverter, dict[str, list[str]]]] = field(default_factory=dict)
     """By the path of a weight that joins several: its conversion, and the names in the files of each of its sources."""
     zero_biases: bool = False
     """Whether the files hold biases of zeros beside some of them."""
 
     def others(self) -> Iterator[str]:
-        """Names in the files of what is joined."""
-        return (name for _, sources in self.joined.values() for names in sources.values() for name in names)
+        """Names in the files of what is joined or widened at once."""
+        yield from self.plain
+        yield from (name for _, sources in self.joined.values() for names in sources.values() for name in names)
 
 
 class _Later(QuantizationConfigMixin):
@@ -115,7 +119,7 @@ class _LeavesOut(HfQuantizer):
         patterns = {rf"\.({ends})$", *(rf"^{re.escape(name)}\.weight$" for name in layers)}
         known = model._keys_to_ignore_on_load_unexpected
         model._keys_to_ignore_on_load_unexpected = {*(known or ()), *patterns}
-        for name in self.quantization_config.places.joined:
+        for name in (*self.quantization_config.places.joined, *self.quantization_config.places.plain.values()):
             owner, _, leaf = name.rpartition(".")
             module: Any = model.get_submodule(owner)
             module.register_parameter(leaf, None)
@@ -155,6 +159,15 @@ def load_packed(
             held.layers, held.packed_bytes = held.layers + 1, held.packed_bytes + module.packed_bytes
             continue
         _put(model, path, _plain(module, settings["dtype"]))
+        held.widened += 1
+    for name, path in places.plain.items():
+        owner, _, leaf = path.rpartition(".")
+        like = shell.get_parameter(path)
+        wide = entries.wide(name, like.dtype, device)
+        if wide.shape != like.shape:
+            has, needs = (" x ".join(map(str, shape)) for shape in (wide.shape, like.shape))
+            raise ModelError(f"model.name: {visible(name)} is packed as {has}, and {needs} is wanted.")
+        model.get_submodule(owner).register_parameter(leaf, torch.nn.Parameter(wide))
         held.widened += 1
     for name, (converter, sources) in places.joined.items():
         owner, _, leaf = name.rpartition(".")
@@ -205,11 +218,16 @@ def _placed(entries: Entries, shell: PreTrainedModel) -> _Places:
             continue
         path = target.removesuffix(".weight")
         module = _module(shell, path)
-        if target not in state or (source is None and type(module) is not torch.nn.Linear):
-            kind = "" if target not in state else f", which is a {type(module).__name__} there"
-            raise ModelError(f"model.name: the model has no place for the packed {visible(name)}{kind}.")
+        if target not in state:
+            raise ModelError(f"model.name: the model has no place for the packed {visible(name)}.")
+        if source is None and type(module) is not torch.nn.Linear and state[target].dim() != 2:
+            raise ModelError(
+                f"model.name: {visible(name)} is packed, and a {type(module).__name__} holds no matrix of that name.",
+                "Take the model that it was made from, and model.quantization: nf4 holds it in as few bits.",
+            )
         if source is None:
-            found.layers[name] = path
+            linear = type(module) is torch.nn.Linear
+            (found.layers if linear else found.plain)[name] = path if linear else target
             continue
         converter = by_source[source]
         if len(converter.target_patterns) > 1:

@@ -10,13 +10,14 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from engine.builtin import tiny
 from engine.errors import ModelError
+from engine.facts.model_shape import model_facts
 from engine.features.built import Built
 from engine.features.load import load, load_model
 from engine.features.packed_experts.apply import prepare
 from engine.models.adapters import add_adapter
 from engine.models.packed_experts import packed_experts
 from tests.engine.features.families import made as made_family
-from tests.engine.models.stored_packed.packed_files import packed_folders
+from tests.engine.models.stored_packed.packed_files import PACKERS, packed_folders
 from tests.engine.models.test_stored_fp8 import config, gradients
 from tests.engine.trainers.conftest import CONVERSATIONS, lines, resumed_from, source, train  # noqa: F401
 
@@ -126,3 +127,44 @@ def test_a_packed_mixture_trains_and_goes_on_bit_for_bit(train, source, tmp_path
 @pytest.mark.parametrize("kind", ["gptq", "awq", "packed"])
 def test_packed_experts_train_on_the_gpu_and_go_on_bit_for_bit(train, source, tmp_path, kind):  # noqa: F811
     test_a_packed_mixture_trains_and_goes_on_bit_for_bit(train, source, tmp_path, kind)
+
+
+def test_a_packed_router_is_widened_and_trains_as_its_twin(tmp_path):
+    packed, twin = mixture(tmp_path, "floats")
+    name = "model.layers.0.mlp.gate"
+    tensors, wide = load_file(packed / "model.safetensors"), load_file(twin / "model.safetensors")
+    parts, wide[f"{name}.weight"] = PACKERS["floats"](wide[f"{name}.weight"].float(), group=16)
+    del tensors[f"{name}.weight"]
+    save_file(
+        tensors | {f"{name}.{end}": each for end, each in parts.items()}, packed / "model.safetensors", {"format": "pt"}
+    )
+    save_file(wide, twin / "model.safetensors", {"format": "pt"})
+    asked = config(packed)
+    asked.model.quantize_moe_experts = False
+    loaded = load(asked)
+    ours, theirs = loaded.model, load_model(config(twin))
+    assert loaded.stored_packed.widened == 1 + 4
+    # What NVFP4 stands for is a product of three numbers, rounded in another order than the twin's.
+    torch.testing.assert_close(
+        ours.get_parameter(f"{name}.weight"), theirs.get_parameter(f"{name}.weight"), rtol=1e-6, atol=0
+    )
+    ids = torch.arange(24).reshape(2, 12)
+    with torch.no_grad():
+        torch.testing.assert_close(ours(ids).logits, theirs(ids).logits, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("shape", ["weight_packed", "fused"])
+def test_experts_packed_as_one_weight_are_refused_at_check(tmp_path, shape):
+    packed, _ = mixture(tmp_path, "floats")
+    tensors = load_file(packed / "model.safetensors")
+    stem = "model.layers.0.mlp.experts"
+    for name in [name for name in tensors if name.startswith(f"{stem}.")]:
+        del tensors[name]
+    name = f"{stem}.gate_up_proj.weight_packed" if shape == "weight_packed" else f"{stem}.gate_up_proj"
+    tensors[name] = torch.zeros(4, 32, 16, dtype=torch.uint8)
+    save_file(tensors, packed / "model.safetensors", {"format": "pt"})
+    flaw = model_facts(str(packed)).flaw
+    assert name in flaw
+    assert "one by one" in flaw
+    with pytest.raises(ModelError, match="all experts of a layer packed as one weight"):
+        load(config(packed))
