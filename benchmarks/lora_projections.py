@@ -32,7 +32,8 @@ from transformers.models.qwen3.modeling_qwen3 import Qwen3MLP
 from engine.features.fused_lora.apply import fuse
 from engine.kernels.experts import groups
 from engine.kernels.gated import gated
-from engine.models.stored_packed import PackedLinear, Parts
+from engine.models.stored_packed.formats import Parts
+from engine.models.stored_packed.linear import PackedLinear
 
 FLOP_PER_MS, BYTES_PER_MS = 790e9, 3.0e9
 CARD = torch.cuda.is_available()

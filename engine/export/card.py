@@ -122,6 +122,9 @@ def _copy(form: str, parity: Mapping[str, Any], readers: str) -> list[tuple[str,
         )
         if rounded is not None:
             rows.append(("what rounding moved the logits by", f"{rounded:.2g} of their size"))
+    for each in parity.get("requantized") or ():
+        moved = f"moved {each['kept']:.2g} times as far as trained, cosine {each['cosine']:.2g}"
+        rows.append((f"rounding {shown(each['kind'])}", f"{each['error']:.2g} of its size; {moved}"))
     rows.append(("same prompts and ids", f"{parity.get('prompts', 0)} conversations, {parity.get('probes', 0)} texts"))
     rows.append(("stop tokens", " ".join(f"`{shown(each)}`" for each in parity.get("stop_tokens", []))))
     return rows

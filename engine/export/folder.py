@@ -200,6 +200,9 @@ def bytes_of(model: Model, form: str) -> int:
     if form == "adapter":
         return sum(file.stat().st_size for file in model.source.checkpoint.iterdir() if _of_adapter(file)) + (1 << 20)
     files = sum(file.stat().st_size for file in model_files.weight_files(model.whole))
+    if form == "packed":
+        trained = (model.source.checkpoint / model_files.ADAPTER_WEIGHTS).stat().st_size  # with a head of its own
+        return int(1.01 * files) + trained + (32 << 20)
     known = [(each.shape, DTYPES[each.dtype].itemsize) for each in model.stored.values() if each.dtype in DTYPES]
     wide = sum(torch.Size(shape).numel() * size for shape, size in known)  # more where weights are in few bits
     return int(1.01 * max(files, wide)) + (32 << 20)
@@ -225,6 +228,34 @@ def write_model(model: Model, into: Path, report: Report) -> parity.Parity:
     theirs = parity.open_folder(model.config, into, model.inputs, model.computing("Its answers"))
     found = parity.judged(found, model.reference, theirs, model.bound)
     _write_card(model, into, "safetensors", found)
+    return found
+
+
+def write_packed(model: Model, into: Path, report: Report) -> parity.Parity:
+    """The whole model in its base's own packed format. What rounding did is told; raises ParityError where weights are read back
+    as others than were written, WorkbenchError for a base that is not packed in a format that serves."""
+    from engine.export import to_packed
+
+    held = to_packed.refuse_unserved(model.config, model.base)
+    model.refuse_little_memory()
+    into.mkdir()
+    made = to_packed.write(model.config, model.base, model.source.checkpoint, into, report)
+    _write_config(model, into, packed=True)
+    _copy(model.base, into, to_packed.NOTES)
+    _copy(model.source.checkpoint, into, TOKENIZER)
+    _write_generation(model, into)
+    report("Opening it again", 0, 1)
+    weights = made.compare(into)
+    kinds = [each.as_json() for _, each in sorted(made.kinds.items())]
+    found = replace(
+        _same_tokens(model, into, model.tokenizer),
+        reader=f"the workbench as {held}",
+        weights=weights,
+        requantized=kinds,
+    )
+    theirs = parity.open_packed(model.config, into, model.inputs, model.computing("Its answers"))
+    found = parity.told(found, model.reference, theirs)
+    _write_card(model, into, "packed", found)
     return found
 
 
@@ -279,8 +310,9 @@ def _same_tokens(model: Model, folder: Path, tokenizer: Any) -> parity.Parity:
     return parity.compare_tokens(reader, tokenizer, opened, model.stops, ends)
 
 
-def _write_config(model: Model, into: Path) -> None:
-    """The base's config.json, with what merging changed: weights that are no longer tied, a head that is new."""
+def _write_config(model: Model, into: Path, *, packed: bool = False) -> None:
+    """The base's config.json, with what merging changed: weights that are no longer tied, a head that is new; and, unless they
+    are still `packed`, without the note on quantization."""
     content = model_files.read_json(model.base / "config.json")
     stored, before = model_files.stored_weights(into), model.stored
     if any(name.endswith("lm_head.weight") for name in stored):
@@ -298,7 +330,9 @@ def _write_config(model: Model, into: Path) -> None:
             key: value for key, value in shape.to_dict().items() if key in ("id2label", "label2id")
         }
         content["pad_token_id"] = model.tokenizer.pad_token_id
-    if model_files.stored_weights(model.base).keys() - before.keys():  # weights that were in FP8 or MXFP4
+    if (
+        not packed and model_files.stored_weights(model.base).keys() - before.keys()
+    ):  # weights that were in FP8 or MXFP4
         content.pop("quantization_config", None)  # it may have been in a file of its own
     (into / "config.json").write_text(json.dumps(content, indent=2) + "\n", "utf-8")
 

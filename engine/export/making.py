@@ -9,7 +9,7 @@ from typing import Any
 
 from engine.errors import WorkbenchError
 from engine.export import modelfile, record
-from engine.export.folder import Model, bytes_of, write_adapter, write_model
+from engine.export.folder import Model, bytes_of, write_adapter, write_model, write_packed
 from engine.export.parity import Parity
 from engine.export.places import K_QUANTS, placed
 from engine.run import checkpoint
@@ -20,7 +20,7 @@ Report = Callable[[str, int, int], None]
 
 def make(model: Model, form: str, place: Path, request: dict[str, Any], report: Report) -> dict[str, Any]:
     """Writes one form to its place and says what was compared. Raises WorkbenchError where it cannot be made."""
-    if form == "adapter" and not model.source.adapted:
+    if form in ("adapter", "packed") and not model.source.adapted:
         raise WorkbenchError(
             f"{model.source.checkpoint.name}: holds all weights of the model and no adapter.",
             f"Take the model along: `workbench export {called(model.source.run)} --to safetensors`.",
@@ -34,6 +34,8 @@ def make(model: Model, form: str, place: Path, request: dict[str, Any], report: 
             found = _modelfile(model, part, request)
         elif form == "gguf":
             found = _gguf(model, place, part, request, report)
+        elif form == "packed":
+            found = write_packed(model, part, report)
         elif form == "adapter":
             found = write_adapter(model, part, report, per_expert=request.get("per_expert", False))
         else:
@@ -57,7 +59,7 @@ def _bytes(model: Model, form: str, request: dict[str, Any]) -> int:
     twice."""
     if form == "modelfile":
         return 1 << 20
-    whole = bytes_of(model, "adapter" if form == "adapter" else "safetensors")
+    whole = bytes_of(model, form if form in ("adapter", "packed") else "safetensors")
     if form == "gguf":
         return (3 if request["quant"] in (*K_QUANTS, "F32") else 2) * whole
     return 2 * whole if form == "adapter" and request.get("per_expert", False) else whole

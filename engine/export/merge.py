@@ -41,7 +41,10 @@ NAMES = {
     torch.float64: "F64", torch.float32: "F32", torch.float16: "F16", torch.bfloat16: "BF16", torch.int64: "I64",
     torch.int32: "I32", torch.int16: "I16", torch.int8: "I8", torch.uint8: "U8", torch.bool: "BOOL",
 }  # fmt: skip
+_NAMES = NAMES | {torch.float8_e4m3fn: "F8_E4M3", torch.float8_e5m2: "F8_E5M2", torch.float8_e8m0fnu: "F8_E8M0"}
+"""Those that are written too, and into which nothing is merged."""
 DTYPES = {name: dtype for dtype, name in NAMES.items()}
+_ITEMS = {name: dtype.itemsize for dtype, name in _NAMES.items()}
 
 
 @dataclass
@@ -73,6 +76,11 @@ class Plan:
     """By its name in the files, what a weight there holds of experts that training held in few bits, by their name in the model."""
     left_out: set[str] = field(default_factory=set)
     """Weights of the files that the model has no place for: the head that a base for text predicts with, where it judges now."""
+
+    def changes(self, name: str) -> bool:
+        """Whether a weight, by its name in the files, is another one with the adapter merged in."""
+        inner = self.renamed.get(name, name)
+        return name in self.shares or inner in self.trained or inner.removesuffix(".weight") in self.layers
 
     def factors(self, path: str, weights: Any) -> ExpertLoRA:
         """The adapter of a wrapped weight, as views of its file `weights`."""
@@ -256,8 +264,8 @@ def merge(config: RunConfig, base: Path, adapter: Path, into: Path, report: Repo
             f"{visible(odd)}: is stored in {stored[odd].dtype}, into which an adapter cannot be merged.",
             "Export the adapter itself (--to adapter), or train on the model in 16 bits.",
         )
-    added = _extra(made, stored)
-    _refuse_left_over(made, stored, added)
+    added = added_weights(made, stored)
+    refuse_left_over(made, stored, added)
     files = model_files.weight_files(base)
     total, done = sum(file.stat().st_size for file in files), 0
     with safe_open(adapter / model_files.ADAPTER_WEIGHTS, "pt") as weights:
@@ -278,13 +286,13 @@ def merge(config: RunConfig, base: Path, adapter: Path, into: Path, report: Repo
                         done += value.nbytes
                         if name in made.packed:
                             value = _as_packed(config, made, name, value, base)
-                        yield _merged(config, made, name, value, weights)
+                        yield merged_weight(config, made, name, value, weights)
                         report("Merging", done, total)
                 for name, origin in last.items():
                     value = read_weight(base, origin) if origin else weights.get_tensor(made.trained[name])
-                    yield _merged(config, made, name, value, weights) if origin else value
+                    yield merged_weight(config, made, name, value, weights) if origin else value
 
-            shapes = header | {name: _shape_of(made, name, origin, stored, weights) for name, origin in last.items()}
+            shapes = header | {name: shape_of(made, name, origin, stored, weights) for name, origin in last.items()}
             write_safetensors(into / file.name, shapes, tensors())
     index = base / model_files.INDEX
     if len(files) > 1 or (files and files[0].name != model_files.WEIGHTS and index.is_file()):
@@ -300,7 +308,7 @@ def _kept(made: Plan, header: Mapping[str, model_files.Tensor]) -> dict[str, mod
     return {name: each for name, each in header.items() if name not in made.left_out}
 
 
-def _extra(made: Plan, stored: Mapping[str, model_files.Tensor]) -> dict[str, str]:
+def added_weights(made: Plan, stored: Mapping[str, model_files.Tensor]) -> dict[str, str]:
     """Weights that the base's files do not hold, by name: the weight they begin as, or nothing for a new head."""
     added: dict[str, str] = {}
     known = {*made.renamed.values(), *(path for path, _ in made.shares.values())}
@@ -315,7 +323,7 @@ def _extra(made: Plan, stored: Mapping[str, model_files.Tensor]) -> dict[str, st
     return added
 
 
-def _refuse_left_over(made: Plan, stored: Mapping[str, Any], added: Mapping[str, str]) -> None:
+def refuse_left_over(made: Plan, stored: Mapping[str, Any], added: Mapping[str, str]) -> None:
     plain = made.bare.state_dict()
     there = {*stored, *added, *made.renamed.values()}
     for path in made.layers:
@@ -326,7 +334,7 @@ def _refuse_left_over(made: Plan, stored: Mapping[str, Any], added: Mapping[str,
             raise _no_place(made.trained[name])
 
 
-def _shape_of(made: Plan, name: str, origin: str, stored: Mapping[str, model_files.Tensor], weights: Any) -> Any:
+def shape_of(made: Plan, name: str, origin: str, stored: Mapping[str, model_files.Tensor], weights: Any) -> Any:
     if origin:
         return stored[origin]
     part = weights.get_slice(made.trained[name])
@@ -334,7 +342,7 @@ def _shape_of(made: Plan, name: str, origin: str, stored: Mapping[str, model_fil
 
 
 @torch.no_grad()
-def _merged(config: RunConfig, made: Plan, name: str, value: torch.Tensor, weights: Any) -> torch.Tensor:
+def merged_weight(config: RunConfig, made: Plan, name: str, value: torch.Tensor, weights: Any) -> torch.Tensor:
     """The weight as the trained model has it, in the format of the base's file."""
     if name in made.shares:
         return _with_experts(made, name, value, weights)
@@ -427,7 +435,7 @@ def write_safetensors(path: Path, shapes: Mapping[str, model_files.Tensor], tens
     header: dict[str, Any] = {"__metadata__": {"format": "pt"}}
     end = 0
     for name, each in shapes.items():
-        size = torch.Size(each.shape).numel() * DTYPES[each.dtype].itemsize
+        size = torch.Size(each.shape).numel() * _ITEMS[each.dtype]
         header[name] = {"dtype": each.dtype, "shape": list(each.shape), "data_offsets": [end, end + size]}
         end += size
     text = json.dumps(header, separators=(",", ":")).encode()
@@ -435,6 +443,6 @@ def write_safetensors(path: Path, shapes: Mapping[str, model_files.Tensor], tens
     with path.open("wb") as file:
         file.write(struct.pack("<Q", len(text)) + text)
         for (name, each), value in zip(shapes.items(), tensors, strict=True):
-            if tuple(value.shape) != each.shape or NAMES[value.dtype] != each.dtype:
+            if tuple(value.shape) != each.shape or _NAMES[value.dtype] != each.dtype:
                 raise ModelError(f"{visible(name)}: became {tuple(value.shape)} in {value.dtype} while it was merged.")
             file.write(value.contiguous().flatten().view(torch.uint8).numpy().data)

@@ -105,6 +105,9 @@ class Parity:
     middle: bool = False
     """Whether the middle one of all positions was judged."""
 
+    requantized: list[dict[str, Any]] | None = None
+    """Of a base in few bits, what rounding to them did to each kind of merged weights (`engine.export.to_packed.Rounded`)."""
+
     def as_json(self) -> dict[str, Any]:
         return asdict(self)
 
@@ -291,7 +294,7 @@ def trained_base(config: RunConfig, base: Path, *, adapted: bool) -> Any:
     from engine.models.load import weight_settings
     from engine.models.packed_experts import packed_experts
     from engine.models.stored_fp8 import load_fp8, stored_fp8
-    from engine.models.stored_packed import load_packed, stored_packed
+    from engine.models.stored_packed.loading import load_packed, stored_packed
 
     labels = {"score": 1, "steps": 2}.get(METHODS[config.method.kind].head)
     if (packs := stored_packed(str(base), None)) is not None:
@@ -357,6 +360,30 @@ def open_folder(
         return streamed.outputs(made, ids, together=METHODS[config.method.kind].head != "score")
     _fit_padding(model)
     return outputs(model, ids)
+
+
+def told(found: Parity, ours: Reference, theirs: Sequence[torch.Tensor]) -> Parity:
+    """The comparison with logits of few bits, whose distance is told and bound by nothing. Raises ParityError where they are not
+    finite."""
+    error = distance(ours.trained, theirs)
+    if not math.isfinite(error):
+        raise differs(found.reader, "its logits are not finite")
+    effect = None if ours.base is None else distance(ours.trained, ours.base)
+    return replace(found, logits_error=error, trained_effect=effect)
+
+
+def open_packed(
+    config: RunConfig, folder: Path, ids: Sequence[list[int]], report: Layers | None = None
+) -> list[torch.Tensor]:
+    """Outputs of a folder in a packed format, as training opens such a base. Raises ParityError for one that it cannot open."""
+    try:
+        made = in_layers(config, folder, adapted=True, report=report)
+        if made is not None:
+            return streamed.outputs(made, ids, together=METHODS[config.method.kind].head != "score")
+        return outputs(trained_base(config, folder, adapted=True), ids)
+    except model_files.UNREADABLE as problem:
+        first = visible(str(problem).strip().split("\n")[0])[:200]
+        raise differs("the workbench", f"it cannot be loaded ({first})") from problem
 
 
 def judged(found: Parity, ours: Reference, theirs: Sequence[torch.Tensor], bound: float) -> Parity:

@@ -14,7 +14,7 @@ from filelock import FileLock, Timeout
 
 from engine import figures
 from engine.errors import WorkbenchError, redact, visible
-from engine.model_files import ADAPTER
+from engine.model_files import ADAPTER, read_json
 from engine.run import checkpoint, disk, inside
 from engine.run.store import RunFolder
 
@@ -23,6 +23,7 @@ FORMS = {
     "adapter": "the adapter alone, for PEFT and servers that load adapters",
     "gguf": "one file for llama.cpp, Ollama and LM Studio",
     "modelfile": "a Modelfile for `ollama create`, beside the GGUF or the folder",
+    "packed": "a folder in the packed format of a base that others quantized: adapter merged in, rounded anew, the error told",
 }
 """What a run can be exported to, and what each is for."""
 QUANTS = ("F16", "BF16", "Q8_0", "F32")
@@ -79,10 +80,29 @@ def adapts_experts(run: RunFolder) -> bool:
 
 
 def forms_of(run: RunFolder) -> dict[str, str]:
-    """The forms that the run's newest checkpoint can be taken along in: one with all weights holds no adapter."""
+    """The forms that the run's newest checkpoint can be taken along in: one with all weights holds no adapter, and a base that is
+    not packed, or not to be seen from here, has no packed format."""
     newest = max(steps(run), default=None)
     adapted = newest is None or inside.exists(run, run.checkpoints / f"checkpoint-{newest}" / ADAPTER)
-    return {form: words for form, words in FORMS.items() if adapted or form != "adapter"}
+    lacking = set() if adapted else {"adapter", "packed"}
+    if adapted and not _on_packed(run):
+        lacking.add("packed")
+    return {form: words for form, words in FORMS.items() if form not in lacking}
+
+
+def _on_packed(run: RunFolder) -> bool:
+    """Whether the run's base lies in a folder whose config.json says that it is packed."""
+    from engine.config.files import parse, place_of
+    from engine.facts.stored import ROUNDED_TO, stored_as
+
+    try:
+        model = parse(run.read_config(), path=run.config).mapping.get("model")
+        name = model.get("name") if isinstance(model, dict) else None
+        config = Path(place_of(name, run.path)) / "config.json" if isinstance(name, str) else None
+        note = read_json(config).get("quantization_config") if config is not None and config.is_file() else None
+    except (WorkbenchError, OSError, AttributeError):
+        return False
+    return stored_as(note) in ROUNDED_TO
 
 
 def steps(run: RunFolder) -> list[int]:
@@ -101,6 +121,7 @@ def places(run: RunFolder, forms: Sequence[str], folder: Path, quant: str = "F16
         "adapter": "adapter",
         "gguf": f"{run.id}-{quant}.gguf",
         "modelfile": "Modelfile",
+        "packed": "packed",
     }
     return {form: folder / names[form] for form in FORMS if form in forms}
 

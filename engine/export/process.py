@@ -40,7 +40,9 @@ def compared(parity: dict[str, Any]) -> str:
     """What a comparison found, in a sentence."""
     words = f"opened again by {parity['reader']}"
     formats = parity.get("formats") or {}
-    if parity["weights"] is not None:
+    if parity.get("requantized") is not None:
+        words += f": {parity['weights']} weights are what they were rounded to"
+    elif parity["weights"] is not None:
         rounded = ", ".join(f"{count} {name}" for name, count in formats.items())
         words += f": {parity['weights']} weights {f'({rounded}) ' if rounded else ''}are their source's"
         words += f"{' to rounding' if rounded else ''}, tokens and template are the same"
@@ -55,6 +57,11 @@ def compared(parity: dict[str, Any]) -> str:
         words += f", next tokens by {number(parity['divergence'], 3)} nats ({'KL of the middle position' if parity.get('middle') else 'mean KL'})"
     if parity["trained_effect"] is not None:
         words += f", training moved them by {percent(parity['trained_effect'], 1)}"
+    for each in parity.get("requantized") or ():
+        words += (
+            f"; {visible(each['kind'])} rounded by {percent(each['error'], 2)} of its size, moved {number(each['kept'], 2)} times as "
+            f"far as trained (cosine {number(each['cosine'], 2)})"
+        )
     return f"{words}; it stops at {' '.join(map(visible, parity['stop_tokens'])) or 'no token'}."
 
 

@@ -25,7 +25,7 @@ from engine.errors import ModelError, visible
 from engine.facts.stored import PACKED, block_of, stored_as, with_note
 from engine.kernels.experts.packed import of_mxfp4
 from engine.models.stored_fp8 import widened
-from engine.models.stored_packed import Entries
+from engine.models.stored_packed.entries import Entries
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel

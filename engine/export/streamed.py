@@ -22,7 +22,7 @@ from safetensors import safe_open
 from engine import model_files
 from engine.config.tree import RunConfig
 from engine.errors import ModelError
-from engine.export.stored import Share, is_turned, read_weight, shares, stored_name, wide_weights
+from engine.export.stored import Share, is_turned, packed_in, read_weight, shares, stored_name, wide_weights
 from engine.features.packed_experts import EXPERTS_ALONE, packs
 from engine.kernels.experts.packed import Packer
 from engine.models.packed_experts import PROJECTIONS
@@ -114,8 +114,8 @@ def opened(folder: Path, loader: Any, shape: Any, config: RunConfig | None = Non
 
     None where its files hold weights otherwise than the model has them.
     """
-    if config is not None and config.model.quantization not in MODES:
-        return None
+    if (config is not None and config.model.quantization not in MODES) or packed_in(folder) is not None:
+        return None  # what eight bits hold may look like a plain weight
     from accelerate import init_empty_weights
 
     with init_empty_weights(include_buffers=False):

@@ -14,6 +14,8 @@ PACKED = "gptq", "awq", "compressed-tensors", "modelopt"
 """What tools for quantization after training write: integers with scales or NVFP4, packed (`engine.models.stored_packed`)."""
 SERVED = "", "fp8", "mxfp4", "bitsandbytes", *PACKED
 """Plain numbers, and what is loaded as it is: by bitsandbytes' own package, all else here."""
+ROUNDED_TO = "fp8", "mxfp4", *PACKED
+"""Formats of files into which a merged weight is rounded again (`engine.export.to_packed`)."""
 _ROUNDED = "int-quantized", "pack-quantized", "nvfp4-pack-quantized", "mxfp4-pack-quantized"
 """Formats of compressed-tensors in which layers stay as they are stored."""
 
@@ -164,6 +166,7 @@ def refuse_without_note(folder: Path, config: Mapping[str, Any], tensors: Mappin
             'Copy the note on quantization into it; where hf_quant_config.json names FP8 it is "quantization_config": '
             '{"quant_method": "modelopt", "quant_algo": "FP8"}.',
         )
+    _refuse_experts_as_one(folder, method, tensors)
     alone = (name for name in sorted(tensors) if name.endswith(".scales") and f"{name[:-6]}qweight" not in tensors)
     if method in PACKED[:2] and (name := next(alone, None)) is not None:
         raise ModelError(
@@ -171,6 +174,22 @@ def refuse_without_note(folder: Path, config: Mapping[str, Any], tensors: Mappin
             "divides after some activations; transformers' model has no place for it.",
             "Take the model that it was made from, and model.quantization: nf4 holds it in as few bits.",
         )
+
+
+def _refuse_experts_as_one(folder: Path, method: str, tensors: Mapping[str, Tensor]) -> None:
+    """Raises ModelError for all experts of a layer packed as one weight: no format says how its scales lie, and tools write
+    experts one by one."""
+    if method not in PACKED:
+        return
+    for name, each in sorted(tensors.items()):
+        packed = each.dtype in ("U8", "I8", "I32") and (name.endswith(_WORDS) or ".experts." in name)
+        if packed and len(each.shape) > 2:
+            raise ModelError(
+                f"{place(folder)}: {visible(name)} holds all experts of a layer packed as one weight {list(each.shape)}, and of "
+                f"{method} experts are read that are packed one by one.",
+                "Take a copy whose experts lie one by one, as llm-compressor writes them where it makes linear layers of them, or "
+                "the model that it was made from: model.quantization nf4 or nvfp4 holds its experts in as few bits.",
+            )
 
 
 def block_of(note: Mapping[str, Any]) -> tuple[int, int] | None:

@@ -56,7 +56,7 @@ def add_adapter(model: PreTrainedModel, config: RunConfig) -> PreTrainedModel | 
 
     Raises ModelError for targets and names that the model lacks.
     """
-    from engine.models.stored_packed import leave_to_each_process
+    from engine.models.stored_packed.linear import leave_to_each_process
     from engine.models.vision_parts import freeze_vision, refuse_without_vision, vision_parts, without_vision
 
     adapter, vision = config.adapter, vision_parts(model)
@@ -190,7 +190,7 @@ def _check_saved(model: torch.nn.Module, names: list[str]) -> None:
             )
     from engine.kernels.experts.packed import PackedExperts
     from engine.models.stored_fp8 import Fp8Linear
-    from engine.models.stored_packed import PackedLinear
+    from engine.models.stored_packed.linear import PackedLinear
 
     for path, module in model.named_modules() if names else ():
         if not any(path == name or path.endswith("." + name) for name in names):

@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from transformers import PretrainedConfig, PreTrainedModel
 
     from engine.models.stored_fp8 import Held
-    from engine.models.stored_packed import HeldPacked
+    from engine.models.stored_packed.loading import HeldPacked
 
 UNREADABLE = (*model_files.UNREADABLE, SafetensorError)
 DTYPES = ("bfloat16", "float16", "float32")
@@ -166,7 +166,7 @@ def _model(config: RunConfig, source: str, device: torch.device | None) -> Loade
 def _with_weights(config: RunConfig, source: str, loader: Any, settings: dict[str, Any]) -> Loaded:
     """The model with its weights from the files, and with the head that the method puts on top."""
     from engine.models.stored_fp8 import load_fp8, stored_fp8
-    from engine.models.stored_packed import load_packed, stored_packed
+    from engine.models.stored_packed.loading import load_packed, stored_packed
     from engine.models.strict_load import load_strictly
 
     head = METHODS[config.method.kind].head

@@ -39,7 +39,8 @@ from engine.models.packed_experts import packed_experts
 from engine.models.processors import UnreadVideos, pixel_limits
 from engine.models.sizes import format_of, weights_in
 from engine.models.stored_fp8 import Fp8Linear, Held
-from engine.models.stored_packed import HeldPacked, PackedLinear
+from engine.models.stored_packed.linear import PackedLinear
+from engine.models.stored_packed.loading import HeldPacked
 from engine.models.vision_parts import vision_parts
 from engine.run import network
 from engine.run.nodes import hosts

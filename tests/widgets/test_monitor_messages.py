@@ -438,7 +438,7 @@ def test_a_finished_run_shows_the_card_of_the_commands_and_its_buttons_do_what_t
     monkeypatch.setenv("PATH", str(tmp_path))
     without = offered()
     assert dict(without["forms"]) == {
-        form: FORMS[form] for form in FORMS if form != "adapter"
+        form: FORMS[form] for form in FORMS if form not in ("adapter", "packed")
     }  # all weights were trained
     assert (list(without["quants"]), "pip install llama-cpp-python" in without["needs"]) == ([*QUANTS], True)
     (tmp_path / "llama-quantize").touch(0o755)

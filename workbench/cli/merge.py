@@ -20,20 +20,25 @@ from workbench.cli.taking_along import absolute, followed, part_line
     "--checkpoint", "step", type=int, metavar="N", help="The checkpoint of step N; else the newest whole one."
 )
 @click.option("-o", "--output", "output", type=click.Path(path_type=Path), help="The new folder; else RUN-merged here.")
+@click.option(
+    "--packed", is_flag=True, help="Into a base's own packed format (FP8, MXFP4, NVFP4, GPTQ, AWQ), rounded anew."
+)
 @click.option("--runs", "runs", metavar="DIR", help="Folder that holds the runs.")
 @click.option("--json", "as_json", is_flag=True, help="For machines.")
-def command(name: str, step: int | None, output: Path | None, runs: str | None, as_json: bool) -> int:
-    """Merge the adapter into the base, in the base's number format, and check that it answers alike. Full weights that the
-    processes of a run wrote in shares (fsdp2) are put together into one folder.
+def command(name: str, step: int | None, output: Path | None, packed: bool, runs: str | None, as_json: bool) -> int:
+    """Merge the adapter into the base, in the base's number format, and check that it answers alike; a base that others
+    quantized becomes one in 16 bits, or with --packed stays in its format, and it is told what rounding to it did. Full weights
+    that the processes of a run wrote in shares (fsdp2) are put together into one folder.
 
     \b
     workbench merge my-0001
     workbench merge my-0001 --checkpoint 200 -o my-model
+    workbench merge my-0001 --packed
     """
     run = store.find(name, store.runs_dir(runs))
-    place = absolute(output, f"{run.id}-merged")
+    place = absolute(output, f"{run.id}-{'packed' if packed else 'merged'}")
     refuse_existing(place)
-    asked = request("merge", run.path, checkpoint=step, places={"safetensors": place})
+    asked = request("merge", run.path, checkpoint=step, places={"packed" if packed else "safetensors": place})
     result = followed(asked, as_json=True)
     part = result["parts"][0]
     if not part["ok"]:

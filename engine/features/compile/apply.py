@@ -78,6 +78,10 @@ def apply(config: RunConfig, built: Built) -> Applied | None:
         from engine.features.compile.low_rank_sums import ThinSums
 
         options["post_grad_custom_post_pass"] = ThinSums()
+    if any(type(module).__name__ == "Linear4bit" for layer in layers for module in layer.modules()):
+        from engine.features.compile.recompute_4bit import Recompute4bit
+
+        options["joint_custom_pre_pass"] = Recompute4bit(products=lean)
     undo_layers = compile_layers(layers, options, switch, one_shape=config.data.packing, one=one, part=part)
     undo_notes = one.watch_checkpoints(built.pretrained())
     words = f"; adapters' products taken together in {together} modules" if together else ""

@@ -19,7 +19,7 @@ from engine.features.compile.grouped import View
 from engine.kernels.gated import ACTIVATIONS, gated_reference
 from engine.kernels.lora import Projection, Weights
 from engine.models.stored_fp8 import Fp8Linear, dequantized
-from engine.models.stored_packed import PackedLinear
+from engine.models.stored_packed.linear import PackedLinear
 
 Described = tuple[Projection, Weights]
 BLOCKS = (("gate_proj", "up_proj", "down_proj"), ("gate_up_proj", "down_proj"))

@@ -15,7 +15,7 @@ from engine.export.parity import in_layers
 from engine.rules import read
 from engine.run.store import RunFolder
 from tests.engine.export.test_experts import FAMILIES, exported, on_experts
-from tests.engine.models.packed_files import packed_folders
+from tests.engine.models.stored_packed.packed_files import packed_folders
 
 Make = Callable[..., RunFolder]
 
@@ -29,12 +29,13 @@ def packed_base(run: RunFolder, where: Path, kind: str, **told: int) -> dict[str
     return load_file(twin / "model.safetensors")
 
 
-@pytest.mark.parametrize("kind", ["gptq", "awq", "packed", "floats", "modelopt"])
+@pytest.mark.parametrize("kind", ["gptq", "awq", "packed", "eights", "floats", "modelopt"])
 def test_a_packed_base_leaves_the_house_in_bfloat16_as_training_saw_it(
     make_run: Make, tmp_path: Path, kind: str
 ) -> None:
     run = make_run("llama", adapter={"target_modules": ["o_proj", "down_proj"]}, dtype=torch.bfloat16)
-    wide = packed_base(run, tmp_path, kind, group=16 if kind in ("floats", "modelopt") else 32)
+    told = {} if kind == "eights" else {"group": 16 if kind in ("floats", "modelopt") else 32}
+    wide = packed_base(run, tmp_path, kind, **told)
     merged = exported(run, tmp_path / "out")["parity"]
     assert merged["logits_error"] < merged["bound"]
     assert merged["trained_effect"] > 0.01

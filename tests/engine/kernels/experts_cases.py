@@ -165,7 +165,9 @@ def experts_packed() -> None:
 
 
 def axes() -> dict[str, list[Case]]:
-    """Cases for a card that differ from the common one along a single axis."""
+    """Cases that differ from the common one along a single axis; small ones for the interpreter."""
+    if INTERPRETED:
+        return _small_axes()
     common = Case(tokens=300, experts=8, hidden=256, width=192, top_k=4, rank=16)
     return {
         "tokens": [replace(common, tokens=n) for n in (1, 7, 4096, 65_536)],
@@ -175,6 +177,26 @@ def axes() -> dict[str, list[Case]]:
         "top_k": [replace(common, top_k=n) for n in (1, 8)],
         "rank": [replace(common, rank=n) for n in (1, 7, 64, 128)],
         "dtype": [replace(common, dtype=dtype) for dtype in DTYPES],
+        "routing": [replace(common, routing=kind) for kind in ("skewed", "empty", "one", "sentinels")],
+        "activation": [replace(common, activation=kind, biased=kind == ACTIVATIONS[3]) for kind in ACTIVATIONS[1:]],
+        "gate": [replace(common, interleaved=True, transposed=turn, biased=turn) for turn in (False, True)],
+        "transposed": [replace(common, transposed=True)],
+        "adapted": [replace(common, adapted=kind, biased=kind == "none") for kind in ("none", "gate_up", "down")],
+        "trained": [replace(common, trained=True, biased=True, transposed=turn) for turn in (False, True)],
+    }
+
+
+def _small_axes() -> dict[str, list[Case]]:
+    # No bfloat16, which the interpreter cuts where a card rounds.
+    common = Case(tokens=5, experts=3, hidden=16, width=16, top_k=2, rank=4, dtype=torch.float32)
+    return {
+        "tokens": [replace(common, tokens=n) for n in (1, 2, 17)],
+        "experts": [replace(common, experts=n) for n in (2, 5)],
+        "hidden": [replace(common, hidden=n) for n in (17, 24, 40)],
+        "width": [replace(common, width=n) for n in (7, 17, 24)],
+        "top_k": [replace(common, top_k=n) for n in (1, 4, 8)],
+        "rank": [replace(common, rank=n) for n in (1, 7, 20, 128)],
+        "dtype": [common, replace(common, dtype=torch.float16)],
         "routing": [replace(common, routing=kind) for kind in ("skewed", "empty", "one", "sentinels")],
         "activation": [replace(common, activation=kind, biased=kind == ACTIVATIONS[3]) for kind in ACTIVATIONS[1:]],
         "gate": [replace(common, interleaved=True, transposed=turn, biased=turn) for turn in (False, True)],
@@ -214,10 +236,12 @@ def experts_cases() -> None:
             check(case, f"{name} {case}")
 
 
-def experts_crosses(count: int = 0 if INTERPRETED else 25) -> None:
-    """Cases that differ along many axes at once, drawn from SEED: a card takes some eight seeds side by side."""
+def experts_crosses() -> None:
+    """CROSSES cases, by default 25 on a card and none in the interpreter, that differ along many axes at once, drawn from SEED: a
+    card takes some eight seeds side by side."""
+    count = int(os.environ.get("CROSSES", "0" if INTERPRETED else "25"))
     choose = torch.Generator().manual_seed(int(os.environ.get("SEED", "0")))
-    common = axes()["dtype"][1]
+    common = axes()["dtype"][0 if INTERPRETED else 1]
     options = [[case for case in cases if case.tokens < 5000] for cases in axes().values()]
     for i in range(count):
         case = common

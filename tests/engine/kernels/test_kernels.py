@@ -54,6 +54,15 @@ def test_kernels_match_float64_in_the_interpreter(dtype):
     assert run_cases(some if dtype else list(CHECKS), TRITON_INTERPRET="1", **told) > 50
 
 
+@pytest.mark.slow
+@pytest.mark.timeout(3000)
+@pytest.mark.skipif(find_spec("triton") is None, reason="triton is not installed")
+@pytest.mark.parametrize("seed", ["0", "1"])
+def test_a_hundred_crosses_of_experts_match_float64_in_the_interpreter(seed):
+    """Drawn over tokens, experts, widths, top-k, rank, format, routing, activation, layout, adapters and frozen weights."""
+    assert run_cases(["experts_crosses"], TRITON_INTERPRET="1", CROSSES="100", SEED=seed) >= 100
+
+
 ON_A_CARD = [
     *(f"{name}:{dtype}" for name in WIDE for dtype in ("float32", "bfloat16", "float16")),
     *(name for name in CHECKS if name not in WIDE and name not in FAR),

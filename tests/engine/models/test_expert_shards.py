@@ -12,7 +12,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from engine.errors import ModelError
 from engine.models.expert_shards import Group, Share, as_if_whole, divide_experts, is_divided, share_of, whole_numel
-from engine.models.stored_packed import leave_to_each_process
+from engine.models.stored_packed.linear import leave_to_each_process
 from tests.engine.features.families import made
 
 ASKED: dict[str, Any] = {

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 import json
 import re
 from dataclasses import replace
@@ -94,6 +95,30 @@ def test_a_mixture_fits_the_card_of_its_recipe(name: str, tmp_path: Path) -> Non
     assert room is not None
     assert sum(need.values()) <= FIT * room
     assert int(said[2]) == pytest.approx(sum(need.values()) / 2**30, abs=0.75)
+
+
+@pytest.mark.parametrize("name", SHAPES)
+def test_speed_and_memory_that_a_recipe_says_were_measured(name: str) -> None:
+    """Each pair stands in benchmarks/results.csv as a step of this shape; a recipe without one says so."""
+    text = next(each.text for each in recipes() if each.name == name).partition("\nversion")[0].replace("\n# ", " ")
+    works = {
+        "qwen3-30b-a3b": "step_30b_a3b_lora",
+        "qwen3-30b-a3b-24gb": "step_30b_a3b_lora",
+        "gpt-oss-20b": "step_gptoss_20b_lora",
+    }
+    with Path("benchmarks/results.csv").open(newline="") as file:
+        rows = [
+            row for row in csv.DictReader(file) if row["work"] == works.get(name) and row["shape"].startswith("4x2048")
+        ]
+    measured = {(4 * 2048 / float(row["ms"]) * 1000, float(row["peak_mib"]) / 1024) for row in rows}
+    said = re.findall(r"([\d,]+) tokens/s in ([\d.]+) GiB", text)
+    assert len(said) == {"qwen3-30b-a3b-24gb": 2}.get(name, name in works)
+    assert bool(said) != ("not measured on a card" in text)
+    for speed, size in said:
+        near = [
+            abs(each - float(speed.replace(",", ""))) < 5 and abs(room - float(size)) < 0.06 for each, room in measured
+        ]
+        assert any(near), (speed, size)
 
 
 def test_a_mixture_of_30b_in_16_bits_is_shared_out_over_two_cards(tmp_path: Path) -> None:

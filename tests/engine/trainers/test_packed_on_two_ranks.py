@@ -9,7 +9,7 @@ import torch
 
 from engine.builtin import tiny
 from tests.caches import own_cache
-from tests.engine.models.packed_files import packed_folders
+from tests.engine.models.stored_packed.packed_files import packed_folders
 from tests.engine.trainers.conftest import CONVERSATIONS, lines
 from tests.engine.trainers.test_fsdp2 import LORA, Place, alike, weights
 from tests.engine.trainers.test_fsdp2_mixtures import ON_EXPERTS, mixture

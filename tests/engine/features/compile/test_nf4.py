@@ -11,10 +11,13 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from functorch.compile import make_boxed_func, min_cut_rematerialization_partition
 from peft import LoraConfig, get_peft_model
+from torch._dynamo.backends.common import aot_autograd
 from torch._dynamo.utils import counters
 
 from engine.features.compile import apply as compiled
+from engine.features.compile.recompute_4bit import Recompute4bit
 from tests.engine.features.conftest import built_of, tiny_model
 
 bnb = pytest.importorskip("bitsandbytes")
@@ -86,19 +89,22 @@ def step(model, ids):
     return loss.item(), {name: p.grad.clone() for name, p in model.named_parameters() if p.grad is not None}
 
 
-def check_one_graph(nested, allowed, targets=("q_proj", "down_proj")):
-    model, ids = adapted(nested, list(targets)), torch.arange(24).reshape(2, 12)
-    loss, gradients = step(model, ids)
-    assert len(gradients) == 2 * len(targets) * 2  # A and B of the projections in two layers, and nothing of the base
-    on = SimpleNamespace(
+def settings(tier):
+    return SimpleNamespace(
         kernels=SimpleNamespace(torch_compile=True, torch_compile_options={}),
-        memory=SimpleNamespace(gradient_checkpointing="full"),
+        memory=SimpleNamespace(gradient_checkpointing=tier),
         data=SimpleNamespace(packing=True),
         model=SimpleNamespace(name="nobody/of-no-shape", revision=None),
         distributed=SimpleNamespace(strategy="auto", expert_parallel_size=1),
     )
+
+
+def check_one_graph(nested, allowed, targets=("q_proj", "down_proj")):
+    model, ids = adapted(nested, list(targets)), torch.arange(24).reshape(2, 12)
+    loss, gradients = step(model, ids)
+    assert len(gradients) == 2 * len(targets) * 2  # A and B of the projections in two layers, and nothing of the base
     graphs, breaks = counters["stats"]["unique_graphs"], sum(counters["graph_break"].values())
-    compiled.apply(on, built_of(SimpleNamespace(model=model, training_step=None)))
+    compiled.apply(settings("full"), built_of(SimpleNamespace(model=model, training_step=None)))
     ours, found = step(model, ids)
     assert counters["stats"]["unique_graphs"] - graphs == 1  # the second layer takes the first one's
     assert sum(counters["graph_break"].values()) == breaks
@@ -112,6 +118,60 @@ def test_a_checkpointed_layer_of_4_bit_weights_and_adapters_is_one_graph(monkeyp
     plain = torch.compile
     monkeypatch.setattr(torch, "compile", lambda call, options=None, **how: plain(call, backend="aot_eager", **how))
     check_one_graph(nested, 1e-6)
+
+
+class Unpacking(torch.autograd.Function):
+    """The product as bitsandbytes before 0.50 has it: its weight is unpacked in forward and again in backward."""
+
+    @staticmethod
+    def forward(ctx, x, packed, state):
+        ctx.packed, ctx.state = packed, state
+        return torch.nn.functional.linear(x, bnb.functional.dequantize_4bit(packed, state))
+
+    @staticmethod
+    def backward(ctx, gradient):
+        return gradient @ bnb.functional.dequantize_4bit(ctx.packed, ctx.state), None, None
+
+
+@pytest.mark.parametrize("products", [True, False])
+def test_no_unpacked_weight_waits_for_the_backward_pass(products):
+    layer = quantized(torch.nn.Linear(64, 96, bias=False), torch.bfloat16)
+    x = torch.randn(2, 5, 64, dtype=torch.bfloat16, requires_grad=True)
+
+    def call(x):
+        return Unpacking.apply(x, layer.weight.view(-1, 1), layer.weight.quant_state) + layer(x).square()
+
+    def run(mark):
+        def parted(joint, inputs, **more):
+            mark(joint.graph)
+            return min_cut_rematerialization_partition(joint, inputs, **more)
+
+        torch._dynamo.reset()
+        backend = aot_autograd(fw_compiler=lambda graph, _: make_boxed_func(graph.forward), partition_fn=parted)
+        held = []
+        with torch.autograd.graph.saved_tensors_hooks(
+            lambda each: held.append(tuple(each.shape)) or each, lambda each: each
+        ):
+            out = torch.compile(call, fullgraph=True, backend=backend)(x)
+        return held, (out, *torch.autograd.grad(out.float().square().sum(), x))
+
+    held, wanted = run(lambda graph: None)
+    assert (96, 64) in held  # what torch would hold by itself
+    held, found = run(Recompute4bit(products=products))
+    assert (96, 64) not in held
+    results = sum(torch.Size(shape).numel() == 2 * 5 * 96 for shape in held)
+    assert results == (not products)  # what is squared
+    assert all(map(torch.equal, found, wanted))
+
+
+@pytest.mark.parametrize(("tier", "products"), [("full", True), ("selective", False), (False, False)])
+def test_layers_in_four_bits_are_compiled_so_and_others_are_not(monkeypatch, tier, products):
+    seen = []
+    monkeypatch.setattr(compiled.torch, "compile", lambda call, options, **_: seen.append(options or {}) or call)
+    for model in (adapted(True, ["q_proj"]), tiny_model()):
+        compiled.apply(settings(tier), built_of(SimpleNamespace(model=model, training_step=None)))
+    ours = [options.get("joint_custom_pre_pass") for options in seen]
+    assert [each and each.products for each in ours] == [products, products, None, None]
 
 
 @pytest.mark.slow

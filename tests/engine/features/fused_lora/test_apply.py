@@ -23,9 +23,10 @@ from engine.features.fused_norm_rope.apply import fuse as fuse_attention
 from engine.features.gradient_checkpointing.tiers import use_tier
 from engine.kernels.lora import Projection, Weights, gated_block, projected
 from engine.models.stored_fp8 import Fp8Linear
-from engine.models.stored_packed import PackedLinear, _of_gptq
+from engine.models.stored_packed.formats import of_gptq
+from engine.models.stored_packed.linear import PackedLinear
 from tests.engine.features.conftest import tiny_model
-from tests.engine.models.packed_files import gptq
+from tests.engine.models.stored_packed.packed_files import gptq
 from tests.engine.trainers.conftest import lines
 
 IDS = torch.arange(18).reshape(2, 9) % 128
@@ -232,7 +233,7 @@ def in_fp8(layer):
 def in_groups(layer):
     tensors, _ = gptq(layer.weight.data, group=16, ordered=True)
     found = PackedLinear(layer)
-    found.fill(_of_gptq(tensors.get, *layer.weight.shape, {}))
+    found.fill(of_gptq(tensors.get, *layer.weight.shape, {}))
     return found
 
 

@@ -16,6 +16,30 @@ from safetensors.torch import load_file, save_file
 E2M1 = [0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0]
 
 
+FORMS = {
+    "gptq": ("gptq", {}),
+    "gptq-v2": ("gptq", {"form": "gptq_v2"}),
+    "gptq-ordered": ("gptq", {"ordered": True}),
+    "gptq-symmetric": ("gptq", {"symmetric": True, "group": -1}),
+    "gptq-8": ("gptq", {"bits": 8}),
+    "gptq-3": ("gptq", {"bits": 3}),
+    "gptq-2": ("gptq", {"bits": 2, "symmetric": True}),
+    "awq": ("awq", {}),
+    "packed": ("packed", {}),
+    "packed-channel-8": ("packed", {"bits": 8, "group": -1}),
+    "packed-uneven": ("packed", {"symmetric": False}),
+    "packed-ordered": ("packed", {"ordered": True}),
+    "packed-3": ("packed", {"bits": 3, "symmetric": False}),
+    "packed-3-whole": ("packed", {"bits": 3, "symmetric": False, "whole": True}),
+    "packed-7-whole": ("packed", {"bits": 7, "group": -1, "whole": True}),
+    "eights": ("eights", {}),
+    "mxfp4": ("floats", {"group": 32}),
+    "nvfp4": ("floats", {"group": 16}),
+    "modelopt": ("modelopt", {}),
+}
+"""Of `packed_folders`: its kind and what else it is told, by a name."""
+
+
 def signed(word):
     return word - (1 << 32) if word >= 1 << 31 else word
 

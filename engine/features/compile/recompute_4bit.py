@@ -1,0 +1,33 @@
+"""Of compiled layers with bitsandbytes' 4-bit weights: what the weights stand for is made again in backward, never held.
+
+bitsandbytes' own backward unpacks the weight a second time. The compiler sees that both passes unpack the same bytes, takes the
+two for one, and as it knows nothing of another library's operations holds the result from forward to backward: four times the
+bytes of the packed weight, in every layer at once. So each operation that unpacks is marked as one to compute again. Where
+layers are checkpointed whole, the products with 4-bit weights are marked too: they stand in an `autograd.Function`, into which
+not every release of torch carries the checkpoint's own mark.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch._inductor.custom_graph_pass import CustomGraphPass, get_hash_for_files
+from torch.utils.checkpoint import CheckpointPolicy
+
+
+class Recompute4bit(CustomGraphPass):
+    """A pass over a layer's joint graph, forward and backward, before it is parted; `products` are computed again as well."""
+
+    def __init__(self, *, products: bool) -> None:
+        self.products = products
+
+    def __call__(self, graph: torch.fx.Graph) -> None:
+        for node in graph.nodes:
+            op = node.target
+            ours = isinstance(op, torch._ops.OpOverload) and op.namespace == "bitsandbytes"
+            if ours and (self.products or "dequantize" in op._opname):
+                node.meta["recompute"] = CheckpointPolicy.MUST_RECOMPUTE
+
+    def uuid(self) -> Any:
+        return get_hash_for_files((__file__,), str(self.products))
