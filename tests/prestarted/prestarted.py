@@ -35,6 +35,9 @@ ASKER = "WORKBENCH_TESTS_ASKER"
 """Names, in the environment of a process that the server forked, the one that asked for it: its parent in all but name."""
 COLD = "WORKBENCH_TESTS_COLD"
 """Set where a process is to be started as ever."""
+WARM = "WORKBENCH_TESTS_WARM"
+"""Set for `python [-P] -c CODE ...` whose start is not what is looked at: it is forked too, where its code may find torch and
+all the rest imported already."""
 TORCHRUN = "torch.distributed.run"
 MODULES = (
     "engine.worker",
@@ -179,10 +182,10 @@ def _note_cold(args: Any, env: Any) -> None:
 
 def module_of(args: Any, environment: Any) -> str | None:
     """The module that `python -P [-u] -m MODULE ...` starts, if it is one of those that need torch; torchrun says -P in the
-    environment of its ranks. `-c` for a process of tests side by side."""
+    environment of its ranks. `-c` for a process of tests side by side, and for code that may be WARM."""
     words = [os.fsdecode(each) for each in args]
-    if words == [sys.executable, "-u", "-c", SIDE_BY_SIDE]:
-        return "-c"
+    if words[0] == sys.executable and (words[1:] == ["-u", "-c", SIDE_BY_SIDE] or WARM in environment):
+        return "-c" if "-c" in words[1:3] else None
     flags = [each for each in words[1:] if each not in ("-P", "-u")][:2]
     safe = "-P" in words[1:3] or bool(environment.get("PYTHONSAFEPATH"))
     if words[0] == sys.executable and safe and flags[:1] == ["-m"] and flags[1] in MODULES:

@@ -35,6 +35,7 @@ import prestarted
 LIBRARIES = """numpy pyarrow datasets tokenizers safetensors.torch torch torch.utils.data peft accelerate trl
 transformers.trainer transformers.modeling_utils transformers.models.auto.modeling_auto transformers.models.llama.modeling_llama
 transformers.tokenization_utils_fast transformers.models.qwen3.modeling_qwen3 trl.trainer.sft_trainer trl.trainer.dpo_trainer torch.distributed.run"""
+M_MMAP_THRESHOLD = -3
 HANDLER = "torch.distributed.elastic.multiprocessing.subprocess_handler.subprocess_handler"
 """Where torchrun starts its ranks, by a name of its own for `subprocess.Popen`."""
 OWN = """engine.trainers.sft engine.trainers.dpo engine.trainers.receipt engine.data.prepare engine.models.load
@@ -161,7 +162,7 @@ def _answer(line: socket.socket, lines: dict[int, tuple[socket.socket, str | Non
     for each in files:
         os.close(each)
     called = json.loads(asked)
-    tests = "-c" in called["argv"]  # a process of tests, which charges them itself
+    tests = prestarted.SIDE_BY_SIDE in called["argv"]  # a process of tests, which charges them itself
     lines[pid] = line, None if tests else called["environment"].get("PYTEST_CURRENT_TEST", "")
 
 
@@ -212,7 +213,7 @@ def _run(argv: list[str]) -> int:
     _settle()
     sys.orig_argv = argv
     if "-c" in argv:
-        return _ended(lambda: _execute(argv[-1]))
+        return _ended(lambda: _execute(argv[argv.index("-c") :]))
     module = argv.index("-m") + 1
     sys.argv = argv[module:]
     for name in (argv[module], f"{argv[module]}.__main__"):
@@ -224,10 +225,10 @@ def _run(argv: list[str]) -> int:
     return _ended(lambda: runpy.run_module(argv[module], run_name="__main__", alter_sys=True))
 
 
-def _execute(code: str) -> None:
-    sys.argv = ["-c"]
+def _execute(words: list[str]) -> None:
+    sys.argv = ["-c", *words[2:]]
     main = sys.modules["__main__"] = ModuleType("__main__")
-    exec(code, vars(main))
+    exec(words[1], vars(main))
 
 
 def _ended(program: Callable[[], object]) -> int:
@@ -257,6 +258,8 @@ def _settle() -> None:
     import numpy
     from huggingface_hub import constants
 
+    if room := os.environ.get("MALLOC_MMAP_THRESHOLD_"):  # which the C library reads when a process starts
+        ctypes.CDLL(None).mallopt(M_MMAP_THRESHOLD, int(room))
     random.seed()
     numpy.random.seed()
     old = str(constants.HF_HOME)
