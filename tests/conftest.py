@@ -92,6 +92,14 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
     return ByFile(config, log)
 
 
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_setupnodes(config: pytest.Config) -> None:
+    """Processes of tests are forked from the one that has imported torch, but for those of a card: it was told that there is
+    none."""
+    if "not gpu" in config.option.markexpr:
+        prestarted.wait()
+
+
 @pytest.hookimpl(trylast=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     if _beside_others(config):
@@ -140,7 +148,7 @@ def pytest_configure(config: pytest.Config) -> None:
         os.environ[ROOM] = tempfile.mkdtemp(prefix="workbench-tests-room-")
         prestarted.hold(Path(os.environ[ROOM]))
         if getattr(config.option, "numprocesses", None):
-            prestarted.begin(Path(os.environ[ROOM]))  # it imports while the tests are collected
+            prestarted.begin(Path(os.environ[ROOM]))
     os.environ["PYTHONPATH"] = os.pathsep.join([str(prestarted.HERE), *filter(None, [os.environ.get("PYTHONPATH")])])
     prestarted.install()
 

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import os
+import sys
+
+import pytest
 
 from tests.prestarted import prestarted
 
@@ -16,3 +19,9 @@ def test_a_library_writes_what_others_read_at_import() -> None:
 
 def test_it_is_gone_with_its_test() -> None:
     assert not WRITTEN.keys() & os.environ.keys()
+
+
+@pytest.mark.skipif("PYTEST_XDIST_WORKER" not in os.environ, reason="needs tests side by side, on no card")
+def test_a_process_of_tests_side_by_side_was_forked_from_one_that_has_torch() -> None:
+    assert sys.orig_argv[1:] == ["-u", "-c", prestarted.SIDE_BY_SIDE]
+    assert prestarted.ASKER in os.environ

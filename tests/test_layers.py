@@ -6,6 +6,7 @@ Read off the syntax tree, so that imports inside functions and for types count t
 from __future__ import annotations
 
 import ast
+import functools
 from fnmatch import fnmatchcase
 from pathlib import Path
 
@@ -67,8 +68,11 @@ def _imports(name: str, path: Path, modules: dict[str, Path]) -> set[str]:
     return {each for each in found if each in modules and each != name}
 
 
-MODULES = _modules()
-GRAPH = {name: _imports(name, path, MODULES) for name, path in MODULES.items()}
+@functools.cache
+def _graph() -> dict[str, set[str]]:
+    """What each module imports; every process that collects this file would read all sources otherwise."""
+    modules = _modules()
+    return {name: _imports(name, path, modules) for name, path in modules.items()}
 
 
 def _layer(name: str) -> int:
@@ -83,7 +87,7 @@ def _layer(name: str) -> int:
 def test_every_module_imports_downward() -> None:
     upward = [
         f"{name} imports {other}"
-        for name, others in GRAPH.items()
+        for name, others in _graph().items()
         if name.startswith("engine")
         for other in sorted(others)
         if not other.startswith("engine") or _layer(other) < _layer(name)
@@ -92,14 +96,14 @@ def test_every_module_imports_downward() -> None:
 
 
 def test_the_kernels_import_nothing_of_the_engine() -> None:
-    others = {each for name, found in GRAPH.items() if name.startswith("engine.kernels") for each in found}
+    others = {each for name, found in _graph().items() if name.startswith("engine.kernels") for each in found}
     assert [each for each in sorted(others) if not each.startswith("engine.kernels")] == []
 
 
 def test_no_two_modules_wait_for_each_other() -> None:
-    graph = {name: {other for other in others if (name, other) not in START} for name, others in GRAPH.items()}
+    graph = {name: {other for other in others if (name, other) not in START} for name, others in _graph().items()}
     assert _circles(graph) == []
-    unneeded = [pair for pair in START if pair[1] not in GRAPH.get(pair[0], ())]
+    unneeded = [pair for pair in START if pair[1] not in _graph().get(pair[0], ())]
     assert unneeded == [], "named here, and no such import any more"
 
 

@@ -1,23 +1,27 @@
-"""One JupyterLab for all browser tests, a Chromium a file; each test has a notebook and a tab of its own.
+"""One JupyterLab, one Chromium and one tab of it for all browser tests; each test has a notebook of its own.
 
 Playwright's event loop counts as running for as long as it is open, and no other asynchronous test can run meanwhile:
-so Chromium ends with its file.
+so Chromium ends with the last of them.
 """
 
 from __future__ import annotations
 
+import contextlib
 import sys
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 sys.path.insert(0, str(Path(__file__).parent))
 import lab as browsing
 
+HERE = Path(__file__).parent
+OPEN = contextlib.ExitStack()
+WINDOWS: list[browsing.Window] = []
 
-@pytest.fixture(scope="package")
+
+@pytest.fixture(scope="session")
 def lab(tmp_path_factory: pytest.TempPathFactory) -> Iterator[browsing.Lab]:
     if browsing.missing():
         pytest.skip(browsing.missing())
@@ -25,8 +29,17 @@ def lab(tmp_path_factory: pytest.TempPathFactory) -> Iterator[browsing.Lab]:
         yield served
 
 
-@pytest.fixture(scope="module")
-def chromium(lab: browsing.Lab) -> Iterator[Any]:
-    with browsing.browser() as opened:
-        yield opened
-    browsing.no_loop_is_left()
+@pytest.fixture
+def chromium(lab: browsing.Lab) -> browsing.Window:
+    if not WINDOWS:
+        WINDOWS.append(browsing.Window(OPEN.enter_context(browsing.browser()), lab))
+    return WINDOWS[0]
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_teardown(nextitem: pytest.Item | None) -> Generator[None]:
+    yield
+    if nextitem is None or HERE not in nextitem.path.parents:
+        WINDOWS.clear()
+        OPEN.close()
+        browsing.no_loop_is_left()

@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import importlib.util
+import json
 import os
 import secrets
 import shutil
@@ -46,9 +47,11 @@ SECONDS = 60
 # Playwright looks at every frame unless told otherwise, and so has every frame drawn.
 POLL_MS = 150
 READY = """() => {
-    const session = window.jupyterapp?.shell?.currentWidget?.sessionContext?.session;
+    const shown = window.jupyterapp?.shell?.currentWidget;
+    const session = shown?.context?.path === NOTEBOOK ? shown.sessionContext?.session : null;
     return session?.kernel?.connectionStatus === 'connected' && session.kernel.status === 'idle';
 }"""
+CLOSE = "() => { for (const each of [...window.jupyterapp.shell.widgets('main')]) each.dispose(); }"
 RAN = """() => {
     const prompts = [...document.querySelectorAll('.jp-Notebook .jp-InputPrompt')].map((each) => each.textContent);
     return prompts.length > 0 && prompts.every((text) => /\\[\\d+\\]/.test(text));
@@ -162,6 +165,9 @@ class Page:
     outside: list[str] = field(default_factory=list)
     errors: list[str] = field(default_factory=list)
 
+    def ready(self, notebook: str) -> None:
+        self.shows(READY.replace("NOTEBOOK", json.dumps(notebook)), "the kernel is connected and idle")
+
     def run_all(self) -> None:
         """Run every cell and wait until each has run; an order that came too early is given again."""
         for _ in range(6):
@@ -224,8 +230,11 @@ class Page:
 def browser() -> Iterator[Any]:
     from playwright.sync_api import sync_playwright
 
+    # Its handler of crashes is nobody's child and lives as long as it does, over the end of one file of tests: without
+    # their marks it is not taken for a process that one of them left behind.
+    unmarked = {name: value for name, value in os.environ.items() if not name.startswith("WORKBENCH_TESTS_")}
     with sync_playwright() as playwright:
-        chromium = playwright.chromium.launch(executable_path=shutil.which("chromium"), args=FLAGS)
+        chromium = playwright.chromium.launch(executable_path=shutil.which("chromium"), args=FLAGS, env=unmarked)
         try:
             yield chromium
         finally:
@@ -238,13 +247,22 @@ def no_loop_is_left() -> None:
         left = asyncio.get_running_loop()
         raise AssertionError(
             f"an event loop still runs after the browser tests of this file, so no asynchronous test can run any more: "
-            f"{left!r}. Close every browser that was opened (`with browsing.browser()`), and keep it module-scoped."
+            f"{left!r}. Close every browser that was opened (`with browsing.browser()`) behind the last of them."
         )
 
 
 @contextlib.contextmanager
 def opened(chromium: Any, lab: Lab, notebook: str, *, width: int = 1280, height: int = 1000) -> Iterator[Page]:
-    """The notebook open, its kernel connected and idle."""
+    """The notebook open in a tab of its own, its kernel connected and idle."""
+    page = _loaded(chromium, lab, notebook, width, height)
+    try:
+        page.ready(notebook)
+        yield page
+    finally:
+        page.tab.close()
+
+
+def _loaded(chromium: Any, lab: Lab, notebook: str, width: int, height: int) -> Page:
     tab = chromium.new_page(viewport={"width": width, "height": height}, reduced_motion="reduce")
     tab.set_default_timeout(SECONDS * 1000)
     page = Page(tab)
@@ -257,9 +275,42 @@ def opened(chromium: Any, lab: Lab, notebook: str, *, width: int = 1280, height:
     tab.on("websocket", note)
     tab.on("pageerror", lambda error: page.errors.append(str(error)))
     tab.on("dialog", lambda dialog: dialog.accept())
-    try:
-        tab.goto(f"{lab.url}/lab/tree/{notebook}?token={lab.token}&reset", wait_until="domcontentloaded")
-        page.shows(READY, "the kernel is connected and idle")
+    tab.goto(f"{lab.url}/lab/tree/{notebook}?token={lab.token}&reset", wait_until="domcontentloaded")
+    return page
+
+
+@dataclass
+class Window:
+    """One tab for all tests, since JupyterLab takes seconds of a processor to load: notebooks are opened in it one after the
+    other, each with a kernel of its own that ends with it. A test that failed leaves none to the next."""
+
+    chromium: Any
+    lab: Lab
+    page: Page | None = None
+
+    @contextlib.contextmanager
+    def opened(self, notebook: str, *, width: int = 1280, height: int = 1000) -> Iterator[Page]:
+        """The notebook open, its kernel connected and idle."""
+        before, self.page = self.page, None
+        if before is None:
+            page = _loaded(self.chromium, self.lab, notebook, width, height)
+        else:
+            page = before
+            page.tab.set_viewport_size({"width": width, "height": height})
+            page.command("docmanager:open", path=notebook)
+        page.ready(notebook)
+        page.outside.clear()
+        page.errors.clear()
         yield page
-    finally:
-        tab.close()
+        page.tab.evaluate(CLOSE)
+        self._end_kernels()
+        self.page = page
+
+    def _end_kernels(self) -> None:
+        for session in json.loads(self._asked("GET", "")):
+            self._asked("DELETE", f"/{session['id']}")
+
+    def _asked(self, method: str, what: str) -> bytes:
+        asked = urllib.request.Request(f"{self.lab.url}/api/sessions{what}?token={self.lab.token}", method=method)
+        with urllib.request.urlopen(asked, timeout=SECONDS) as answer:
+            return bytes(answer.read())

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import lab as browsing
 
 from tests.chats import QUESTION, make_run
 
 
-def test_the_button_of_a_finished_run_opens_its_chat(lab: browsing.Lab, chromium: Any) -> None:
+def test_the_button_of_a_finished_run_opens_its_chat(lab: browsing.Lab, chromium: browsing.Window) -> None:
     run = make_run(lab.root / "chats")
     (run.events).write_text(
         '{"v":1,"seq":0,"t":1,"rank":0,"segment":0,"kind":"started","method":"sft","model":"builtin/tiny","max_steps":10,"epochs":1}\n'
@@ -18,7 +16,7 @@ def test_the_button_of_a_finished_run_opens_its_chat(lab: browsing.Lab, chromium
     browsing.write_notebook(
         lab.root / "chat.ipynb", [f"from widgets import Monitor\nMonitor({run.id!r}, runs='chats')"]
     )
-    with browsing.opened(chromium, lab, "chat.ipynb") as page:
+    with chromium.opened("chat.ipynb") as page:
         page.run_all()
         page.tab.get_by_role("button", name="Chat", exact=True).click()
         line = page.tab.get_by_label("what to say")

@@ -10,12 +10,12 @@ LEARNING_RATE = "[data-path='optim.learning_rate']"
 
 
 def test_a_form_edit_shows_a_finding_its_fix_mends_it_and_the_preview_shows_tokens(
-    lab: browsing.Lab, chromium: Any
+    lab: browsing.Lab, chromium: browsing.Window
 ) -> None:
     """Two views of one widget: what is edited in the first is seen in the second."""
     cell = "from widgets import Workbench\nwb = Workbench(runs='runs')\ndisplay(wb)\ndisplay(wb)"
     browsing.write_notebook(lab.root / "form.ipynb", [cell])
-    with browsing.opened(chromium, lab, "form.ipynb", height=1400) as page:
+    with chromium.opened("form.ipynb", height=1400) as page:
         page.run_all()
         page.sees(".ftw-goal")
         first, second = page.tab.locator(".ftw").nth(0), page.tab.locator(".ftw").nth(1)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from typing import Any
 
 import lab as browsing
 import pytest
@@ -18,11 +17,13 @@ ROWS = [
 
 
 @pytest.mark.slow
-def test_a_person_walks_from_the_goal_to_a_model_that_knows_their_rows(lab: browsing.Lab, chromium: Any) -> None:
+def test_a_person_walks_from_the_goal_to_a_model_that_knows_their_rows(
+    lab: browsing.Lab, chromium: browsing.Window
+) -> None:
     text = "".join(json.dumps({"prompt": prompt, "completion": answer}) + "\n" for prompt, answer in ROWS)
     (lab.root / "ferry.jsonl").write_text(text)
     browsing.write_notebook(lab.root / "guide.ipynb", ["from widgets import Workbench\nWorkbench(runs='guided')"])
-    with browsing.opened(chromium, lab, "guide.ipynb") as page:
+    with chromium.opened("guide.ipynb") as page:
         page.run_all()
         page.sees("[data-offer=guide]", has_text="Guided first run").click()
         onward = page.tab.locator(".ftw-guide-foot .ftw-primary")

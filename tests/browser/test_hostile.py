@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from typing import Any
 
 import lab as browsing
 
@@ -34,7 +33,7 @@ def hostile_run(lab: browsing.Lab) -> store.RunFolder:
     return run
 
 
-def test_hostile_text_in_names_rows_logs_and_metrics_stays_text(lab: browsing.Lab, chromium: Any) -> None:
+def test_hostile_text_in_names_rows_logs_and_metrics_stays_text(lab: browsing.Lab, chromium: browsing.Window) -> None:
     row = {"messages": [{"role": "user", "content": CANARY}, {"role": "assistant", "content": CANARY}]}
     (lab.root / "rows.jsonl").write_text(json.dumps(row) + "\n")
     run = hostile_run(lab)
@@ -45,7 +44,7 @@ def test_hostile_text_in_names_rows_logs_and_metrics_stays_text(lab: browsing.La
         "Workbench(draft, runs='hostile')",
     ]
     browsing.write_notebook(lab.root / "hostile.ipynb", cells)
-    with browsing.opened(chromium, lab, "hostile.ipynb", height=1900) as page:
+    with chromium.opened("hostile.ipynb", height=1900) as page:
         page.run_all()
         page.sees(".ftw-card b")
         monitor, workbench = page.tab.locator(".ftw").nth(0), page.tab.locator(".ftw").nth(2)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import lab as browsing
 import pytest
 
@@ -11,10 +9,12 @@ FOREIGN = "base_model: Qwen/Qwen3-8B\nsequence_len: 1024\nmicro_batch_size: 2\nl
 
 
 @pytest.mark.slow
-def test_the_ledger_opens_by_itself_and_a_button_takes_the_config_over(lab: browsing.Lab, chromium: Any) -> None:
+def test_the_ledger_opens_by_itself_and_a_button_takes_the_config_over(
+    lab: browsing.Lab, chromium: browsing.Window
+) -> None:
     (lab.root / "theirs.yml").write_text(FOREIGN)
     browsing.write_notebook(lab.root / "ledger.ipynb", ["from widgets import Workbench\nWorkbench('theirs.yml')"])
-    with browsing.opened(chromium, lab, "ledger.ipynb") as page:
+    with chromium.opened("ledger.ipynb") as page:
         page.run_all()
         page.sees(".ftw-state[data-kind=bad]", has_text="relora: true")
         page.sees(".ftw-state[data-kind=good]", has_text="sequence_len: 1024 -> data.max_length: 1024")

@@ -7,7 +7,6 @@ import signal
 import subprocess
 import sys
 from collections.abc import Iterator
-from typing import Any
 
 import lab as browsing
 import pytest
@@ -30,7 +29,7 @@ def ended(run: RunFolder, page: browsing.Page, *, state: str) -> None:
 
 
 def test_a_run_is_launched_and_found_again_after_a_reload_and_a_kernel_restart(
-    lab: browsing.Lab, chromium: Any
+    lab: browsing.Lab, chromium: browsing.Window
 ) -> None:
     small = {"optim.max_steps": 40, "optim.per_device_train_batch_size": 8, "run.save_steps": 20, "run.eval_steps": 40}
     cells = [
@@ -39,7 +38,7 @@ def test_a_run_is_launched_and_found_again_after_a_reload_and_a_kernel_restart(
         "import sys\nprint('heavy:', sorted({'torch', 'transformers', 'numpy', 'pandas'} & set(sys.modules)), 'end')",
     ]
     browsing.write_notebook(lab.root / "run.ipynb", cells)
-    with browsing.opened(chromium, lab, "run.ipynb") as page:
+    with chromium.opened("run.ipynb") as page:
         page.run_all()
         page.sees(".ftw-goal")
         page.tab.locator("[data-tab=launch]").click()
@@ -86,7 +85,7 @@ def test_a_run_is_launched_and_found_again_after_a_reload_and_a_kernel_restart(
         assert (page.outside, page.errors) == ([], [])
 
 
-def test_the_way_to_the_first_step_is_shown_with_its_times(lab: browsing.Lab, chromium: Any) -> None:
+def test_the_way_to_the_first_step_is_shown_with_its_times(lab: browsing.Lab, chromium: browsing.Window) -> None:
     run = store.create(lab.root / "starting", "version: 1\n", {"name": "written", "host": "another-machine"})
     run.update_json(state="starting")
     pen = EventWriter(run)
@@ -94,7 +93,7 @@ def test_the_way_to_the_first_step_is_shown_with_its_times(lab: browsing.Lab, ch
     pen.write("phase", name="Loading the tokenizer")
     cells = [f"from widgets import Monitor\nMonitor({run.id!r}, runs={str(run.path.parent)!r})"]
     browsing.write_notebook(lab.root / "way.ipynb", cells)
-    with browsing.opened(chromium, lab, "way.ipynb") as page:
+    with chromium.opened("way.ipynb") as page:
         page.run_all()
         page.sees(".ftw-way li[data-state=now]", has_text="tokenizer")
         done = page.tab.locator(".ftw-way li[data-state=done]")
@@ -131,7 +130,7 @@ def endless(lab: browsing.Lab) -> Iterator[RunFolder]:
 
 @pytest.mark.slow
 def test_several_monitors_follow_runs_started_elsewhere_and_one_is_stopped_from_here(
-    lab: browsing.Lab, chromium: Any, endless: RunFolder
+    lab: browsing.Lab, chromium: browsing.Window, endless: RunFolder
 ) -> None:
     """One run is trained by a terminal's command, the other is written while it is watched."""
     root = endless.path.parent
@@ -146,7 +145,7 @@ def test_several_monitors_follow_runs_started_elsewhere_and_one_is_stopped_from_
         "second",
     ]
     browsing.write_notebook(lab.root / "watch.ipynb", cells)
-    with browsing.opened(chromium, lab, "watch.ipynb", height=1900) as page:
+    with chromium.opened("watch.ipynb", height=1900) as page:
         page.run_all()
         for at, word in enumerate(("dates-0001", "written-0001", "written-0001")):
             name = page.tab.locator(".ftw").nth(at).locator(".ftw-name", has_text=word)
@@ -174,7 +173,7 @@ def test_several_monitors_follow_runs_started_elsewhere_and_one_is_stopped_from_
 
 
 def test_a_hung_run_shows_where_it_is_and_changed_rows_are_gone_on_with_by_buttons(
-    lab: browsing.Lab, chromium: Any
+    lab: browsing.Lab, chromium: browsing.Window
 ) -> None:
     """The worker hangs in earnest. What compares rows and what starts a worker are stood in for: the buttons are looked at."""
     root = lab.root / "asked"
@@ -201,7 +200,7 @@ def test_a_hung_run_shows_where_it_is_and_changed_rows_are_gone_on_with_by_butto
         f"Monitor('empty-0001', runs={str(root)!r})",
     ]
     browsing.write_notebook(lab.root / "asked.ipynb", cells)
-    with hung.in_c(stuck) as worker, browsing.opened(chromium, lab, "asked.ipynb", height=1900) as page:
+    with hung.in_c(stuck) as worker, chromium.opened("asked.ipynb", height=1900) as page:
         hung.put_back(stuck, 45)
         page.run_all()
         page.sees(".ftw-share", has_text="silent for")
@@ -224,7 +223,7 @@ def test_a_hung_run_shows_where_it_is_and_changed_rows_are_gone_on_with_by_butto
 
 @pytest.mark.slow
 def test_a_failed_run_tells_memory_and_rows_and_a_finished_one_takes_a_task_to_be_scored_by(
-    lab: browsing.Lab, chromium: Any
+    lab: browsing.Lab, chromium: browsing.Window
 ) -> None:
     root = lab.root / "over"
     (lab.root / "packages" / "lm_eval").mkdir(parents=True)
@@ -249,7 +248,7 @@ def test_a_failed_run_tells_memory_and_rows_and_a_finished_one_takes_a_task_to_b
         f"Monitor('whole-0001', runs={str(root)!r})",
     ]
     browsing.write_notebook(lab.root / "over.ipynb", cells)
-    with browsing.opened(chromium, lab, "over.ipynb", height=1900) as page:
+    with chromium.opened("over.ipynb", height=1900) as page:
         page.run_all()
         card = page.sees(".ftw-card", has_text="The GPU ran out of memory.").inner_text()
         assert "1.0 GiB at step 1, 2.0 GiB at step 2" in card
@@ -262,7 +261,9 @@ def test_a_failed_run_tells_memory_and_rows_and_a_finished_one_takes_a_task_to_b
 
 
 @pytest.mark.slow
-def test_runs_marked_in_the_list_are_laid_beside_each_other_and_followed(lab: browsing.Lab, chromium: Any) -> None:
+def test_runs_marked_in_the_list_are_laid_beside_each_other_and_followed(
+    lab: browsing.Lab, chromium: browsing.Window
+) -> None:
     root = lab.root / "beside"
     pens = []
     for name, rate in (("slow", "0.0001"), ("quick", "0.0003")):
@@ -276,7 +277,7 @@ def test_runs_marked_in_the_list_are_laid_beside_each_other_and_followed(lab: br
         pens[-1].write("sample", step=5, index=0, prompt="2 + 2?", completion=f"<b>{name}</b>")
     cells = [f"from widgets import Workbench\nWorkbench(runs={str(root)!r}, fresh=True)"]
     browsing.write_notebook(lab.root / "beside.ipynb", cells)
-    with browsing.opened(chromium, lab, "beside.ipynb") as page:
+    with chromium.opened("beside.ipynb") as page:
         page.run_all()
         page.sees(".ftw-goal")
         page.tab.locator("[data-tab=runs]").click()
@@ -305,11 +306,13 @@ def test_runs_marked_in_the_list_are_laid_beside_each_other_and_followed(lab: br
 
 
 @pytest.mark.slow
-def test_checkpoints_are_shown_with_why_they_stay_or_go_and_go_by_a_button(lab: browsing.Lab, chromium: Any) -> None:
+def test_checkpoints_are_shown_with_why_they_stay_or_go_and_go_by_a_button(
+    lab: browsing.Lab, chromium: browsing.Window
+) -> None:
     run = run_of_four(lab.root / "pruned")
     cells = [f"from widgets import Monitor\nMonitor('my-0001', runs={str(run.path.parent)!r})"]
     browsing.write_notebook(lab.root / "prune.ipynb", cells)
-    with browsing.opened(chromium, lab, "prune.ipynb") as page:
+    with chromium.opened("prune.ipynb") as page:
         page.run_all()
         page.sees(".ftw-end button", has_text="Free disk")
         page.tab.get_by_role("button", name="Checkpoints…").click()

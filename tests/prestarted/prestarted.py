@@ -1,7 +1,7 @@
 """Processes that need torch, forked from one that has imported it: an import costs each ten seconds of a core otherwise.
 
-`python -P -m engine.worker` and its like, started through `subprocess` while tests run, are forked from a server that all
-processes of these tests share. From the fork on each goes its usual way: entry, arguments, environment (also as the
+`python -P -m engine.worker` and its like, torchrun and its ranks, started through `subprocess` while tests run, are forked
+from a server that all processes of these tests share. So are the processes of tests side by side themselves. From the fork on each goes its usual way: entry, arguments, environment (also as the
 kernel shows it), folder, standard files, limits, session and exit code of its own. What cannot be told apart by that is
 started as ever: another interpreter or import path, other variables that libraries read at import, another user,
 namespace or control group, a process under strace, or one that has to come before the server is ready.
@@ -35,12 +35,29 @@ ASKER = "WORKBENCH_TESTS_ASKER"
 """Names, in the environment of a process that the server forked, the one that asked for it: its parent in all but name."""
 COLD = "WORKBENCH_TESTS_COLD"
 """Set where a process is to be started as ever."""
-MODULES = ("engine.worker", "engine.inspector", "engine.chat", "engine.export", "tests.engine.trainers.two_ranks")
+WARM = "WORKBENCH_TESTS_WARM"
+"""Set for `python [-P] -c CODE ...` whose start is not what is looked at: it is forked too, where its code may find torch and
+all the rest imported already."""
+TORCHRUN = "torch.distributed.run"
+MODULES = (
+    "engine.worker",
+    "engine.inspector",
+    "engine.chat",
+    "engine.export",
+    "tests.engine.trainers.two_ranks",
+    TORCHRUN,
+)
 AT_IMPORT = re.compile(
     r"(?i)^(TRANSFORMERS_|HF_DATASETS|TORCH(?!INDUCTOR_CACHE_DIR)|PYTORCH_|KMP_|LD_|CUDA_LAUNCH|NCCL_|GLOO_|ACCELERATE_|TRL_"
     r"|XFORMERS_|DISABLE_|USE_|TRITON_(?!CACHE_DIR)|PYTHON(?!PATH|SAFEPATH|UNBUFFERED|FAULTHANDLER|IOENCODING|DONTWRITE)"
     r"|OMP_(?!WAIT)|WORLD_SIZE|LOCAL_RANK|RANK$)"
 )
+SIDE_BY_SIDE = "import sys;exec(eval(sys.stdin.readline()))"
+"""What pytest-xdist has each of its processes do first, as the word behind `-c`."""
+OF_RANKS = re.compile(
+    r"^(TORCHELASTIC_|TORCH_NCCL_ASYNC_ERROR_HANDLING$|TORCH_FR_BUFFER_SIZE$|(GLOO|NCCL)_SOCKET_IFNAME$|WORLD_SIZE$|LOCAL_RANK$|RANK$)"
+)
+"""What torchrun and its ranks are told, and torch reads when processes meet, not at import."""
 LIMITS = [getattr(resource, name) for name in dir(resource) if name.startswith("RLIMIT_")]
 NAMESPACES = ("mnt", "net", "pid", "user", "uts", "ipc")
 LONGEST = 1 << 17
@@ -113,14 +130,17 @@ def _line_for(args: Any, env: Any, cwd: Any) -> socket.socket | None:
     room = environment.get(PLACE)
     if room is None or COLD in environment or not sys.platform.startswith("linux"):
         return None
-    if not isinstance(args, (list, tuple)) or (module := module_of(args)) is None:
+    if not isinstance(args, (list, tuple)) or (module := module_of(args, environment)) is None:
         return None
     if cwd is not None and not os.path.isdir(cwd):
         return None
     place = Path(room) / "prestarted"
     try:
         known = json.loads((place / "known").read_text())
-        same = known["at_import"] == at_import(environment) and known["surroundings"] == surroundings()
+        told, own = at_import(environment), known["at_import"]
+        if module == TORCHRUN or "TORCHELASTIC_RUN_ID" in environment:
+            told, own = ({name: each[name] for name in each if not OF_RANKS.search(name)} for each in (told, own))
+        same = own == told and known["surroundings"] == surroundings()
         if not same or names_on(further(environment, module)) & {"sitecustomize", *known["modules"]}:
             return None
         line = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
@@ -151,16 +171,24 @@ def names_on(folders: list[str]) -> set[str]:
 def _note_cold(args: Any, env: Any) -> None:
     """Tells `tests/cpu_seconds.py` of a process that imports all by itself, and the test it is for."""
     environment = os.environ if env is None else env
-    if PLACE in environment and isinstance(args, (list, tuple)) and module_of(args) is not None:
+    if (
+        PLACE in environment
+        and isinstance(args, (list, tuple))
+        and (module := module_of(args, environment)) is not None
+    ):
         with contextlib.suppress(OSError), open(Path(environment[PLACE]) / "cold", "a") as file:
-            print(module_of(args), os.environ.get("PYTEST_CURRENT_TEST", ""), sep="\t", file=file)
+            print(module, os.environ.get("PYTEST_CURRENT_TEST", ""), sep="\t", file=file)
 
 
-def module_of(args: Any) -> str | None:
-    """The module that `python -P [-u] -m MODULE ...` starts, if it is one of those that need torch."""
+def module_of(args: Any, environment: Any) -> str | None:
+    """The module that `python -P [-u] -m MODULE ...` starts, if it is one of those that need torch; torchrun says -P in the
+    environment of its ranks. `-c` for a process of tests side by side, and for code that may be WARM."""
     words = [os.fsdecode(each) for each in args]
+    if words[0] == sys.executable and (words[1:] == ["-u", "-c", SIDE_BY_SIDE] or WARM in environment):
+        return "-c" if "-c" in words[1:3] else None
     flags = [each for each in words[1:] if each not in ("-P", "-u")][:2]
-    if words[0] == sys.executable and "-P" in words[1:3] and flags[:1] == ["-m"] and flags[1] in MODULES:
+    safe = "-P" in words[1:3] or bool(environment.get("PYTHONSAFEPATH"))
+    if words[0] == sys.executable and safe and flags[:1] == ["-m"] and flags[1] in MODULES:
         return flags[1]
     return None
 
@@ -205,7 +233,8 @@ def wait(seconds: float = 120) -> None:
         return
     begin(Path(room))
     end = time.monotonic() + seconds
-    while not (Path(room) / "prestarted" / "known").exists() and time.monotonic() < end:
+    place = Path(room) / "prestarted"
+    while not any((place / each).exists() for each in ("known", "failed")) and time.monotonic() < end:
         time.sleep(0.05)
 
 

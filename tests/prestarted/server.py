@@ -20,9 +20,12 @@ import runpy
 import select
 import signal
 import socket
+import subprocess
 import sys
 import threading
 import traceback
+import weakref
+from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
 from typing import IO, Any
@@ -32,7 +35,10 @@ import prestarted
 
 LIBRARIES = """numpy pyarrow datasets tokenizers safetensors.torch torch torch.utils.data peft accelerate trl
 transformers.trainer transformers.modeling_utils transformers.models.auto.modeling_auto transformers.models.llama.modeling_llama
-transformers.tokenization_utils_fast transformers.models.qwen3.modeling_qwen3 trl.trainer.sft_trainer trl.trainer.dpo_trainer"""
+transformers.tokenization_utils_fast transformers.models.qwen3.modeling_qwen3 trl.trainer.sft_trainer trl.trainer.dpo_trainer torch.distributed.run"""
+M_MMAP_THRESHOLD = -3
+HANDLER = "torch.distributed.elastic.multiprocessing.subprocess_handler.subprocess_handler"
+"""Where torchrun starts its ranks, by a name of its own for `subprocess.Popen`."""
 OWN = """engine.trainers.sft engine.trainers.dpo engine.trainers.receipt engine.data.prepare engine.models.load
 engine.features.load engine.features.sequence engine.rehearse engine.rules engine.inspector.questions engine.chat.models
 engine.chat.answering engine.export.making engine.trainers.table engine.trainers.watching engine.trainers.auto_resolution
@@ -46,17 +52,22 @@ engine.features.router_load.apply engine.features.vision_attention.apply"""
 
 def serve(place: Path) -> None:
     os.environ.pop("ZZ_ROOM")
-    _import()
+    try:
+        _import()
+    except BaseException:
+        (place / "failed").touch()
+        raise
     wake, woken = socket.socketpair()
     woken.setblocking(False)
     wake.setblocking(False)
     signal.signal(signal.SIGCHLD, lambda *_: None)
     signal.set_wakeup_fd(woken.fileno())
-    lines: dict[int, tuple[socket.socket, str]] = {}
+    lines: dict[int, tuple[socket.socket, str | None]] = {}
     with (place / "spent").open("w") as spent, socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as door:
         door.bind(str(place / "calls"))
         door.listen(64)
         assert threading.active_count() == 1
+        _look_for_what_to_settle()
         print(*[(each / "comm").read_text().strip() for each in Path("/proc/self/task").iterdir()], flush=True)
         gc.collect()
         gc.freeze()
@@ -116,9 +127,21 @@ def _make_once() -> None:
     for split in ("train", "eval"):
         builtin.GENERATED["builtin/dates"].of({}, split, 42)
     os.fsync = os.fdatasync = lambda handle: None
+    _end_at_once()
 
 
-def _reap(lines: dict[int, tuple[socket.socket, str]], spent: IO[str]) -> None:
+def _end_at_once() -> None:
+    """At its end each process would take 281 operators out of torch's registry, half of what its fork, start and end take."""
+    import torch
+    from torch._dynamo.utils import dump_compile_times
+
+    atexit.unregister(dump_compile_times)
+    for each in list(weakref.finalize._registry):  # type: ignore[attr-defined]
+        if (alive := each.peek()) is not None and alive[1] is torch.library._del_library:
+            each.atexit = False
+
+
+def _reap(lines: dict[int, tuple[socket.socket, str | None]], spent: IO[str]) -> None:
     """Each is told its end; what it took of a processor, and for which test, is written for `tests/cpu_seconds.py`."""
     while lines:
         try:
@@ -128,12 +151,13 @@ def _reap(lines: dict[int, tuple[socket.socket, str]], spent: IO[str]) -> None:
         if not pid:
             return
         line, test = lines.pop(pid)
-        print(used.ru_utime + used.ru_stime, test, sep="\t", file=spent, flush=True)
+        if test is not None:
+            print(used.ru_utime + used.ru_stime, test, sep="\t", file=spent, flush=True)
         with line, contextlib.suppress(OSError):
             line.send(str(status).encode())
 
 
-def _answer(line: socket.socket, lines: dict[int, tuple[socket.socket, str]]) -> None:
+def _answer(line: socket.socket, lines: dict[int, tuple[socket.socket, str | None]]) -> None:
     try:
         asked, files, _, _ = socket.recv_fds(line, prestarted.LONGEST, 3)
     except OSError:
@@ -151,7 +175,9 @@ def _answer(line: socket.socket, lines: dict[int, tuple[socket.socket, str]]) ->
             os._exit(code)
     for each in files:
         os.close(each)
-    lines[pid] = line, json.loads(asked)["environment"].get("PYTEST_CURRENT_TEST", "")
+    called = json.loads(asked)
+    tests = prestarted.SIDE_BY_SIDE in called["argv"]  # a process of tests, which charges them itself
+    lines[pid] = line, None if tests else called["environment"].get("PYTEST_CURRENT_TEST", "")
 
 
 def _become(asked: dict[str, Any], files: list[int], line: socket.socket) -> int:
@@ -169,7 +195,9 @@ def _become(asked: dict[str, Any], files: list[int], line: socket.socket) -> int
         resource.setrlimit(limit, (soft, hard))
     os.environ.clear()
     os.environ.update(asked["environment"])
-    sys.path[:0] = prestarted.further(asked["environment"], prestarted.module_of(asked["argv"]) or "")
+    sys.path[:0] = prestarted.further(
+        asked["environment"], prestarted.module_of(asked["argv"], asked["environment"]) or ""
+    )
     importlib.invalidate_caches()
     _show(asked["environment"])
     os.write(own, str(os.getpid()).encode())
@@ -197,15 +225,31 @@ def _run(argv: list[str]) -> int:
     if os.environ.get("PYTHONFAULTHANDLER"):
         faulthandler.enable()
     _settle()
+    sys.orig_argv = argv
+    if "-c" in argv:
+        return _ended(lambda: _execute(argv[argv.index("-c") :]))
     module = argv.index("-m") + 1
     sys.argv = argv[module:]
-    sys.orig_argv = argv
     for name in (argv[module], f"{argv[module]}.__main__"):
-        if name == "engine.worker" or name.endswith("__main__"):
+        if name in ("engine.worker", prestarted.TORCHRUN) or name.endswith("__main__"):
             sys.modules.pop(name, None)
+    if argv[module] == prestarted.TORCHRUN:
+        prestarted.install()
+        importlib.import_module(HANDLER).Popen = subprocess.Popen
+    return _ended(lambda: runpy.run_module(argv[module], run_name="__main__", alter_sys=True))
+
+
+def _execute(words: list[str]) -> None:
+    sys.argv = ["-c", *words[2:]]
+    main = sys.modules["__main__"] = ModuleType("__main__")
+    exec(words[1], vars(main))
+
+
+def _ended(program: Callable[[], object]) -> int:
+    """The program's exit code, with all done that Python does at an end."""
     code = 0
     try:
-        runpy.run_module(argv[module], run_name="__main__", alter_sys=True)
+        program()
     except SystemExit as ended:
         code = ended.code if isinstance(ended.code, int) else int(ended.code is not None)
         if isinstance(ended.code, str):
@@ -228,18 +272,36 @@ def _settle() -> None:
     import numpy
     from huggingface_hub import constants
 
+    if room := os.environ.get("MALLOC_MMAP_THRESHOLD_"):  # which the C library reads when a process starts
+        ctypes.CDLL(None).mallopt(M_MMAP_THRESHOLD, int(room))
     random.seed()
     numpy.random.seed()
     old = str(constants.HF_HOME)
     importlib.reload(constants)
     new = str(constants.HF_HOME)
+    for module, name in SETTLED:
+        value = vars(module)[name]
+        if isinstance(value, str | Path):
+            setattr(module, name, type(value)(new + str(value)[len(old) :]))
+        else:
+            setattr(module, name, vars(constants)[name])
+
+
+def _look_for_what_to_settle() -> None:
+    """Looked for once: each process would go through a hundred thousand names otherwise."""
+    from huggingface_hub import constants
+
+    home = str(constants.HF_HOME)
     for module in list(sys.modules.values()):
         if isinstance(module, ModuleType) and re.match(r"(huggingface_hub|transformers|datasets)\b", module.__name__):
             for name, value in list(vars(module).items()):
-                if isinstance(value, str | Path) and str(value).startswith(old):
-                    setattr(module, name, type(value)(new + str(value)[len(old) :]))
-                elif name in vars(constants) and isinstance(value, bool):
-                    setattr(module, name, vars(constants)[name])
+                placed = isinstance(value, str | Path) and str(value).startswith(home)
+                if placed or (isinstance(value, bool) and name in vars(constants)):
+                    SETTLED.append((module, name))
+
+
+SETTLED: list[tuple[ModuleType, str]] = []
+"""Modules and names in them that hold what the environment said when they were imported."""
 
 
 if __name__ == "__main__":

@@ -24,6 +24,7 @@ from engine.export.process import ENVIRONMENT
 from engine.run.store import RunFolder
 from tests.engine.export.test_experts import FAMILIES as MIXTURES
 from tests.engine.export.test_experts import on_experts
+from tests.prestarted import prestarted
 
 Make = Callable[..., RunFolder]
 ADAPTERS: dict[str, dict[str, Any]] = {
@@ -270,9 +271,10 @@ def test_an_export_with_its_comparison_takes_a_shard_and_a_layer(make_run: Make,
     run = make_run(family, adapter=adapter, sharded="12MB", dtype=torch.bfloat16, **shape)
     shards = [path.stat().st_size for path in (tmp_path / "base").glob("*.safetensors")]
     numbers = sum(shards) // 2
+    prestarted.wait()
     done = subprocess.run(
         [sys.executable, "-P", "-c", MEASURE, str(run.path), str(tmp_path)],
-        capture_output=True, text=True, check=True, env={**os.environ, **ENVIRONMENT},
+        capture_output=True, text=True, check=True, env={**os.environ, **ENVIRONMENT, prestarted.WARM: "1"},
     )  # fmt: skip
     before, peak, tokens, padded = map(int, done.stdout.split())
     answers = 4 * 6400 * (3 * tokens + 2 * padded)

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import math
+import os
+import subprocess
+import sys
 from typing import Any
 
 import pytest
@@ -10,11 +13,10 @@ import torch
 from trl import SFTTrainer
 
 from engine.run.store import RunFolder
-from engine.trainers.clock import StepClock
 from engine.trainers.late_metrics import LateMetrics, Later
-from engine.trainers.ranks import Ranks
 from tests.engine.trainers.building import Built
 from tests.engine.trainers.conftest import CONVERSATIONS
+from tests.prestarted import prestarted
 
 SETTINGS = {"optim.per_device_train_batch_size": 2, "optim.gradient_accumulation_steps": 2, "optim.max_steps": 4,
             "run.logging_steps": 2, "run.save_steps": 3}  # fmt: skip
@@ -71,15 +73,27 @@ def test_a_batch_without_trained_tokens_counts_as_nothing() -> None:
     assert value.value([torch.tensor([1, 3]), torch.tensor([1.0, 1.0])]) == 0.5
 
 
-def _host(rank: int, folder: str) -> None:
-    torch.distributed.init_process_group("gloo", init_method=f"file://{folder}/meet", rank=rank, world_size=2)
-    ranks = Ranks(StepClock())
-    ranks.meet(60)
-    heard = [ranks.agreed(wish if rank == 0 else 0) for wish in (0, 2, 5)]
-    torch.distributed.destroy_process_group()
-    if heard != [0, 2, 5]:
-        raise AssertionError(heard)
+RANK = """
+import sys, torch
+from engine.trainers.clock import StepClock
+from engine.trainers.ranks import Ranks
+
+rank = int(sys.argv[1])
+torch.distributed.init_process_group("gloo", init_method=f"file://{sys.argv[2]}", rank=rank, world_size=2)
+ranks = Ranks(StepClock())
+ranks.meet(60)
+print([ranks.agreed(wish if rank == 0 else 0) for wish in (0, 2, 5)])
+torch.distributed.destroy_process_group()
+"""
 
 
 def test_the_first_ranks_word_is_everybodys(tmp_path: Any) -> None:
-    torch.multiprocessing.spawn(_host, (str(tmp_path),), nprocs=2)
+    prestarted.wait()
+    ranks = [
+        subprocess.Popen(
+            [sys.executable, "-P", "-c", RANK, str(rank), str(tmp_path / "meet")],
+            env={**os.environ, prestarted.WARM: "1"}, text=True, stdout=subprocess.PIPE,
+        )
+        for rank in range(2)
+    ]  # fmt: skip
+    assert [rank.communicate(timeout=100)[0] for rank in ranks] == ["[0, 2, 5]\n"] * 2
