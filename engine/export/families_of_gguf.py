@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
@@ -20,23 +20,51 @@ if TYPE_CHECKING:
     from gguf import GGUFWriter
     from transformers import PreTrainedConfig
 
-Numbers = np.ndarray[Any, np.dtype[np.floating[Any]]]
+Array = np.ndarray[Any, np.dtype[np.floating[Any]]]
 FAMILIES = {
     "llama": "LLAMA", "mistral": "LLAMA", "mixtral": "LLAMA", "qwen2": "QWEN2", "qwen3": "QWEN3", "qwen3_moe": "QWEN3MOE",
     "gemma": "GEMMA", "gemma2": "GEMMA2", "gemma3_text": "GEMMA3", "phi3": "PHI3", "olmo2": "OLMO2", "olmoe": "OLMOE",
-    "granite": "GRANITE", "smollm3": "SMOLLM3",
+    "granite": "GRANITE", "smollm3": "SMOLLM3", "gpt_oss": "GPT_OSS",
 }  # fmt: skip
 """llama.cpp's architecture of each `model_type`."""
 GEMMAS = ("GEMMA", "GEMMA2", "GEMMA3")
 PAIRS_SIDE_BY_SIDE = ("LLAMA", "GRANITE", "SMOLLM3")
 """Those whose rotated pairs llama.cpp has side by side, where transformers has halves."""
-WITH_BIASES = ("LLAMA", "QWEN2", "GRANITE")
+WITH_BIASES = ("LLAMA", "QWEN2", "GRANITE", "GPT_OSS")
 WITH_MLP_BIASES = ("LLAMA", "GRANITE")
-HEAD_NEEDED = ("OLMO2", "OLMOE")
+HEAD_NEEDED = ("OLMO2", "OLMOE", "GPT_OSS")
 """Those of which llama.cpp opens no file without a head of its own, also where it is the embeddings."""
 EMBEDDINGS, HEAD = "model.embed_tokens.weight", "lm_head.weight"
 _EXPERT = re.compile(r"(?P<layer>model\.layers\.\d+\.).*\.experts\.(?P<number>\d+)\.(?P<part>\w+)\.weight")
 _PARTS = {"w1": "gate_proj", "w2": "down_proj", "w3": "up_proj"}
+_TOGETHER = re.compile(r"(?P<layer>model\.layers\.\d+\.mlp\.experts\.)(?P<part>gate_up_proj|down_proj)(?P<bias>_bias)?")
+_OUTPUTS = {
+    "gate_up_proj": {"gate_proj": slice(0, None, 2), "up_proj": slice(1, None, 2)},
+    "down_proj": {"down_proj": slice(None)},
+}
+"""What gpt-oss's weights of all experts hold, by the outputs: gate, up, gate, up."""
+CLAMP = 7.0
+YARN_TURNS = (32.0, 1.0)
+"""Where llama.cpp clamps gpt-oss's gates, and the rotations (`beta_fast`, `beta_slow`) between which its YaRN goes over: it reads
+neither of a file."""
+
+
+class Part(NamedTuple):
+    """What a tensor of llama.cpp holds of a weight of the files."""
+
+    name: str
+    expert: int | None = None
+    """Whose matrix it is, of a weight that has those of all experts."""
+    outputs: slice = slice(None)
+    """Which of the last dimension."""
+    turned: bool = False
+    """Whether the files have the matrix as [in, out]."""
+
+    def shape(self, whole: tuple[int, ...]) -> tuple[int, ...]:
+        """Its shape, by that of the weight of the files."""
+        *others, last = whole if self.expert is None else whole[1:]
+        made = (*others, len(range(last)[self.outputs]))
+        return made[::-1] if self.turned else made
 
 
 def architecture(config: PreTrainedConfig) -> str:
@@ -54,7 +82,25 @@ def architecture(config: PreTrainedConfig) -> str:
                 f"gguf: llama.cpp computes {what} otherwise than this model.",
                 "Export --to safetensors, which vLLM and transformers read.",
             )
+    if name == "GPT_OSS":
+        _refuse_ramp(config)
     return name
+
+
+def _refuse_ramp(config: PreTrainedConfig) -> None:
+    """Raises ModelError for a YaRN whose ramp from kept to slowed rotations (arXiv:2309.00071) llama.cpp rounds to other ends."""
+    rope = _rope(config)
+    if rope.get("rope_type") != "yarn" or rope.get("truncate", True):
+        return
+    length, base = rope["original_max_position_embeddings"], rope["rope_theta"]
+    low, high = (head_dim(config) * math.log(length / (n * 2 * math.pi)) / (2 * math.log(base)) for n in YARN_TURNS)
+    if max(low - math.floor(low), math.ceil(high) - high) > 1e-6:
+        raise ModelError(
+            f"gguf: llama.cpp rounds the ends of this model's rotation (YaRN's ramp from {low:.1f} to {high:.1f}, "
+            f"`truncate: false`) to {math.floor(low)} and {math.ceil(high)}, so it would answer otherwise.",
+            "Export --to safetensors, which vLLM and transformers read; llama.cpp's convert_hf_to_gguf.py makes a GGUF of that "
+            "folder, with this difference.",
+        )
 
 
 def _differs(config: PreTrainedConfig, name: str) -> Iterator[tuple[str, bool]]:
@@ -90,6 +136,16 @@ def _differs(config: PreTrainedConfig, name: str) -> Iterator[tuple[str, bool]]:
         yield "which layers rotate (no_rope_layers)", [int(each) for each in config.no_rope_layers] != rotated
     if name == "GRANITE":
         yield "the scale of attention (attention_multiplier)", not config.attention_multiplier
+    if name == "GPT_OSS":
+        order = [("sliding_attention", "full_attention")[at % 2] for at in range(layers)]
+        yield "the order of sliding and full layers", list(config.layer_types) != order
+        yield "where gates are clamped (swiglu_limit)", getattr(config, "swiglu_limit", CLAMP) != CLAMP
+        yield "attention without biases", not config.attention_bias
+        rope = _rope(config)
+        factors = ("attention_factor", "mscale", "mscale_all_dim")
+        yield "the scale of rotated heads", any(rope.get(each) is not None for each in factors)
+        turns = zip(("beta_fast", "beta_slow"), YARN_TURNS, strict=True)
+        yield "YaRN (beta_fast, beta_slow)", any((rope.get(name) or known) != known for name, known in turns)
     if name == "QWEN3MOE":
         dense = bool(config.mlp_only_layers) or config.decoder_sparse_step != 1
         yield "layers without experts", dense
@@ -102,7 +158,8 @@ def _differs(config: PreTrainedConfig, name: str) -> Iterator[tuple[str, bool]]:
     yield "queries and keys that are clipped", getattr(config, "clip_qkv", None) is not None
     yield "partly rotated heads", _rope(config).get("partial_rotary_factor", 1.0) not in (None, 1.0)
     kind = _rope(config).get("rope_type", "default")
-    yield f"rotation of type {kind}", kind not in ("default", "linear", *(("llama3",) if name == "LLAMA" else ()))
+    more = {"LLAMA": "llama3", "GPT_OSS": "yarn"}.get(name)
+    yield f"rotation of type {kind}", kind not in ("default", "linear", more)
 
 
 def head_dim(config: PreTrainedConfig) -> int:
@@ -144,12 +201,20 @@ def write_sizes(writer: GGUFWriter, config: PreTrainedConfig, name: str) -> None
 
         writer.add_rope_scaling_type(gguf.RopeScalingType.LINEAR)
         writer.add_rope_scaling_factor(float(rope["factor"]))
+    if rope.get("rope_type") == "yarn":
+        import gguf
+
+        writer.add_rope_scaling_type(gguf.RopeScalingType.YARN)
+        writer.add_rope_scaling_factor(float(rope["factor"]))
+        writer.add_rope_scaling_orig_ctx_len(rope["original_max_position_embeddings"])
     if experts(config):
         writer.add_expert_count(experts(config))
         writer.add_expert_used_count(config.num_experts_per_tok)
     if name == "QWEN3MOE":
         writer.add_expert_feed_forward_length(config.moe_intermediate_size)
-    if name in ("GEMMA2", "GEMMA3", "PHI3"):
+    if name == "GPT_OSS":
+        writer.add_expert_feed_forward_length(config.intermediate_size)
+    if name in ("GEMMA2", "GEMMA3", "PHI3", "GPT_OSS"):
         writer.add_sliding_window(int(window or 0))
     if name == "PHI3":
         writer.add_rope_scaling_orig_ctx_len(config.original_max_position_embeddings)
@@ -163,20 +228,29 @@ def write_sizes(writer: GGUFWriter, config: PreTrainedConfig, name: str) -> None
         writer.add_logit_scale(float(config.logits_scaling))
 
 
-def tensors(config: PreTrainedConfig, arch: str, stored: dict[str, Tensor]) -> dict[str, list[str]]:
-    """llama.cpp's tensors, each with the weights of the files that it holds: one, or those of all experts in their order.
+def tensors(config: PreTrainedConfig, arch: str, stored: dict[str, Tensor]) -> dict[str, list[Part]]:
+    """llama.cpp's tensors, each with what it holds of the weights of the files: one, or those of all experts in their order.
 
     Raises ModelError for a weight that has no place there.
     """
     import gguf
 
     known = gguf.get_tensor_name_map(getattr(gguf.MODEL_ARCH, arch), config.num_hidden_layers)
-    found: dict[str, list[str]] = {}
+    found: dict[str, list[Part]] = {}
     apart: dict[str, dict[int, str]] = {}
     for ours in stored:
+        if arch == "GPT_OSS" and (together := _TOGETHER.fullmatch(ours)):
+            for part, outputs in _OUTPUTS[together["part"]].items():
+                theirs = known.get_name(f"{together['layer']}{part}")
+                if together["bias"]:
+                    found[f"{theirs}.bias"] = [Part(ours, outputs=outputs)]
+                else:
+                    every = range(stored[ours].shape[0])
+                    found[f"{theirs}.weight"] = [Part(ours, number, outputs, turned=True) for number in every]
+            continue
         expert = _EXPERT.fullmatch(ours) if experts(config) else None
         if expert is None:
-            name = ours
+            name = f"{ours}.weight" if ours.endswith(".sinks") else ours
         else:
             part = expert["part"]
             name = f"{expert['layer']}mlp.experts.{_PARTS.get(part, part)}.weight"
@@ -187,7 +261,7 @@ def tensors(config: PreTrainedConfig, arch: str, stored: dict[str, Tensor]) -> d
                 "Export --to safetensors, which vLLM and transformers read.",
             )
         if expert is None:
-            found[theirs] = [ours]
+            found[theirs] = [Part(ours)]
         else:
             apart.setdefault(theirs, {})[int(expert["number"])] = ours
     for theirs, each in apart.items():
@@ -195,15 +269,15 @@ def tensors(config: PreTrainedConfig, arch: str, stored: dict[str, Tensor]) -> d
             raise ModelError(
                 f"gguf: the model's files have {len(each)} of {experts(config)} experts for {visible(theirs)}."
             )
-        found[theirs] = [each[number] for number in range(experts(config))]
+        found[theirs] = [Part(each[number]) for number in range(experts(config))]
     if arch in HEAD_NEEDED and HEAD not in stored:
-        found["output.weight"] = [EMBEDDINGS]
+        found["output.weight"] = [Part(EMBEDDINGS)]
     return found
 
 
 def is_stack(tensor: str) -> bool:
     """Whether the tensor holds the weights of all experts, the expert first."""
-    return "_exps." in tensor
+    return tensor.endswith("_exps.weight")
 
 
 def stays_wide(tensor: str, shape: tuple[int, ...]) -> bool:
@@ -224,7 +298,7 @@ def _from_one(arch: str, name: str) -> bool:
     return arch in GEMMAS and name.endswith("norm.weight")
 
 
-def as_llama_cpp(config: PreTrainedConfig, arch: str, name: str, value: Numbers) -> Numbers:
+def as_llama_cpp(config: PreTrainedConfig, arch: str, name: str, value: Array) -> Array:
     """The numbers of a weight of the files as llama.cpp has them."""
     if heads := _heads(config, arch, name):
         halves = value.reshape(heads, 2, value.shape[0] // heads // 2, *value.shape[1:])
@@ -232,7 +306,7 @@ def as_llama_cpp(config: PreTrainedConfig, arch: str, name: str, value: Numbers)
     return value + np.float32(1) if _from_one(arch, name) else value
 
 
-def as_transformers(config: PreTrainedConfig, arch: str, name: str, value: Numbers) -> Numbers:
+def as_transformers(config: PreTrainedConfig, arch: str, name: str, value: Array) -> Array:
     """Written for reading back, apart from the way there."""
     if heads := _heads(config, arch, name):
         rows = value.shape[0] // heads
@@ -241,7 +315,7 @@ def as_transformers(config: PreTrainedConfig, arch: str, name: str, value: Numbe
     return value - np.float32(1) if _from_one(arch, name) else value
 
 
-def llama3_factors(config: PreTrainedConfig) -> Numbers | None:
+def llama3_factors(config: PreTrainedConfig) -> Array | None:
     """By how much each rotation is slowed (arXiv:2407.21783), as llama.cpp reads it; None for other rotations."""
     rope = _rope(config)
     if rope.get("rope_type") != "llama3":

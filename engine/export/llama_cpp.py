@@ -59,6 +59,15 @@ def quantize(source: Path, target: Path, quant: str) -> None:
         _run(OWN, quant, {"do": "quantize", "source": str(source), "target": str(target), "quant": quant})
 
 
+def widen(source: Path, target: Path) -> None:
+    """Writes the GGUF `source` with all its numbers in float32, by llama.cpp's own reading of them.
+
+    With any other format its products round what a layer is given to that format, which is no setting. Raises WorkbenchError
+    with llama.cpp's last words where it fails.
+    """
+    _run(OWN, "reading its numbers", {"do": "quantize", "source": str(source), "target": str(target), "quant": "F32"})
+
+
 def answers(file: Path, texts: Sequence[str], ids: Sequence[list[int]]) -> tuple[list[list[int]], list[torch.Tensor]]:
     """The ids that llama.cpp makes of each text, and its logits [tokens, vocabulary] for each list of ids, in float32.
 
@@ -93,7 +102,10 @@ def _quantize(request: dict[str, Any]) -> None:
     import llama_cpp
 
     settings = llama_cpp.llama_model_quantize_default_params()
-    settings.ftype = getattr(llama_cpp, f"LLAMA_FTYPE_MOSTLY_{request['quant']}")
+    if request["quant"] == "F32":
+        settings.ftype, settings.allow_requantize = llama_cpp.LLAMA_FTYPE_ALL_F32, True
+    else:
+        settings.ftype = getattr(llama_cpp, f"LLAMA_FTYPE_MOSTLY_{request['quant']}")
     code = llama_cpp.llama_model_quantize(request["source"].encode(), request["target"].encode(), settings)
     if code:
         sys.exit(int(code))

@@ -24,7 +24,7 @@ from engine.data.chat import Chat
 from engine.data.plan import own_template
 from engine.errors import WorkbenchError, visible
 from engine.export import streamed
-from engine.export.streamed import Streamed
+from engine.export.streamed import Numbers, Streamed
 from engine.generate import end_of_turn
 
 if TYPE_CHECKING:
@@ -50,12 +50,14 @@ CONVERSATIONS: tuple[list[dict[str, str]], ...] = (
 )
 BOUNDS = {torch.float32: 1e-4, torch.float16: 1e-2, torch.bfloat16: 6e-2}
 """How far logits may be from the reference's, as a share of their size, by the number format of the artefact."""
-JUDGED = {"F32": (1e-3, None), "F16": (4e-3, None), "BF16": (6e-2, 1e-2), "Q8_0": (None, 1e-2)}
-"""How far llama.cpp's logits may be, by the format of a GGUF: as a share of their size, and in nats. In F32 it rounds
-nothing but a table of GELU: ten families of small models differ by up to 2.4e-6, the three of Gemma, which read that table, by
-0.0002 to 0.0004, so a larger distance tells of the file. In others it rounds activations to the format too: small models of nine
-dense families differ by 0.0007 to 0.0027 in F16, by 0.012 to 0.028 in BF16, in Q8_0 by up to 0.0062 nats. What K-quants lose is
-told."""
+JUDGED = {"F16": (4e-3, None), "BF16": (6e-2, 1e-2), "Q8_0": (None, 1e-2)}
+"""How far llama.cpp's logits may be as it computes with a GGUF, by the file's format, where they cannot be compared in float32: as a
+share of their size, and in nats. It rounds activations to the format too: small models of nine dense families differ by 0.0007 to
+0.0027 in F16, by 0.012 to 0.028 in BF16, in Q8_0 by up to 0.0062 nats. What K-quants lose is told."""
+SAME_NUMBERS, GELU_TABLE = 1e-3, 5e-3
+"""How far llama.cpp's logits may be from transformers' as a share of their size, where both have the numbers of the file and
+compute in float32: small models of eleven families differ by up to 2.4e-6. Those of Gemma read a table of GELU in 16 bits: 0.0002
+to 0.0004 with two layers, 0.0005 and 0.0014 with 18."""
 LONGEST = 256
 Layers = Callable[[int, int], None]
 """Called with bytes of the layers that were computed, of how many."""
@@ -104,6 +106,9 @@ class Parity:
     mixture, as its `logits_error` is, that of the middle one."""
     middle: bool = False
     """Whether the middle one of all positions was judged."""
+    file_error: float | None = None
+    """Of a GGUF, how far llama.cpp's logits are from transformers' with the numbers of the file, both computed in float32; None
+    where that was not compared."""
 
     requantized: list[dict[str, Any]] | None = None
     """Of a base in few bits, what rounding to them did to each kind of merged weights (`engine.export.to_packed.Rounded`)."""
@@ -236,16 +241,18 @@ def reference(
     return Reference(trained, plain, outputs(merged, ids))
 
 
-def in_layers(config: RunConfig, folder: Path, *, adapted: bool, report: Layers | None = None) -> Streamed | None:
-    """The model in `folder` without its weights, `adapted` as training held it beside an adapter; None where its files do not
-    hold each weight as the model has it, so that it must be opened whole."""
+def in_layers(
+    config: RunConfig, folder: Path, *, adapted: bool, report: Layers | None = None, numbers: Numbers | None = None
+) -> Streamed | None:
+    """The model in `folder` without its weights, `adapted` as training held it beside an adapter, or with other `numbers` for
+    them; None where its files do not hold each weight as the model has it, so that it must be opened whole."""
     import transformers
 
     shape = transformers.AutoConfig.from_pretrained(folder, trust_remote_code=False)
     labels = {"score": 1, "steps": 2}.get(METHODS[config.method.kind].head)
     if adapted and labels is not None:
         shape.num_labels = labels
-    made = streamed.opened(folder, loader_of(config, folder), shape, config if adapted else None)
+    made = streamed.opened(folder, loader_of(config, folder), shape, config if adapted else None, numbers)
     if made is None:
         return None
     _fit_padding(made.model)
@@ -386,6 +393,15 @@ def open_packed(
         raise differs("the workbench", f"it cannot be loaded ({first})") from problem
 
 
+def outputs_with(
+    config: RunConfig, folder: Path, ids: Sequence[list[int]], numbers: Numbers
+) -> list[torch.Tensor] | None:
+    """Outputs of a model folder with other `numbers` for its weights, which are read one layer at a time; None where its files
+    do not hold each weight as the model has it."""
+    made = in_layers(config, folder, adapted=False, numbers=numbers)
+    return None if made is None else streamed.outputs(made, ids, together=METHODS[config.method.kind].head != "score")
+
+
 def judged(found: Parity, ours: Reference, theirs: Sequence[torch.Tensor], bound: float) -> Parity:
     """The comparison with its logits. Raises ParityError where they are further apart than `bound`.
 
@@ -433,8 +449,10 @@ def judged_by_llama_cpp(
     probes: int,
     *,
     mixture: bool = False,
+    bounded: bool = True,
 ) -> Parity:
-    """The comparison with llama.cpp's logits. Raises ParityError where they are further apart than the format explains.
+    """The comparison with llama.cpp's logits. Raises ParityError where they are not finite, or where `bounded` further apart than
+    the format explains.
 
     Rounding sends some tokens of a `mixture` to other experts, so that the middle one of all positions is judged: of small
     mixtures it is as near as of dense models, where one position in a hundred is up to half of its size away.
@@ -442,7 +460,7 @@ def judged_by_llama_cpp(
     error, apart = distance(ours, theirs), divergence(ours, theirs)
     if mixture and math.isfinite(error):
         error, apart = middle(ours, theirs)
-    bound, most = JUDGED.get(quant, (None, None))
+    bound, most = JUDGED.get(quant, (None, None)) if bounded else (None, None)
     if not math.isfinite(error):
         raise differs("llama.cpp", "its logits are not finite")
     if bound is not None and error > bound:
@@ -461,6 +479,21 @@ def judged_by_llama_cpp(
         divergence=apart,
         middle=mixture,
     )
+
+
+def judged_in_float32(
+    found: Parity, ours: Sequence[torch.Tensor], theirs: Sequence[torch.Tensor], bound: float, *, mixture: bool
+) -> Parity:
+    """The comparison with llama.cpp's logits, both sides computed in float32 with the numbers of the file: what is left tells
+    of the file alone. Raises ParityError where they are further apart than `bound`."""
+    error = middle(ours, theirs)[0] if mixture else distance(ours, theirs)
+    if not error <= bound:
+        raise differs(
+            "llama.cpp",
+            f"its logits in float32 are {error:.2g} of their size away from those of the same numbers, where at most "
+            f"{bound:g} is rounding",
+        )
+    return replace(found, file_error=error)
 
 
 def divergence(ours: Sequence[torch.Tensor], theirs: Sequence[torch.Tensor]) -> float:

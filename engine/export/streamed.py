@@ -12,7 +12,7 @@ import math
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -32,6 +32,8 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
 Read = Callable[[], torch.Tensor]
+Numbers = Callable[[str], torch.Tensor]
+"""Gives a weight of a folder in float32 by its name there, in place of what its files hold."""
 PREFIX = "base_model.model."
 READABLE = ("F64", "F32", "F16", "BF16", "I64", "I32", "I16", "I8", "U8", "BOOL")
 MODES = ("none", "nf4", "fp4", "int8", *EXPERTS_ALONE)
@@ -109,8 +111,11 @@ class Streamed:
         self.report(min(self.done, total), total)
 
 
-def opened(folder: Path, loader: Any, shape: Any, config: RunConfig | None = None) -> Streamed | None:
-    """The model whose files are in `folder`, described by `shape`; with a `config` as training held it beside an adapter.
+def opened(
+    folder: Path, loader: Any, shape: Any, config: RunConfig | None = None, numbers: Numbers | None = None
+) -> Streamed | None:
+    """The model whose files are in `folder`, described by `shape`; with a `config` as training held it beside an adapter, with
+    `numbers` having those for its weights.
 
     None where its files hold weights otherwise than the model has them.
     """
@@ -138,7 +143,7 @@ def opened(folder: Path, loader: Any, shape: Any, config: RunConfig | None = Non
         if value.ndim == 3:
             largest = max(largest, value.numel())
         if value.ndim == 3 and not (held and stored[held[0][1]].shape == tuple(value.shape)):
-            if (parts := _put_together(folder, files, model, names[0], wide, rounds(names[0]))) is None:
+            if (parts := _put_together(folder, files, model, names[0], wide, rounds(names[0]), numbers)) is None:
                 return None
             sources |= dict.fromkeys(names, parts)
             together = True
@@ -150,7 +155,7 @@ def opened(folder: Path, loader: Any, shape: Any, config: RunConfig | None = Non
         each, there = held[0]
         if stored[there].shape != tuple(value.shape) or stored[there].dtype not in READABLE:
             return None
-        read = _reader(files[there], there, rounds(each))
+        read = _reader(files[there], there, rounds(each)) if numbers is None else partial(numbers, there)
         sources |= dict.fromkeys(names, read)
     kept = model.state_dict()
     for name, value in model.named_buffers():
@@ -252,6 +257,7 @@ def _put_together(
     name: str,
     stored: dict[str, model_files.Tensor],
     after: Callable[[torch.Tensor], torch.Tensor],
+    numbers: Numbers | None = None,
 ) -> Read | None:
     """Reads a weight of experts that the files hold in parts, or in MXFP4; None where that cannot be told."""
     shape, turned = tuple(model.get_parameter(name).shape), is_turned(model, name)
@@ -267,9 +273,9 @@ def _put_together(
         value = torch.empty(shape)
         straight = value.mT if turned else value
         for file, names in itertools.groupby(parts, plain.__getitem__):
-            if file is None:
+            if numbers is not None or file is None:
                 for there in names:
-                    _fill(straight, parts[there], read_weight(folder, there))
+                    _fill(straight, parts[there], numbers(there) if numbers else read_weight(folder, there))
                 continue
             with safe_open(file, "pt") as weights:
                 for there in names:

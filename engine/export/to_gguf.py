@@ -11,6 +11,7 @@ from __future__ import annotations
 import importlib.util
 import itertools
 import math
+import shutil
 import tempfile
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -25,7 +26,9 @@ from engine import model_files
 from engine.errors import ModelError, WorkbenchError, visible
 from engine.export import llama_cpp, parity
 from engine.export.families_of_gguf import (
-    Numbers,
+    GEMMAS,
+    Array,
+    Part,
     architecture,
     as_llama_cpp,
     as_transformers,
@@ -38,10 +41,11 @@ from engine.export.families_of_gguf import (
 )
 from engine.export.folder import Model
 from engine.export.places import K_QUANTS, QUANTS
+from engine.export.streamed import Numbers
 from engine.export.tokens_of_gguf import Vocabulary, joined, vocabulary
 
 if TYPE_CHECKING:
-    from gguf import GGMLQuantizationType, GGUFWriter
+    from gguf import GGMLQuantizationType, GGUFReader, GGUFWriter
     from transformers import PreTrainedConfig
 
 Report = Callable[[str, int, int], None]
@@ -105,10 +109,75 @@ def _judged(found: parity.Parity, model: Model, folder: Path, file: Path, quant:
                 "llama.cpp", f"{visible(text)[:60]!r} becomes other ids ({made[:8]} instead of {wanted[:8]})"
             )
     ours = [each[0] for each in parity.open_folder(model.config, folder, model.inputs)]
-    mixture = experts(AutoConfig.from_pretrained(folder).get_text_config()) > 0
-    return parity.judged_by_llama_cpp(
-        found, ours, theirs, quant, len(prompts), len(texts) - len(prompts), mixture=mixture
+    config = AutoConfig.from_pretrained(folder).get_text_config()
+    mixture = experts(config) > 0
+    same = (ours, theirs) if quant == "F32" else _in_float32(model, folder, file, config, report)
+    found = parity.judged_by_llama_cpp(
+        found, ours, theirs, quant, len(prompts), len(texts) - len(prompts), mixture=mixture, bounded=same is None
     )
+    if same is None:
+        return found
+    bound = parity.GELU_TABLE if architecture(config) in GEMMAS else parity.SAME_NUMBERS
+    return parity.judged_in_float32(found, *same, bound, mixture=mixture)
+
+
+def _in_float32(
+    model: Model, folder: Path, file: Path, config: PreTrainedConfig, report: Report
+) -> tuple[list[torch.Tensor], list[torch.Tensor]] | None:
+    """Logits of transformers and of llama.cpp, both computed in float32 with the numbers of the file.
+
+    None where the disk has no room for a copy in float32, or transformers' model cannot hold these numbers.
+    """
+    import gguf
+
+    reader = gguf.GGUFReader(file)
+    needed = 4 * sum(int(tensor.n_elements) for tensor in reader.tensors) + (64 << 20)
+    numbers = _numbers_of(reader, folder, config)
+    if numbers is None or shutil.disk_usage(file.parent).free < needed:
+        return None
+    report("Computing with its numbers in float32", 0, 1)
+    ours = parity.outputs_with(model.config, folder, model.inputs, numbers)
+    if ours is None:
+        return None
+    with tempfile.TemporaryDirectory(prefix=f"{file.name}-", dir=file.parent) as room:
+        wide = Path(room) / "wide.gguf"
+        try:
+            llama_cpp.widen(file, wide)
+            _, theirs = llama_cpp.answers(wide, [], model.inputs)
+        except WorkbenchError as problem:
+            raise parity.differs("llama.cpp", f"its numbers cannot be read ({problem.message})") from problem
+    return [each[0] for each in ours], theirs
+
+
+def _numbers_of(reader: GGUFReader, folder: Path, config: PreTrainedConfig) -> Numbers | None:
+    """Gives the folder's weights as the file holds them; None where it holds one in two formats, as llama.cpp may have a head
+    and the embeddings that are one weight here."""
+    import gguf
+
+    arch, stored = architecture(config), model_files.stored_weights(folder)
+    written = {tensor.name: tensor for tensor in reader.tensors}
+    places: dict[str, list[tuple[str, int, Part]]] = {}
+    for theirs, parts in tensors(config, arch, stored).items():
+        for number, part in enumerate(parts):
+            places.setdefault(part.name, []).append((theirs, number, part))
+    formats = (
+        {written[theirs].tensor_type for theirs, _, part in each if part == Part(name)} for name, each in places.items()
+    )
+    if any(len(each) > 1 for each in formats):
+        return None
+
+    def read(name: str) -> torch.Tensor:
+        whole = torch.empty(stored[name].shape, dtype=torch.float32)
+        for theirs, number, part in places[name]:
+            tensor = written[theirs]
+            data = tensor.data[number] if is_stack(theirs) else tensor.data
+            made = gguf.quants.dequantize(data, tensor.tensor_type).reshape(part.shape(stored[name].shape))
+            value = torch.from_numpy(np.ascontiguousarray(as_transformers(config, arch, name, made), np.float32))
+            mine = whole if part.expert is None else whole[part.expert]
+            mine[..., part.outputs] = value.mT if part.turned else value
+        return whole
+
+    return read
 
 
 def _write(
@@ -148,12 +217,14 @@ def _write(
         writer.write_tensor_data(factors)
     for done, (theirs, ours) in enumerate(held.items()):
         kind = kinds[theirs]
-        size = gguf.quants.quant_shape_to_byte_shape(stored[ours[0]].shape, kind)
+        size = gguf.quants.quant_shape_to_byte_shape(ours[0].shape(stored[ours[0].name].shape), kind)
         made = np.empty((len(ours), *size), np.uint8)
         for number, (each, value) in enumerate(_weights(folder, ours)):
-            changed = as_llama_cpp(config, name, each, value)
+            changed = as_llama_cpp(config, name, each.name, value)
             if kind.name == "F16" and float(np.abs(changed).max(initial=0)) > LARGEST_F16:
-                raise ModelError(f"gguf: {visible(each)} has numbers beyond those of F16.", "Export with --quant BF16.")
+                raise ModelError(
+                    f"gguf: {visible(each.name)} has numbers beyond those of F16.", "Export with --quant BF16."
+                )
             made[number] = np.ascontiguousarray(gguf.quants.quantize(changed, kind)).view(np.uint8).reshape(size)
         writer.write_tensor_data(made if is_stack(theirs) else made[0])
         report("Writing the GGUF", done + 1, len(held))
@@ -202,8 +273,9 @@ def _tokens(writer: GGUFWriter, vocab: Vocabulary, model: Model) -> None:
         writer.add_chat_template(template)
 
 
-def _shape(theirs: str, ours: list[str], stored: dict[str, model_files.Tensor]) -> tuple[int, ...]:
-    return (len(ours), *stored[ours[0]].shape) if is_stack(theirs) else tuple(stored[ours[0]].shape)
+def _shape(theirs: str, ours: list[Part], stored: dict[str, model_files.Tensor]) -> tuple[int, ...]:
+    one = ours[0].shape(stored[ours[0].name].shape)
+    return (len(ours), *one) if is_stack(theirs) else one
 
 
 def _kind(theirs: str, shape: tuple[int, ...], quant: str) -> GGMLQuantizationType:
@@ -214,13 +286,16 @@ def _kind(theirs: str, shape: tuple[int, ...], quant: str) -> GGMLQuantizationTy
     return kinds.F16 if quant == "Q8_0" and shape[-1] % 32 else kinds[quant]
 
 
-def _weights(folder: Path, names: list[str]) -> Iterator[tuple[str, Numbers]]:
-    """Each weight in float32, in the order of `names`."""
+def _weights(folder: Path, parts: list[Part]) -> Iterator[tuple[Part, Array]]:
+    """What each part is in float32, in the order of `parts`."""
     places = {name: file for file in model_files.weight_files(folder) for name in model_files.header(file)}
-    for file, together in itertools.groupby(names, places.__getitem__):
+    for file, together in itertools.groupby(parts, lambda part: places[part.name]):
         with safe_open(file, "pt") as weights:
-            for name in together:
-                yield name, weights.get_tensor(name).to(torch.float32).numpy()
+            for part in together:
+                whole = weights.get_slice(part.name)
+                value = (whole[:] if part.expert is None else whole[part.expert])[..., part.outputs]
+                straight = value.mT if part.turned else value
+                yield part, straight.to(torch.float32).numpy()
 
 
 def _read_back(
@@ -239,8 +314,10 @@ def _read_back(
         for number, (each, value) in enumerate(_weights(folder, ours)):
             data = tensor.data[number] if is_stack(theirs) else tensor.data
             read = gguf.quants.dequantize(data, tensor.tensor_type).reshape(value.shape)
-            if not _is_rounding(kind, value, np.abs(as_transformers(config, arch, each, read) - value)):
-                raise parity.differs("gguf", f"the weight {visible(each)} is further from its source than rounding")
+            if not _is_rounding(kind, value, np.abs(as_transformers(config, arch, each.name, read) - value)):
+                raise parity.differs(
+                    "gguf", f"the weight {visible(each.name)} is further from its source than rounding"
+                )
 
     def said(key: str) -> Any:
         field = reader.get_field(key)
@@ -260,18 +337,18 @@ def _read_back(
     stops = [str(each) for each in tokenizer.convert_ids_to_tokens(sorted(model.stops))]
     probes = len(parity.PROBES) if vocab.model == "llama" else 0
     formats = Counter(written[theirs].tensor_type.name for theirs in held)
-    weights = len({each for ours in held.values() for each in ours})
+    weights = len({each.name for ours in held.values() for each in ours})
     return parity.Parity("gguf", 0, probes, stops, weights=weights, formats=dict(formats))
 
 
-def _is_rounding(kind: str, value: Numbers, error: Numbers) -> bool:
+def _is_rounding(kind: str, value: Array, error: Array) -> bool:
     """Whether a weight is no further from its source than its number format rounds."""
     if kind in ROUNDING:
         return bool(np.square(error).mean() <= ROUNDING[kind] ** 2 * np.square(value).mean() + 1e-12)
     return bool((error - _allowed(kind, value)).max(initial=0) <= 0)
 
 
-def _allowed(kind: str, value: Numbers) -> Numbers:
+def _allowed(kind: str, value: Array) -> Array:
     """How far a number may be from its source: half a step of its format."""
     size = np.abs(value)
     if kind == "Q8_0":

@@ -111,8 +111,11 @@ class Task:
         log.seek(0)
         lines = log.read()[-2000:].decode("utf-8", "replace").strip().splitlines()
         last = f": {visible(redact(lines[-1]))[:200]}" if lines else ""
+        if code == -signal.SIGKILL:  # what the libraries wrote before has no part in it
+            hint = "The system does that where memory runs out: close other programs, then start it again."
+            raise WorkbenchError(f"the {self.what} ended: its process was killed.", hint)
         how = f"signal {-code}" if code < 0 else f"exit code {code}"
-        raise WorkbenchError(f"the {self.what} ended ({how}){last}", "A signal 9 is mostly a lack of memory.")
+        raise WorkbenchError(f"the {self.what} ended ({how}){last}")
 
     @staticmethod
     def _end(process: subprocess.Popen[bytes]) -> None:

@@ -99,8 +99,9 @@ def _tuned(run: RunFolder, step: int | None) -> Who:
         newest, skipped = checkpoint.newest_valid(run, hashes=False)
         at_step = checkpoint.step_of(newest) if newest is not None else None
         if at_step is None:
+            why = f" ({skipped[0][0].name}: {skipped[0][1]})" if skipped else ""
             raise WorkbenchError(
-                f"{run.id} has no whole checkpoint to talk to.",
+                f"{run.id} has no whole checkpoint to talk to{why}.",
                 f"{checkpoint.way_to_one(run)} --base talks to its base model.",
             )
         note = "; ".join(f"{path.name} of {visible(run.id)} is passed over: {reason}" for path, reason in skipped[:2])

@@ -222,6 +222,9 @@ def test_what_cannot_be_talked_to_is_one_sentence(runs: Path, lora: RunFolder) -
     empty = make_run(runs, steps=())
     with pytest.raises(WorkbenchError, match="has no whole checkpoint to talk to"):
         who_answers([empty])
+    (empty.checkpoints / "checkpoint-5").mkdir(parents=True)
+    with pytest.raises(WorkbenchError, match=r"to talk to \(checkpoint-5: COMMIT\.json is missing or damaged\)"):
+        who_answers([empty])
     assert [who.checkpoint for who in who_answers([empty], only="base")] == [None]
     with pytest.raises(UsageError, match=r"no whole checkpoint 7; its whole ones are 10, 20"):
         who_answers([lora], [7])

@@ -87,7 +87,7 @@ def build(base: Path, family: str, tokenizer: Path, dtype: torch.dtype, sharded:
     torch.manual_seed(0)
     model = transformers.AutoModelForCausalLM.from_config(config, dtype=dtype)
     for name, weight in model.named_parameters():
-        if weight.ndim == 1:
+        if weight.ndim == 1 or name.endswith("_bias"):
             weight.data = weight.data + 0.1 * torch.randn_like(weight)
         assert torch.isfinite(weight).all(), name
     model.generation_config = GenerationConfig(**ids)

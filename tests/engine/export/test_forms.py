@@ -11,6 +11,8 @@ from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import load_file
+from transformers import AutoConfig
 
 from engine.errors import WorkbenchError
 from engine.export import llama_cpp, modelfile, parity
@@ -23,6 +25,13 @@ from engine.run.store import RunFolder
 Make = Callable[..., RunFolder]
 gguf = pytest.importorskip("gguf")
 
+YARN = {
+    "rope_type": "yarn",
+    "rope_theta": 100.0,
+    "factor": 4.0,
+    "truncate": True,
+    "original_max_position_embeddings": 512,
+}
 FAMILIES: dict[str, dict[str, Any]] = {
     "llama": {"rope_parameters": {"rope_type": "llama3", "rope_theta": 500.0, "factor": 8.0, "low_freq_factor": 1.0,
                                   "high_freq_factor": 4.0, "original_max_position_embeddings": 64}},
@@ -38,6 +47,8 @@ FAMILIES: dict[str, dict[str, Any]] = {
     "olmo2": {},
     "granite": {"attention_multiplier": 0.2, "embedding_multiplier": 3.0, "residual_multiplier": 0.5, "logits_scaling": 2.0},
     "smollm3": {"num_hidden_layers": 4},
+    "gpt_oss": {"num_local_experts": 4, "num_experts_per_tok": 2, "head_dim": 32, "sliding_window": 16,
+                "rope_parameters": YARN, "max_position_embeddings": 2048},
 }  # fmt: skip
 
 
@@ -88,7 +99,7 @@ def test_every_weight_of_a_family_comes_back(make_run: Make, tmp_path: Path, sha
         == gguf.MODEL_ARCH_NAMES[
             getattr(
                 gguf.MODEL_ARCH,
-                {"mistral": "LLAMA", "mixtral": "LLAMA", "gemma3_text": "GEMMA3"}.get(
+                {"mistral": "LLAMA", "mixtral": "LLAMA", "gemma3_text": "GEMMA3", "gpt_oss": "GPT_OSS"}.get(
                     family, family.upper().replace("_", "")
                 ),
             )
@@ -194,6 +205,11 @@ def test_a_family_that_is_not_written_is_refused(make_run: Make, tmp_path: Path)
         ("smollm3", {"no_rope_layers": [1, 1, 1, 1]}, "which layers rotate"),
         ("gemma", {"use_bidirectional_attention": True}, "attention that looks ahead"),
         ("gemma2", {"query_pre_attn_scalar": 24}, "the scale of attention"),
+        ("gpt_oss", {"layer_types": ["full_attention"] * 4}, "the order of sliding and full layers"),
+        ("gpt_oss", {"swiglu_limit": 5.0}, "where gates are clamped"),
+        ("gpt_oss", {"attention_bias": False}, "attention without biases"),
+        ("gpt_oss", {"rope_parameters": {**YARN, "beta_fast": 16.0}}, "YaRN (beta_fast, beta_slow)"),
+        ("gpt_oss", {"rope_parameters": {**YARN, "attention_factor": 1.0}}, "the scale of rotated heads"),
         (
             "mixtral",
             {"rope_parameters": {"rope_type": "yarn", "rope_theta": 1e4, "factor": 2.0}},
@@ -202,8 +218,6 @@ def test_a_family_that_is_not_written_is_refused(make_run: Make, tmp_path: Path)
     ],
 )
 def test_what_llama_cpp_computes_otherwise_is_refused(family: str, shape: dict[str, Any], what: str) -> None:
-    from transformers import AutoConfig
-
     from engine.export.families_of_gguf import architecture
 
     plain = {"num_hidden_layers": 4, "num_attention_heads": 4, "hidden_size": 64, **FAMILIES[family]}
@@ -213,10 +227,62 @@ def test_what_llama_cpp_computes_otherwise_is_refused(family: str, shape: dict[s
         architecture(AutoConfig.for_model(family, **{**plain, **shape}))
 
 
+def test_gpt_oss_as_published_is_refused_for_the_ends_of_its_rotation() -> None:
+    """The model's own defaults: a ramp from 8.1 to 17.4, where llama.cpp has whole numbers."""
+    from transformers import GptOssConfig
+
+    from engine.export.families_of_gguf import architecture
+
+    with pytest.raises(WorkbenchError, match=r"ramp from 8\.1 to 17\.4, `truncate: false`\) to 8 and 18") as refused:
+        architecture(GptOssConfig())
+    assert "convert_hf_to_gguf.py" in refused.value.full_message
+    rope = {**GptOssConfig().rope_parameters, "truncate": True}
+    assert architecture(GptOssConfig(rope_parameters=rope)) == "GPT_OSS"
+
+
+def test_gpt_oss_has_its_experts_apart_in_a_gguf(make_run: Make, tmp_path: Path) -> None:
+    """Its files hold [expert, in, gate up gate up ...]; cut here without the code that wrote the file."""
+    run = make_run("gpt_oss", adapter={}, **FAMILIES["gpt_oss"])
+    part = exported(run, ["gguf"], tmp_path / "out", "F32")[0]
+    read = {each.name: torch.from_numpy(each.data.copy()) for each in gguf.GGUFReader(part["path"]).tensors}
+    held = load_file(tmp_path / "base/model.safetensors")
+    for layer in range(2):
+        ours, theirs = f"model.layers.{layer}.mlp.experts.", f"blk.{layer}.ffn_"
+        for name, first in (("gate", 0), ("up", 1)):
+            cut = torch.stack([each.T[first::2] for each in held[f"{ours}gate_up_proj"]])
+            assert torch.equal(read[f"{theirs}{name}_exps.weight"], cut)
+            assert torch.equal(read[f"{theirs}{name}_exps.bias"], held[f"{ours}gate_up_proj_bias"][:, first::2])
+        assert torch.equal(read[f"{theirs}down_exps.weight"], held[f"{ours}down_proj"].mT)
+        assert torch.equal(read[f"blk.{layer}.attn_sinks.weight"], held[f"model.layers.{layer}.self_attn.sinks"])
+
+
+@pytest.mark.parametrize("family", ["llama", "gpt_oss"])
+def test_the_numbers_of_a_file_are_those_of_the_folder(make_run: Make, tmp_path: Path, family: str) -> None:
+    """What llama.cpp is held against: in F32 the folder's own, in Q8_0 those that were rounded."""
+    from engine.export.to_gguf import _numbers_of
+
+    run = make_run(family, **FAMILIES[family])
+    model = Model(source(run), _config(run))
+    config, folder = AutoConfig.from_pretrained(model.whole), model.whole
+    plain = parity.open_folder(model.config, folder, model.inputs)
+    apart = {}
+    for quant in ("F32", "Q8_0"):
+        file = exported(run, ["gguf"], tmp_path / quant, quant)[0]["path"]
+        numbers = _numbers_of(gguf.GGUFReader(file), folder, config)
+        assert numbers is not None
+        if quant == "F32":
+            for name, value in load_file(folder / "model.safetensors").items():
+                assert torch.equal(numbers(name), value), name
+        made = parity.outputs_with(model.config, folder, model.inputs, numbers)
+        assert made is not None
+        apart[quant] = parity.distance(plain, made)
+    assert apart["F32"] == 0
+    assert 1e-3 < apart["Q8_0"] < 0.5
+
+
 def test_a_weight_that_the_files_hold_in_another_way_is_refused(make_run: Make, tmp_path: Path) -> None:
     """Experts as one weight, which transformers writes where a base has them so, and a layer that lacks one."""
-    from safetensors.torch import load_file, save_file
-    from transformers import AutoConfig
+    from safetensors.torch import save_file
 
     from engine import model_files
     from engine.export.families_of_gguf import tensors
@@ -225,7 +291,7 @@ def test_a_weight_that_the_files_hold_in_another_way_is_refused(make_run: Make, 
     base = tmp_path / "base"
     config = AutoConfig.from_pretrained(base)
     names = tensors(config, "QWEN3MOE", model_files.stored_weights(base))
-    assert names["blk.1.ffn_up_exps.weight"][3] == "model.layers.1.mlp.experts.3.up_proj.weight"
+    assert names["blk.1.ffn_up_exps.weight"][3].name == "model.layers.1.mlp.experts.3.up_proj.weight"
     kept = load_file(base / "model.safetensors")
     lost = {name: value for name, value in kept.items() if ".1.mlp.experts.3.up_proj" not in name}
     save_file(lost, base / "model.safetensors", {"format": "pt"})

@@ -41,11 +41,13 @@ def test_a_family_answers_in_llama_cpp_as_it_was_trained(
     tokenizer = shared_data / ("weights/tinystories-llama-260k" if spm else "tokenizers/minimind")
     run = make_run(family, adapter={}, tokenizer=tokenizer, **{**FAMILIES[family], **WIDE})
     # In F32 nothing is rounded, neither by the export nor by llama.cpp but for the GELU table of Gemma: what is left tells of the file.
-    assert exported(run, tmp_path / "F32", "F32")["logits_error"] < 1e-3
+    bound = 1e-3 if family.startswith("gemma") else 1e-5
+    assert exported(run, tmp_path / "F32", "F32")["logits_error"] < bound
     for quant in ("F16", "BF16", "Q8_0"):
         found = exported(run, tmp_path / quant, quant)
         assert found["reader"] == "gguf and llama.cpp"
         assert found["probes"] > 5
+        assert found["file_error"] < bound, "both compute with the file's numbers, in float32"
         assert found["logits_error"] < 0.1
         assert found["divergence"] < 1e-2
 
@@ -105,19 +107,30 @@ def test_k_quants_are_told_with_what_they_lose(make_run: Callable[..., RunFolder
     for quant, kind in (("Q6_K", "Q6_K"), ("Q4_K_M", "Q4_K"), ("Q2_K", "Q2_K")):
         found = exported(run, tmp_path / quant, quant)
         assert found["formats"][kind] > 5
+        assert found["file_error"] < 1e-5
         lost[quant] = found["divergence"]
     assert 0 < lost["Q6_K"] < lost["Q4_K_M"] < lost["Q2_K"]
 
 
+@pytest.mark.parametrize(
+    ("quant", "room", "said"), [("F16", False, "its logits are"), ("Q4_K_M", True, "its logits in float32 are")]
+)
 def test_a_file_that_answers_otherwise_is_no_export(
-    make_run: Callable[..., RunFolder], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    make_run: Callable[..., RunFolder],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    quant: str,
+    room: bool,
+    said: str,
 ) -> None:
-    """The header alone is changed, which no comparison of weights and tokens sees."""
-    from engine.export import families_of_gguf
+    """The header alone is changed, which no comparison of weights and tokens sees; of few bits only one that rounds nothing."""
+    from engine.export import families_of_gguf, to_gguf
 
-    run = make_run("llama", adapter={})
+    if not room:
+        monkeypatch.setattr(to_gguf, "_in_float32", lambda *_: None)
+    run = make_run("llama", adapter={}, **WIDE)
     honest = families_of_gguf._rope
     monkeypatch.setattr(families_of_gguf, "_rope", lambda config: {**honest(config), "rope_theta": 77.0})
-    with pytest.raises(parity.ParityError, match=r"opened by llama\.cpp, its logits are"):
-        exported(run, tmp_path / "out", "F16")
+    with pytest.raises(parity.ParityError, match=f"opened by llama.cpp, {said}"):
+        exported(run, tmp_path / "out", quant)
     assert not list((tmp_path / "out").glob("*"))

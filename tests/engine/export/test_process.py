@@ -86,7 +86,7 @@ def test_a_merge_that_was_killed_is_begun_anew_and_leaves_nothing_of_itself(make
             assert job._process is not None
             job._process.kill()
 
-    with pytest.raises(WorkbenchError, match="the export ended"):
+    with pytest.raises(WorkbenchError, match=r"^the export ended: its process was killed\.$"):
         job.run(kill)
     left = [name for name in os.listdir(tmp_path) if "out" in name]
     assert "out" not in left

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -69,6 +70,9 @@ def test_find_by_id_by_path_and_with_a_suggestion(run, tmp_path, monkeypatch):
     assert store.find(str(run.path), tmp_path).path == run.path
     monkeypatch.chdir(root)
     assert store.find("dates-0001", tmp_path).path == run.path
+    copied = root / "my copy"
+    shutil.copytree(run.path, copied)
+    assert store.find("my copy", root).path == copied, "a name of one's own, which is no id"
     with pytest.raises(RunNotFound) as problem:
         store.find("dates-001", root)
     assert problem.value.hint == "Did you mean dates-0001?"
