@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from gguf import GGUFWriter
     from transformers import PreTrainedConfig
 
-Array = np.ndarray[Any, np.dtype[np.floating[Any]]]
+FloatArray = np.ndarray[Any, np.dtype[np.floating[Any]]]
 FAMILIES = {
     "llama": "LLAMA", "mistral": "LLAMA", "mixtral": "LLAMA", "qwen2": "QWEN2", "qwen3": "QWEN3", "qwen3_moe": "QWEN3MOE",
     "gemma": "GEMMA", "gemma2": "GEMMA2", "gemma3_text": "GEMMA3", "phi3": "PHI3", "olmo2": "OLMO2", "olmoe": "OLMOE",
@@ -298,7 +298,7 @@ def _from_one(arch: str, name: str) -> bool:
     return arch in GEMMAS and name.endswith("norm.weight")
 
 
-def as_llama_cpp(config: PreTrainedConfig, arch: str, name: str, value: Array) -> Array:
+def as_llama_cpp(config: PreTrainedConfig, arch: str, name: str, value: FloatArray) -> FloatArray:
     """The numbers of a weight of the files as llama.cpp has them."""
     if heads := _heads(config, arch, name):
         halves = value.reshape(heads, 2, value.shape[0] // heads // 2, *value.shape[1:])
@@ -306,7 +306,7 @@ def as_llama_cpp(config: PreTrainedConfig, arch: str, name: str, value: Array) -
     return value + np.float32(1) if _from_one(arch, name) else value
 
 
-def as_transformers(config: PreTrainedConfig, arch: str, name: str, value: Array) -> Array:
+def as_transformers(config: PreTrainedConfig, arch: str, name: str, value: FloatArray) -> FloatArray:
     """Written for reading back, apart from the way there."""
     if heads := _heads(config, arch, name):
         rows = value.shape[0] // heads
@@ -315,7 +315,7 @@ def as_transformers(config: PreTrainedConfig, arch: str, name: str, value: Array
     return value - np.float32(1) if _from_one(arch, name) else value
 
 
-def llama3_factors(config: PreTrainedConfig) -> Array | None:
+def llama3_factors(config: PreTrainedConfig) -> FloatArray | None:
     """By how much each rotation is slowed (arXiv:2407.21783), as llama.cpp reads it; None for other rotations."""
     rope = _rope(config)
     if rope.get("rope_type") != "llama3":

@@ -27,7 +27,7 @@ from engine.errors import ModelError, WorkbenchError, visible
 from engine.export import llama_cpp, parity
 from engine.export.families_of_gguf import (
     GEMMAS,
-    Array,
+    FloatArray,
     Part,
     architecture,
     as_llama_cpp,
@@ -286,7 +286,7 @@ def _kind(theirs: str, shape: tuple[int, ...], quant: str) -> GGMLQuantizationTy
     return kinds.F16 if quant == "Q8_0" and shape[-1] % 32 else kinds[quant]
 
 
-def _weights(folder: Path, parts: list[Part]) -> Iterator[tuple[Part, Array]]:
+def _weights(folder: Path, parts: list[Part]) -> Iterator[tuple[Part, FloatArray]]:
     """What each part is in float32, in the order of `parts`."""
     places = {name: file for file in model_files.weight_files(folder) for name in model_files.header(file)}
     for file, together in itertools.groupby(parts, lambda part: places[part.name]):
@@ -341,14 +341,14 @@ def _read_back(
     return parity.Parity("gguf", 0, probes, stops, weights=weights, formats=dict(formats))
 
 
-def _is_rounding(kind: str, value: Array, error: Array) -> bool:
+def _is_rounding(kind: str, value: FloatArray, error: FloatArray) -> bool:
     """Whether a weight is no further from its source than its number format rounds."""
     if kind in ROUNDING:
         return bool(np.square(error).mean() <= ROUNDING[kind] ** 2 * np.square(value).mean() + 1e-12)
     return bool((error - _allowed(kind, value)).max(initial=0) <= 0)
 
 
-def _allowed(kind: str, value: Array) -> Array:
+def _allowed(kind: str, value: FloatArray) -> FloatArray:
     """How far a number may be from its source: half a step of its format."""
     size = np.abs(value)
     if kind == "Q8_0":
