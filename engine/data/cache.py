@@ -167,7 +167,8 @@ def about(plan: Plan, processing_class: Any) -> dict[str, Any]:
 
 
 def tokenizer_fingerprint(processing_class: Any) -> str:
-    """A hash of what turns text into ids: the tokenizer's own file, its special tokens, the picture processor."""
+    """A hash of what turns text and images into ids: the tokenizer's own file, its special tokens, the image processor, and
+    what the processor of both says itself, such as the tokens of a tile or how many patches become one."""
     tokenizer = getattr(processing_class, "tokenizer", processing_class)
     backend = getattr(tokenizer, "backend_tokenizer", None)
     state = json.loads(backend.to_str()) if backend is not None else {}
@@ -177,8 +178,22 @@ def tokenizer_fingerprint(processing_class: Any) -> str:
     parts = [state, {name: str(token) for name, token in tokenizer.special_tokens_map.items()}]
     processor = getattr(processing_class, "image_processor", None)
     if processor is not None:
-        parts.append(processor.to_dict())
+        parts += [processor.to_dict(), _settings_of(processing_class)]
     return hashlib.sha256(json.dumps(parts, sort_keys=True, default=str).encode()).hexdigest()[:32]
+
+
+def _settings_of(processor: Any) -> dict[str, Any]:
+    """The plain values that a processor holds beside its parts; its chat template is a setting of the rows."""
+    plain = (str, int, float, bool)
+    return {
+        name: value
+        for name, value in vars(processor).items()
+        if name != "chat_template"
+        and (
+            isinstance(value, plain)
+            or (isinstance(value, (list, tuple)) and all(isinstance(each, plain) for each in value))
+        )
+    }
 
 
 def _source(source: Source, seed: int, progress: Callable[[str, int, int], None]) -> dict[str, Any]:

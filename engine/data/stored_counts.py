@@ -25,7 +25,10 @@ from engine.config.tree import RunConfig
 FORMAT = 4  # grows when the counts of an unchanged config would differ
 MOST = 500
 """Configs whose counts are kept; the oldest go."""
-_TOKENIZER = ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja", "special_tokens_map.json")
+_TOKENIZER = (
+    "tokenizer.json", "tokenizer_config.json", "chat_template.jinja", "special_tokens_map.json", "processor_config.json",
+    "preprocessor_config.json",
+)  # fmt: skip
 
 
 def store_counts(config: RunConfig, base: str | Path, model: ModelFacts | None, answer: Mapping[str, Any]) -> None:

@@ -16,6 +16,7 @@ from tests.engine.seeing import (
     _ids,
     _text,
     _with_marks,
+    template,
 )  # fmt: skip
 
 GLM_MARKS = {
@@ -152,7 +153,12 @@ def lfm2_vl(tokenizer: Path, target: Path) -> Path:
     torch.manual_seed(0)
     Lfm2VlForConditionalGeneration(config).save_pretrained(target)
     loaded.save_pretrained(target)
-    (target / "preprocessor_config.json").write_text(json.dumps({"image_processor_type": "Lfm2VlImageProcessor"}))
+    images = {
+        "image_processor_type": "Lfm2VlImageProcessor", "encoder_patch_size": 8, "min_image_tokens": 4, "max_image_tokens": 16,
+        "max_num_patches": 64, "do_image_splitting": False,
+    }  # fmt: skip
+    (target / "preprocessor_config.json").write_text(json.dumps(images))
+    (target / "chat_template.jinja").write_text(template("<image>"))
     (target / "processor_config.json").write_text(json.dumps({"processor_class": "Lfm2VlProcessor"}))
     return target
 

@@ -329,6 +329,20 @@ def test_pixel_limits_decide_the_tokens_of_an_image(
         loaded(folders["qwen2_5_vl"], min_pixels=9999)
 
 
+def test_rows_prepared_with_other_tokens_an_image_are_not_taken(
+    tmp_path: Path, write: Callable[..., Path], make_config: Callable[..., Any], folders: dict[str, Path]
+) -> None:
+    picture(tmp_path)
+    config = make_config(write([asked("<image>What?", images=["cat.png"])]))
+    made = []
+    for tokens in (4, 9, 4):
+        processor = loaded(folders["idefics3"])
+        processor.image_seq_len = tokens  # which the processor says, not its image processor
+        prepared = prepare(config, processor)
+        made.append((prepared.cached, prepared.dataset[0]["input_ids"].count(processor.image_token_id) % tokens))
+    assert made == [(False, 0), (False, 0), (True, 0)]
+
+
 def test_every_limit_of_pixels_counts_as_transformers_does() -> None:
     """On each of the processors that keep shapes: the limits that are named hold for the image as it is resized."""
     import transformers
