@@ -22,6 +22,7 @@ from engine.config.files import put
 from engine.errors import ModelError
 from engine.features.built import Notes
 from engine.features.fused_experts import UNSERVED, apply, chosen
+from engine.features.gradient_checkpointing.tiers import POLICIES, tier_of, use_tier
 from engine.hardware import parse_machine
 from engine.kernels.experts.module import unserved
 from engine.rules import read
@@ -193,13 +194,17 @@ def test_generation_goes_through_the_same_experts():
     assert torch.equal(model.generate(input_ids=ids, **told), theirs)
 
 
-@pytest.mark.parametrize("reentrant", [True, False])
-def test_checkpointed_layers_get_the_same_gradients(reentrant):
+@pytest.mark.parametrize("tier", ["reentrant", "full", "medium", "selective"])
+def test_checkpointed_layers_get_the_same_gradients(tier):
     theirs = learned(with_adapters("mixtral"))
     model = with_adapters("mixtral")
     fused(model)
     model.enable_input_require_grads()
-    model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": reentrant})
+    base = model.get_base_model()
+    if tier in POLICIES:
+        use_tier(base, tier)
+    base.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": tier == "reentrant"})
+    assert {tier_of(layer) for layer in base.model.layers} == {"full" if tier == "reentrant" else tier}
     same(learned(model.train()), theirs)
 
 
