@@ -10,9 +10,11 @@ from engine.export.process import Export, compared
 from engine.figures import progress, size
 from workbench.cli.output import clear, echo, print_json, rewrite
 
+SENT = "Cancelled: nothing was published unless the hub had answered; push again, and files that arrived are not sent twice."
+
 
 def followed(request: dict[str, Any], *, as_json: bool) -> dict[str, Any]:
-    """Runs the export and shows it; Ctrl-C cancels. Raises its WorkbenchError."""
+    """Runs the export and shows it; Ctrl-C cancels. Raises its WorkbenchError, and one that says what a cancelled one leaves."""
 
     def show(message: dict[str, Any]) -> None:
         if "progress" in message:
@@ -26,6 +28,8 @@ def followed(request: dict[str, Any], *, as_json: bool) -> dict[str, Any]:
 
     try:
         return Export(request).run(show)
+    except KeyboardInterrupt:
+        raise WorkbenchError(SENT if request["do"] == "push" else Export.cancelled, exit_code=130) from None
     finally:
         clear()
 
