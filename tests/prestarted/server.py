@@ -186,6 +186,8 @@ def _become(asked: dict[str, Any], files: list[int], line: socket.socket) -> int
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     if asked["session"]:
         os.setsid()
+    elif asked["group"] is not None:
+        os.setpgid(0, asked["group"])
     for number, file in enumerate(files):
         os.dup2(file, number)
     own = os.dup2(line.fileno(), 3, inheritable=False)
