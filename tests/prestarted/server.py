@@ -290,7 +290,7 @@ def _settle() -> None:
 
 
 def _look_for_what_to_settle() -> None:
-    """Looked for once: each process would go through a hundred thousand names otherwise."""
+    """Looked for once: each process would go through tens of thousands of names otherwise."""
     from huggingface_hub import constants
 
     home = str(constants.HF_HOME)
