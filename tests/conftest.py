@@ -97,7 +97,7 @@ def pytest_xdist_setupnodes(config: pytest.Config) -> None:
     """Processes of tests are forked from the one that has imported torch, but for those of a card: it was told that there is
     none."""
     if "not gpu" in config.option.markexpr:
-        prestarted.wait()
+        prestarted.wait(600)
 
 
 @pytest.hookimpl(trylast=True)

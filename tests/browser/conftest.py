@@ -25,7 +25,7 @@ WINDOWS: list[browsing.Window] = []
 def lab(tmp_path_factory: pytest.TempPathFactory) -> Iterator[browsing.Lab]:
     if browsing.missing():
         pytest.skip(browsing.missing())
-    with browsing.serve(tmp_path_factory.mktemp("lab")) as served:
+    with browsing.serve(tmp_path_factory.mktemp("lab"), lean=True) as served:
         yield served
 
 

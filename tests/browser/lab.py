@@ -43,6 +43,10 @@ FLAGS = [
     "--disable-features=MediaRouter,OptimizationHints,Translate",
     "--host-resolver-rules=MAP * ~NOTFOUND, EXCLUDE 127.0.0.1",
 ]
+UNNEEDED = [
+    "csvviewer", "debugger", "extensionmanager", "htmlviewer", "hub", "imageviewer", "inspector", "lsp", "markdownviewer",
+    "mathjax", "settingeditor", "terminal", "toc", "tooltip",
+]  # fmt: skip
 SECONDS = 60
 # Playwright looks at every frame unless told otherwise, and so has every frame drawn.
 POLL_MS = 150
@@ -86,8 +90,9 @@ class Lab:
 
 
 @contextlib.contextmanager
-def serve(root: Path, **environment: str) -> Iterator[Lab]:
-    """A JupyterLab on a free port, its settings in `root`, gone afterwards with all it started."""
+def serve(root: Path, *, lean: bool = False, **environment: str) -> Iterator[Lab]:
+    """A JupyterLab on a free port, its settings in `root`, gone afterwards with all it started. `lean` without what no notebook
+    needs, which takes a while of a processor to load."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
@@ -95,7 +100,7 @@ def serve(root: Path, **environment: str) -> Iterator[Lab]:
     homes = ("JUPYTER_CONFIG_DIR", "JUPYTER_DATA_DIR", "JUPYTER_RUNTIME_DIR", "IPYTHONDIR")
     env = {**os.environ, **{name: str(root / ".jupyter" / name.lower()) for name in homes}, **environment}
     env["JUPYTER_PREFER_ENV_PATH"] = "1"
-    _quiet(Path(env["JUPYTER_CONFIG_DIR"]))
+    _quiet(Path(env["JUPYTER_CONFIG_DIR"]), UNNEEDED if lean else [])
     command = [sys.executable, "-m", "jupyterlab", "--no-browser", "--allow-root", "--ip=127.0.0.1", f"--port={port}"]
     command += ["--ServerApp.port_retries=0", f"--IdentityProvider.token={token}", f"--ServerApp.root_dir={root}"]
     command += ["--LabApp.news_url=None", "--LabApp.check_for_updates_class=jupyterlab.NeverCheckForUpdate"]
@@ -113,12 +118,13 @@ def serve(root: Path, **environment: str) -> Iterator[Lab]:
         log.close()
 
 
-def _quiet(config: Path) -> None:
+def _quiet(config: Path, without: list[str]) -> None:
     """No question about news, which would cover what lies beneath it, and no check whether JupyterLab is to be built."""
+    page = {"buildCheck": False, "disabledExtensions": {f"@jupyterlab/{name}-extension": True for name in without}}
     news = "lab/user-settings/@jupyterlab/apputils-extension/notification.jupyterlab-settings"
-    for name, text in ((news, '{"fetchNews": "false"}'), ("labconfig/page_config.json", '{"buildCheck": false}')):
+    for name, told in ((news, {"fetchNews": "false"}), ("labconfig/page_config.json", page)):
         (config / name).parent.mkdir(parents=True, exist_ok=True)
-        (config / name).write_text(text, "utf-8")
+        (config / name).write_text(json.dumps(told), "utf-8")
 
 
 def _stop(url: str, token: str, process: subprocess.Popen[bytes]) -> None:

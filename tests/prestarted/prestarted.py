@@ -85,6 +85,7 @@ class Popen(subprocess.Popen):  # type: ignore[type-arg]
                 "cwd": os.fspath(cwd) if cwd is not None else os.getcwd(),
                 "environment": {**(os.environ if env is None else env), ASKER: str(os.getpid())},
                 "session": bool(start_new_session),
+                "group": os.getpgrp() if SIDE_BY_SIDE in args else None,  # what ends the tests ends these too
                 "limits": [resource.getrlimit(limit) for limit in LIMITS],
             }
             with contextlib.suppress(OSError, ValueError):
@@ -222,7 +223,7 @@ def begin(room: Path) -> None:
             stdin=subprocess.DEVNULL,
             stdout=log,
             stderr=log,
-            start_new_session=True,
+            process_group=0,
         )
 
 

@@ -186,6 +186,8 @@ def _become(asked: dict[str, Any], files: list[int], line: socket.socket) -> int
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     if asked["session"]:
         os.setsid()
+    elif asked["group"] is not None:
+        os.setpgid(0, asked["group"])
     for number, file in enumerate(files):
         os.dup2(file, number)
     own = os.dup2(line.fileno(), 3, inheritable=False)
@@ -288,7 +290,7 @@ def _settle() -> None:
 
 
 def _look_for_what_to_settle() -> None:
-    """Looked for once: each process would go through a hundred thousand names otherwise."""
+    """Looked for once: each process would go through tens of thousands of names otherwise."""
     from huggingface_hub import constants
 
     home = str(constants.HF_HOME)

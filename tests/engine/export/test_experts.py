@@ -64,7 +64,9 @@ def exported(run: RunFolder, into: Path, form: str = "safetensors", **asked: Any
     return make(Model(source(run), _config(run)), form, into, asked, quiet)
 
 
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize(
+    "family", [pytest.param(each, marks=[pytest.mark.slow] if each == "olmoe" else []) for each in FAMILIES]
+)
 def test_experts_leave_the_house(make_run: Make, tmp_path: Path, family: str) -> None:
     """Merged they are what PEFT merges, in the base's own layout; one by one, W + alpha / r * B A gives the same."""
     stabilised = family in ("olmoe", "gpt_oss")

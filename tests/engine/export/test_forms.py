@@ -17,6 +17,7 @@ from transformers import AutoConfig
 from engine.errors import WorkbenchError
 from engine.export import llama_cpp, modelfile, parity
 from engine.export.__main__ import _config
+from engine.export.families_of_gguf import FAMILIES as WRITTEN
 from engine.export.folder import Model
 from engine.export.making import make
 from engine.export.places import places, source
@@ -50,6 +51,9 @@ FAMILIES: dict[str, dict[str, Any]] = {
     "gpt_oss": {"num_local_experts": 4, "num_experts_per_tok": 2, "head_dim": 32, "sliding_window": 16,
                 "rope_parameters": YARN, "max_position_embeddings": 2048},
 }  # fmt: skip
+
+ALIKE = {"mistral", "qwen3", "gemma", "gemma2", "olmoe"}
+"""Their weights go ways that those of the others go too."""
 
 
 def exported(run: RunFolder, forms: list[str], folder: Path, quant: str = "F16") -> list[dict[str, Any]]:
@@ -86,7 +90,21 @@ def test_a_model_that_sees_goes_along_with_its_pixel_limits(tmp_path: Path, shar
     assert made["video_processor"]["fps"] == 2
 
 
-@pytest.mark.parametrize("family", FAMILIES)
+def architecture_of(family: str) -> str:
+    """What llama.cpp calls it."""
+    ours = {"mistral": "LLAMA", "mixtral": "LLAMA", "gemma3_text": "GEMMA3", "gpt_oss": "GPT_OSS"}
+    known = ours.get(family, family.upper().replace("_", ""))
+    return str(gguf.MODEL_ARCH_NAMES[getattr(gguf.MODEL_ARCH, known)])
+
+
+def test_every_family_has_an_architecture_of_llama_cpp() -> None:
+    for family in FAMILIES:
+        assert gguf.MODEL_ARCH_NAMES[getattr(gguf.MODEL_ARCH, WRITTEN[family])] == architecture_of(family)
+
+
+@pytest.mark.parametrize(
+    "family", [pytest.param(each, marks=[pytest.mark.slow] if each in ALIKE else []) for each in FAMILIES]
+)
 def test_every_weight_of_a_family_comes_back(make_run: Make, tmp_path: Path, shared_data: Path, family: str) -> None:
     spm = family in ("gemma", "gemma2", "gemma3_text", "phi3")
     tokenizer = shared_data / ("weights/tinystories-llama-260k" if spm else "tokenizers/minimind")
@@ -94,17 +112,7 @@ def test_every_weight_of_a_family_comes_back(make_run: Make, tmp_path: Path, sha
     part = exported(run, ["gguf"], tmp_path / "out", "BF16")[0]
     assert part["parity"]["weights"] > 14
     reader = gguf.GGUFReader(part["path"])
-    assert (
-        reader.get_field("general.architecture").contents()
-        == gguf.MODEL_ARCH_NAMES[
-            getattr(
-                gguf.MODEL_ARCH,
-                {"mistral": "LLAMA", "mixtral": "LLAMA", "gemma3_text": "GEMMA3", "gpt_oss": "GPT_OSS"}.get(
-                    family, family.upper().replace("_", "")
-                ),
-            )
-        ]
-    )
+    assert reader.get_field("general.architecture").contents() == architecture_of(family)
     assert reader.get_field("tokenizer.ggml.model").contents() == ("llama" if spm else "gpt2")
     assert ("rope_freqs.weight" in {each.name for each in reader.tensors}) == (family == "llama")
     made = f"{run.id}-BF16.gguf"

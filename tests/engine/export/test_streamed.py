@@ -66,7 +66,9 @@ def test_a_base_in_few_bits_is_rounded_as_training_held_it(
     assert parity.distance(whole.base, ours.base) < 1e-5
 
 
-@pytest.mark.parametrize("family", MIXTURES)
+@pytest.mark.parametrize(
+    "family", [pytest.param(each, marks=[pytest.mark.slow] if each == "olmoe" else []) for each in MIXTURES]
+)
 def test_a_mixture_is_put_together_a_layer_at_a_time(
     make_run: Make, monkeypatch: pytest.MonkeyPatch, family: str
 ) -> None:
