@@ -216,7 +216,7 @@ def begin(room: Path) -> None:
     # The kernel shows a process's environment as it lies in memory from its start on: room for that of a child.
     environment["ZZ_ROOM"] = "x" * (1 << 15)
     with (place / "log").open("wb") as log:
-        subprocess.Popen(
+        server = subprocess.Popen(
             [sys.executable, "-P", str(HERE / "server.py"), str(place)],
             env=environment,
             cwd="/",
@@ -225,6 +225,7 @@ def begin(room: Path) -> None:
             stderr=log,
             process_group=0,
         )
+    _BEGUN.append(server)
 
 
 def wait(seconds: float = 120) -> None:
@@ -236,6 +237,8 @@ def wait(seconds: float = 120) -> None:
     end = time.monotonic() + seconds
     place = Path(room) / "prestarted"
     while not any((place / each).exists() for each in ("known", "failed")) and time.monotonic() < end:
+        if any(server.poll() is not None for server in _BEGUN):
+            return
         time.sleep(0.05)
 
 
@@ -253,3 +256,4 @@ def hold(room: Path) -> None:
 
 
 _HELD: list[Any] = []
+_BEGUN: list[subprocess.Popen[bytes]] = []
