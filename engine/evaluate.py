@@ -112,6 +112,8 @@ def _by_tasks(run: RunFolder, asked: Message, report: Report) -> Message:
         from lm_eval.tasks._yaml_loader import load_yaml
     except ImportError as problem:
         raise WorkbenchError(f"--tasks: lm-evaluation-harness cannot be imported here: {problem}.", INSTALL) from None
+    from yaml import YAMLError
+
     from engine.chat.models import load_sides
     from engine.config.method import METHODS
 
@@ -138,7 +140,11 @@ def _by_tasks(run: RunFolder, asked: Message, report: Report) -> Message:
                             harness, tasks=[task], bootstrap_iters=0, log_samples=False, random_seed=0
                         )
                     except Exception as problem:
-                        why = next(iter(str(problem).splitlines()), "") or type(problem).__name__
+                        lines = str(problem).splitlines()
+                        if isinstance(problem, YAMLError):  # which says where in its second line
+                            lines = [" ".join(" ".join(lines).split())]
+                        why = next(iter(lines), "") or type(problem).__name__
+                        why += " is not there" if isinstance(problem, KeyError) else ""
                         raise WorkbenchError(f"--tasks: {visible(str(place))} cannot be measured: {why}") from problem
                 for each, numbers in result["results"].items():
                     rows[each] = result["n-samples"][each]["effective"]

@@ -128,3 +128,11 @@ def test_a_task_scores_the_checkpoint_beside_the_base_as_plain_transformers_does
     path.write_text(path.read_text().replace("asked", "missing"))
     with pytest.raises(WorkbenchError, match=r"dates\.yaml cannot be measured: "):
         answer(asked, lambda **_: None, lambda *_: None)
+    whole = task(tmp_path, "dates").read_text()
+    for wrong, said in (
+        (whole.replace("task: dates", "task: [dates"), "line 2, column"),
+        (whole.replace("split: test", "split: far"), "'far' is not there"),
+    ):
+        path.write_text(wrong)
+        with pytest.raises(WorkbenchError, match=said):
+            answer(asked, lambda **_: None, lambda *_: None)
