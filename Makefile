@@ -10,14 +10,25 @@ export PYTHONSAFEPATH := 1
 # Tests go side by side, one thread a process; each file stays whole in one of them.
 SIDE_BY_SIDE ?= -n logical --maxprocesses 4
 
-.PHONY: help workbench demo test test-all check lint types contracts format docs pictures clean
+.PHONY: help workbench demo test test-all test-oldest check lint types contracts format docs pictures clean
 help:                ## this list
 	@grep -hE '^[a-z-]+: .*##' $(MAKEFILE_LIST) | sed 's/:.*##/\t/' | expand -t 14
 
-$(STAMP): pyproject.toml constraints.txt
+# Lines of constraints-oldest.txt stand in place of those of constraints.txt.
+ifdef OLDEST
+CONSTRAINTS := $(VENV)/constraints.txt
+OLDEST_PACKAGES := torchvision
+$(CONSTRAINTS): constraints.txt constraints-oldest.txt
+	mkdir -p $(VENV)
+	sed -n 's/==.*/==/p' constraints-oldest.txt | sed 's/^/^/' | grep -vf - constraints.txt | cat - constraints-oldest.txt > $@
+else
+CONSTRAINTS := constraints.txt
+endif
+
+$(STAMP): pyproject.toml $(CONSTRAINTS)
 	@echo "Making the environment in $(VENV): torch and its friends, a few minutes the first time."
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[test,notebook]'
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c $(CONSTRAINTS) -e '.[test,notebook]' $(OLDEST_PACKAGES)
 	touch $@
 
 workbench: $(STAMP)  ## make the environment and open the app on the built-in demo
@@ -31,6 +42,9 @@ test: $(STAMP)       ## make the environment and pass the tests
 
 test-all: $(STAMP)   ## also the slow ones
 	$(BIN)/python -m pytest $(SIDE_BY_SIDE) -m 'not gpu'
+
+test-oldest:         ## with the oldest torch and transformers (constraints-oldest.txt); an environment of 6 GB of its own
+	$(MAKE) VENV=.venv-oldest OLDEST=1 test
 
 check: lint types contracts test  ## the whole loop before a commit
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.util
 import re
 from functools import cache
+from importlib.metadata import version
 from pathlib import Path
 
 _TABLES = {
@@ -31,14 +32,29 @@ _BY_TORCHVISION = ("PixtralProcessor", "Gemma4Processor")
 """Processors that ask for torchvision themselves or for their videos, whatever reads their images."""
 
 
+_UNSEEN_BEFORE_5_18 = (
+    "Idefics2ImageProcessor",
+    "Idefics3ImageProcessor",
+    "Ovis2ImageProcessor",
+    "SmolVLMImageProcessor",
+)
+"""Whose class for Pillow transformers before 5.18 gives to those alone who have torchvision too."""
+
+
 def needs_torchvision(processor: str, image_processor: str) -> bool | None:
     """Whether transformers reads the images of these classes by torchvision alone; `None` where its tables do not say."""
     if processor in _BY_TORCHVISION:
+        return True
+    if image_processor in _UNSEEN_BEFORE_5_18 and importlib.util.find_spec("torchvision") is None and _before_5_18():
         return True
     classes = _image_processors()
     if not image_processor or f'"{image_processor}"' not in classes:
         return None
     return f'"{image_processor}Pil"' not in classes
+
+
+def _before_5_18() -> bool:
+    return tuple(int(part) for part in re.findall(r"\d+", version("transformers"))[:2]) < (5, 18)
 
 
 @cache

@@ -108,6 +108,7 @@ def _model(config: RunConfig, source: str, device: torch.device | None) -> Loade
     import transformers
 
     from engine.models.attention_direction import refuse_the_wrong_direction
+    from engine.models.capped_scores import keep_capped_scores
     from engine.models.expert_shards import part_of
 
     head = METHODS[config.method.kind].head
@@ -141,12 +142,12 @@ def _model(config: RunConfig, source: str, device: torch.device | None) -> Loade
         except ValueError as problem:
             if "does not support an attention implementation through torch.nn.functional" not in str(problem):
                 raise
-            loaded = _with_weights(config, source, loader, {**settings, "attn_implementation": "eager"})
-            name = type(loaded.model).__name__
-            loaded = replace(loaded, attention_reason=f"sdpa does not serve here: transformers has none for {name}")
+            loaded = _without_fused(_with_weights(config, source, loader, {**settings, "attn_implementation": "eager"}))
     except UNREADABLE as problem:
         raise _cannot_load("model", source, problem) from problem
     model = loaded.model
+    if keep_capped_scores(model):
+        loaded = _without_fused(loaded)
     divided = part_of(config) is not None
     if divided or (device is not None and "quantization_config" not in settings):
         # It is a plain model on one device: with a map of devices the trainer and PEFT would take it for one on several.
@@ -220,6 +221,11 @@ def weight_settings(config: RunConfig, source: str, revision: str | None) -> dic
         return {"quantization_config": ExpertsAlone("divide", part=part)}
     asked = quantization_config(config)
     return {} if asked is None else {"quantization_config": asked}
+
+
+def _without_fused(loaded: Loaded) -> Loaded:
+    name = type(loaded.model).__name__
+    return replace(loaded, attention_reason=f"sdpa does not serve here: transformers has none for {name}")
 
 
 def quantization_config(config: RunConfig) -> Any:

@@ -98,7 +98,10 @@ def _limit(processor: Any, config: RunConfig) -> None:
 
 
 def _on_pillow(kind: Any, source: str, folder: Path, revision: str | None) -> Any:
-    from transformers import AutoImageProcessor, AutoTokenizer
+    from transformers import AutoTokenizer
+
+    # Without torchvision, transformers before 5.18 has a stand-in of that name at its top.
+    from transformers.models.auto.image_processing_auto import AutoImageProcessor
 
     asked: dict[str, Any] = {"revision": revision, "trust_remote_code": False}
     loaders = {

@@ -18,6 +18,7 @@ from engine.data.chat import Chat
 from engine.data.plan import own_template
 from engine.errors import ModelError, WorkbenchError, redact, visible
 from engine.hub import commit_of, reaching_hub, snapshot
+from engine.models.capped_scores import keep_capped_scores
 
 BATCH = 16
 _OTHER = "Name another reward model."
@@ -110,6 +111,7 @@ def _loaded(name: str, revision: str | None) -> tuple[Any, bool]:
             use_safetensors=True,
             trust_remote_code=False,
         )
+        keep_capped_scores(model)
         return model, not any(_of_head(key) for key in loading["missing_keys"])
     folder = (
         Path(name)
@@ -128,6 +130,7 @@ def _loaded(name: str, revision: str | None) -> tuple[Any, bool]:
         model = AutoModelForSequenceClassification.from_pretrained(
             base, num_labels=1, dtype="auto", revision=below, use_safetensors=True, trust_remote_code=False
         )
+    keep_capped_scores(model)
     return PeftModel.from_pretrained(model, str(folder)), True
 
 

@@ -250,13 +250,14 @@ def real_processor(folder: Path) -> Any:
     from unittest import mock
 
     import transformers
+    from transformers.models.auto.image_processing_auto import AutoImageProcessor  # at the top 5.17 may have a stand-in
     from transformers.processing_utils import ProcessorMixin
 
     found = json.loads((folder / "processor_config.json").read_text())
     kind = getattr(transformers, found["processor_class"])
     if "video_processor" not in kind.get_attributes():
         return transformers.AutoProcessor.from_pretrained(folder)
-    images = transformers.AutoImageProcessor.from_pretrained(folder, backend="pil")
+    images = AutoImageProcessor.from_pretrained(folder, backend="pil")
     tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
     more = {name: value for name, value in found.items() if name.startswith("image_seq")}
     with (

@@ -343,15 +343,34 @@ def _packed(expert: Tensor, kind: str) -> tuple[Held, Form]:
 
 
 def matrix_unpacked(held: Held, form: Form) -> Tensor:
-    """The numbers [rows, columns] of the one expert that these are of: in one launch on a card, and in plain torch within a
-    graph that is being compiled."""
-    if kernel_serves(held.numbers) and not torch.compiler.is_compiling():
+    """The numbers [rows, columns] of the one expert that these are of: in one launch on a card. Code that is compiled calls
+    `matrix_unpacked_op`."""
+    if kernel_serves(held.numbers):
         from engine.kernels.experts.unpack import unpack
 
         out = torch.empty(1, form.rows, form.columns, dtype=form.dtype, device=held.numbers.device)
         unpack(held, form, 0, out, None)
         return out[0]
     return _unpacked(held, form, 0, None)
+
+
+@torch.library.custom_op("workbench::matrix_unpacked", mutates_args=())
+def matrix_unpacked_op(
+    numbers: Tensor, scales: Tensor, middle: Tensor | None, zeros: Tensor | None, of_column: Tensor | None, kind: str,
+    rows: int, columns: int, block: int, scale_block: int, dtype: torch.dtype, after: Tensor | None = None,
+) -> Tensor:  # fmt: skip
+    """`matrix_unpacked` as one node of a graph, of the parts of a `Held` and the fields of a `Form` that is not turned.
+
+    `after` is not read: the node comes after it. A backward pass gives its gradient, or the compiler takes its node and the
+    forward pass's for one and keeps the numbers [rows, columns] from one to the other.
+    """
+    held = Held(numbers.reshape(1, -1), scales, middle, zeros=zeros, of_column=of_column)
+    return matrix_unpacked(held, Form(kind, rows, columns, False, block, scale_block, dtype, True)).contiguous()
+
+
+@matrix_unpacked_op.register_fake
+def _(numbers, scales, middle, zeros, of_column, kind, rows, columns, block, scale_block, dtype, after=None):
+    return numbers.new_empty(rows, columns, dtype=dtype)
 
 
 def _in_plain_torch(held: Held, form: Form, expert: int) -> Tensor:

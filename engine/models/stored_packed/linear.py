@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch.nn.parallel import DistributedDataParallel
 
-from engine.kernels.experts.packed import Form, Held, PackedExperts, matrix_unpacked
+from engine.kernels.experts.packed import Form, Held, PackedExperts, matrix_unpacked, matrix_unpacked_op
 from engine.models.expert_shards import share_of
 from engine.models.stored_fp8 import Fp8Linear
 from engine.models.stored_packed.formats import Parts, weight_of
@@ -63,7 +63,12 @@ class PackedLinear(torch.nn.Linear):
         return sum(each.numel() * each.element_size() for each in (self.weight, *self.buffers()))
 
     def forward(self, input: torch.Tensor) -> torch.Tensor:
-        out: torch.Tensor = _Product.apply(input, self.form, *self._held())
+        if torch.compiler.is_compiling():
+            form = self.form
+            packing = form.kind, form.rows, form.columns, form.block, form.scale_block
+            out = _in_graph(input, *packing, *self._held())
+        else:
+            out = _Product.apply(input, self.form, *self._held())
         return out if self.bias is None else out + self.bias
 
     def _apply(self, fn: Any, recurse: bool = True) -> PackedLinear:
@@ -112,6 +117,33 @@ class _Product(torch.autograd.Function):
     def backward(ctx: Any, *gradients: torch.Tensor) -> Any:
         (gradient,) = gradients
         return gradient @ wide_weight(ctx.saved_tensors, ctx.form, gradient.dtype), *(None,) * 6
+
+
+class _Traced(torch.autograd.Function):
+    """The same for code that is being compiled, where unpacking is a node of its own, forward and again in backward."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, x: torch.Tensor, packing: tuple[str, int, int, int, int], *held: torch.Tensor | None
+    ) -> torch.Tensor:
+        ctx.packing = packing
+        ctx.save_for_backward(*held)
+        return torch.nn.functional.linear(x, matrix_unpacked_op(*held, *packing, x.dtype))
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: torch.Tensor) -> Any:
+        (gradient,) = gradients
+        wide = matrix_unpacked_op(*ctx.saved_tensors, *ctx.packing, gradient.dtype, gradient)
+        return gradient @ wide, *(None,) * 6
+
+
+@torch.compiler.allow_in_graph
+def _in_graph(
+    x: torch.Tensor, kind: str, rows: int, columns: int, block: int, scale_block: int, *held: torch.Tensor | None
+) -> torch.Tensor:
+    """One node for the first half of the compiler, so that a checkpoint around it reaches its operations with torch 2.11 too."""
+    out: torch.Tensor = _Traced.apply(x, (kind, rows, columns, block, scale_block), *held)
+    return out
 
 
 def wide_weight(held: tuple[torch.Tensor | None, ...], form: Form, dtype: torch.dtype) -> torch.Tensor:

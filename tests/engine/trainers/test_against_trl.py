@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import pytest
 import torch
+import transformers
+from packaging.version import Version
 
 from tests.engine.trainers.conftest import CONVERSATIONS, PAIRS, lines
 
@@ -172,6 +174,8 @@ def test_sft_losses_on_images_are_trls_own(train, source, tmp_path, shared_data,
 
     from tests.engine.seeing import FAMILIES, real_processor, template
 
+    if kind == "messages" and Version(transformers.__version__) < Version("5.18"):
+        pytest.skip("TRL 1.16 learns answers about images alone from transformers 5.18 on")
     folder = FAMILIES[family](shared_data / "tokenizers/minimind", tmp_path / family)
     rows = images_with_answers(tmp_path)
     if kind == "messages":
@@ -206,6 +210,7 @@ def test_sft_losses_on_images_are_trls_own(train, source, tmp_path, shared_data,
     )
     theirs.train()
     settings = {"model.name": str(folder), "data.max_length": 512, "optim.max_steps": 5}
+    settings["data.image_backend"] = theirs.processing_class.image_processor.backend
     run = train({"data.train": [{"path": source(rows)}], **settings})
     ours = steps(lines(run, "metrics"))
     assert len(ours) == 5
@@ -285,6 +290,7 @@ def test_losses_of_preferences_on_images_are_trls_own(train, source, tmp_path, s
         "data.max_length": 512,
         "optim.max_steps": 4,
         "data.shuffle": method == "dpo",
+        "data.image_backend": theirs.processing_class.image_processor.backend,
     }
     settings |= {"method.kind": method, "optim.gradient_accumulation_steps": 1, "adapter.kind": "none"}
     ours = steps(lines(train({"data.train": [{"path": source(rows)}], **settings}), "metrics"))

@@ -150,10 +150,14 @@ def test_float32_adapters_of_a_bfloat16_model_are_multiplied_in_float32():
     fuse(layers(model))
     ours = step(model)
     assert {each.dtype for each in ours[1].values()} == {torch.float32}
-    # How far bfloat16 rounds is the processor's affair; closed form stays as near to the truth as PEFT does.
-    for name, exact in truth[1].items():
-        away, peft = (float((each[1][name] - exact).norm() / exact.norm()) for each in (ours, theirs))
-        assert away <= 2 * peft + 1e-6, name
+    # How far bfloat16 rounds one gradient is the affair of the processor and of torch's products, which 2.11 and 2.13 add up
+    # in other orders; over all of them closed form stays as near to the truth as PEFT does.
+    away, peft = (
+        {name: float((each[1][name] - exact).norm() / exact.norm()) for name, exact in truth[1].items()}
+        for each in (ours, theirs)
+    )
+    assert all(error <= 3 * peft[name] + 1e-6 for name, error in away.items())
+    assert sum(away.values()) <= 1.1 * sum(peft.values())
 
 
 def kept(model):
