@@ -11,13 +11,14 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from engine.config.files import DATA_SUFFIXES
 from engine.config.kinds import BUILTIN_MODELS, BUILTIN_ROWS
 from engine.config.tree import FieldSpec, fields
 from engine.figures import size
 
 MOST_NAMES, MOST_SHOWN = 5000, 200
 CONFIGS = (".yaml", ".yml")
-ROWS = (".jsonl", ".json", ".parquet", ".csv", ".tsv", ".txt", ".arrow", ".zst", ".gz")
+ROWS = tuple(each for each in DATA_SUFFIXES if each != ".md")  # pages about the rows, mostly
 
 
 @dataclass(frozen=True, slots=True)
