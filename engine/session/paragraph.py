@@ -80,20 +80,24 @@ def _trained(config: RunConfig, estimate: Estimate) -> str:
     return f"All of its parameters learn{f' ({how_many})' if trained is not None else ''}."
 
 
+def _many(value: int, what: str) -> str:
+    return f"{count(value)} {what}{'' if value == 1 else 's'}"
+
+
 def _long(config: RunConfig, facts: Facts, estimate: Estimate) -> str:
     machine = facts.machine
     where = "" if machine is None else " on the GPU" if machine.gpus else " on the CPU"
     if config.optim.max_steps is not None:
-        steps = f"It takes {count(config.optim.max_steps)} steps"
+        steps = f"It takes {_many(config.optim.max_steps, 'step')}"
     elif estimate.steps is not None:
         epochs = config.optim.num_train_epochs
-        steps = f"It takes {count(estimate.steps)} steps, {'once' if epochs == 1 else f'{number(epochs)} times'} over the rows"
+        steps = f"It takes {_many(estimate.steps, 'step')}, {'once' if epochs == 1 else f'{number(epochs)} times'} over the rows"
     else:
         steps = "How many steps it takes is not known until the rows are counted"
     many, rows = estimate.effective_batch, None if config.data.packing else train_rows(config, facts)
     # A batch holds no more rows than there are.
     fewer = many is not None and rows is not None and 0 < rows < many
-    batch = f", all {count(rows)} rows each" if fewer and rows else f", {count(many)} rows each" if many else ""
+    batch = f", all {_many(rows, 'row')} each" if fewer and rows else f", {_many(many, 'row')} each" if many else ""
     if estimate.seconds_left is None:
         return f"{steps}{batch}; how long is not known yet."
     return f"{steps}{batch}: roughly {brief(estimate.seconds_left)}{where}."
