@@ -18,7 +18,7 @@ from engine.errors import visible
 from engine.figures import size
 from engine.session import pages
 from engine.session.build import BuildSession, step_statuses
-from engine.session.draft import Draft, differences
+from engine.session.draft import Draft
 from engine.session.explain import of_kind, of_recipe
 from engine.session.start import goal_of
 
@@ -138,7 +138,7 @@ def _review(session: BuildSession) -> Iterator[Block]:
         yield title("Measured")
         yield say(rehearsed)
     yield title(pages.changed_from(session))
-    difference = differences(draft)
+    difference = draft.diff()
     if difference:
         rows = [[path, _short(was), "→", _short(now)] for path, was, now in difference]
         yield {"kind": "table", "rows": rows}

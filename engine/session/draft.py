@@ -94,11 +94,11 @@ class Draft:
         if spec is not None and isinstance(value, str):
             meant = coerce(spec, value)
             value = value if isinstance(meant, Uncoerced) else meant
-        self._edited(self.history.change(_with(self.history.now.mapping, path.split("."), _plain(value))))
+        _edited(self, self.history.change(_with(self.history.now.mapping, path.split("."), _plain(value))))
 
     def unset(self, path: str) -> None:
         """Take one setting out, so that its default stands; a section left empty goes too."""
-        self._edited(self.history.change(_without(self.history.now.mapping, path.split("."))))
+        _edited(self, self.history.change(_without(self.history.now.mapping, path.split("."))))
 
     def apply(self, fix: Fix) -> None:
         """Apply a fix as one change."""
@@ -107,12 +107,12 @@ class Draft:
             mapping = _without(mapping, [path] if path in mapping else path.split("."))
         for path, value in fix.set.items():
             mapping = _with(mapping, path.split("."), _plain(value))
-        self._edited(self.history.change(mapping))
+        _edited(self, self.history.change(mapping))
 
     def replace_text(self, yaml: str) -> None:
         """Take a text as a person edited it. Raises ConfigUnreadable and changes nothing when it is no config."""
         mapping = files.parse(yaml, path=self.path).mapping
-        self._edited(self.history.replace(yaml, mapping))
+        _edited(self, self.history.replace(yaml, mapping))
 
     def learn(self, facts: Facts) -> None:
         """Take what is known of machine, model, data and packages; not part of the history."""
@@ -122,11 +122,11 @@ class Draft:
 
     def undo(self) -> bool:
         """Step back; False when there is nothing before."""
-        return self._edited(self.history.undo())
+        return _edited(self, self.history.undo())
 
     def redo(self) -> bool:
         """Step forward again; False when nothing was undone."""
-        return self._edited(self.history.redo())
+        return _edited(self, self.history.redo())
 
     # The file
 
@@ -150,13 +150,22 @@ class Draft:
         self.history.save()
         return place
 
-    # Inside
+    def diff(self) -> list[tuple[str, Any, Any]]:
+        """`(path, value in the recipe, value here)` for every setting that differs; without a recipe, from the defaults."""
+        before = read(recipe_mapping(self.recipe) if self.recipe else {}).config
+        changes = []
+        for spec in fields:
+            was, now = spec.value(before), spec.value(self.config)
+            if spec.applies(self.config) and (was != now or isinstance(was, bool) != isinstance(now, bool)):
+                changes.append((spec.path, _shown(was), _shown(now)))
+        return changes
 
-    def _edited(self, changed: bool) -> bool:
-        if changed:
-            self.edits += 1
-            self.version += 1
-        return changed
+
+def _edited(draft: Draft, changed: bool) -> bool:
+    if changed:
+        draft.edits += 1
+        draft.version += 1
+    return changed
 
 
 def mend(draft: Draft) -> list[str]:
@@ -172,17 +181,6 @@ def mend(draft: Draft) -> list[str]:
             break
         done.append(f"{finding.path}: {finding.fix.label}")
     return done
-
-
-def differences(draft: Draft) -> list[tuple[str, Any, Any]]:
-    """`(path, value in its recipe, value here)` for every setting that differs; without a recipe, from the defaults."""
-    before = read(recipe_mapping(draft.recipe) if draft.recipe else {}).config
-    changes = []
-    for spec in fields:
-        was, now = spec.value(before), spec.value(draft.config)
-        if spec.applies(draft.config) and (was != now or isinstance(was, bool) != isinstance(now, bool)):
-            changes.append((spec.path, _shown(was), _shown(now)))
-    return changes
 
 
 def write(place: Path, text: str) -> None:

@@ -295,6 +295,8 @@ def _look_for_what_to_settle() -> None:
 
     home = str(constants.HF_HOME)
     for module in list(sys.modules.values()):
+        if module is constants:
+            continue  # which is read anew
         if isinstance(module, ModuleType) and re.match(r"(huggingface_hub|transformers|datasets)\b", module.__name__):
             for name, value in list(vars(module).items()):
                 placed = isinstance(value, str | Path) and str(value).startswith(home)

@@ -19,7 +19,7 @@ from engine.figures import size
 from engine.planning.auto import Effective
 from engine.session.build import BuildSession
 from engine.session.collector import key_of
-from engine.session.draft import Draft, differences
+from engine.session.draft import Draft
 from engine.session.pages import (
     CHOSEN,
     Block,
@@ -262,7 +262,7 @@ def _review(view: View) -> Iterator[Row]:
     yield text(*_estimate(view), most=1)
     if rehearsed := view.session.rehearsed:
         yield text(rehearsed)
-    difference = differences(draft)
+    difference = draft.diff()
     yield text("", (changed_from(view.session), "bold"))
     if not difference:
         yield text(("nothing", "dim"))

@@ -20,7 +20,7 @@ from engine.config.recipes import recipes
 from engine.config.tree import fields
 from engine.errors import ConfigUnreadable, UsageError, WorkbenchError
 from engine.hardware import parse_machine
-from engine.session.draft import Draft, differences
+from engine.session.draft import Draft
 
 TEXT = """\
 # My config
@@ -181,16 +181,16 @@ def test_learn_brings_findings_without_touching_the_file() -> None:
 
 def test_diff_names_what_differs_from_the_recipe() -> None:
     draft = Draft.new("sft-lora")
-    assert differences(draft) == []
+    assert draft.diff() == []
     draft.set("adapter.r", 8)
     draft.set("optim.lr_scheduler_type", "linear")
     draft.unset("optim.warmup_steps")
-    assert differences(draft) == [
+    assert draft.diff() == [
         ("adapter.r", 16, 8),
         ("optim.lr_scheduler_type", "cosine", "linear"),
         ("optim.warmup_steps", 0.03, 0.0),
     ]
-    assert ("data.train", [], [{"path": "builtin/dates"}]) in differences(Draft("data:\n  train: builtin/dates\n"))
+    assert ("data.train", [], [{"path": "builtin/dates"}]) in Draft("data:\n  train: builtin/dates\n").diff()
 
 
 def test_save_writes_whole_keeps_mode_and_knows_when_dirty(tmp_path: Path) -> None:
