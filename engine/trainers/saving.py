@@ -32,14 +32,13 @@ from engine.trainers import sharded
 from engine.trainers.async_save import AsyncSave
 from engine.trainers.clock import StepClock
 from engine.trainers.finite import FiniteSteps, non_finite_weights, refuse_non_finite_checkpoint
+from engine.trainers.optimizers.configured import as_configured
 from engine.trainers.stateful import Parts, Stateful, refusing_pickles
 from engine.trainers.token_counts import TokenCounts
 
 TOKENS_STATE = "tokens_state.json"
 OPTIMIZER, SCHEDULER = "optimizer.pt", "scheduler.pt"
 """transformers' names of the files."""
-_FIXED = ("weight_decay", "betas", "eps")
-"""Of an optimizer's groups what the config says and no step changes; the learning rate goes with its schedule."""
 
 
 class SavesCheckpoints(Trainer):
@@ -386,27 +385,6 @@ def _of_its_rank(told: WorkbenchError, problem: Exception) -> WorkbenchError:
     if isinstance(problem, sharded.RankDiskFailure | sharded.RankFailure):
         told.message = f"{sharded.place_of(problem.rank)}: {told.message}"
     return told
-
-
-@contextlib.contextmanager
-def as_configured(optimizer: torch.optim.Optimizer, scheduler: Any) -> Iterator[None]:
-    """Learning rate, weight decay, betas and eps stay those of the config while states are loaded, which bring their own.
-
-    Without it a run that goes on with a changed config would train with the settings of its checkpoint.
-    """
-    fixed = [{key: group[key] for key in _FIXED if key in group} for group in optimizer.param_groups]
-    rates = list(getattr(scheduler, "base_lrs", ()))
-    yield
-    for group, settings in zip(optimizer.param_groups, fixed, strict=True):
-        group.update(settings)
-    loaded = list(getattr(scheduler, "base_lrs", ()))
-    if loaded == rates:
-        return
-    for group, before, now in zip(optimizer.param_groups, loaded, rates, strict=True):
-        group["initial_lr"] = now
-        group["lr"] = group["lr"] * now / before if before else now
-    scheduler.base_lrs = rates
-    scheduler._last_lr = [group["lr"] for group in optimizer.param_groups]
 
 
 def _inner(optimizer: Any) -> torch.optim.Optimizer:
