@@ -299,8 +299,7 @@ def merge(config: RunConfig, base: Path, adapter: Path, into: Path, report: Repo
         content = model_files.read_json(index)
         content["weight_map"] = {name: file.name for file in files for name in _kept(made, wide_header(file, every))}
         content["weight_map"] |= dict.fromkeys(added, files[-1].name)
-        size = sum(path.stat().st_size for path in into.glob("*.safetensors"))
-        content.setdefault("metadata", {})["total_size"] = size
+        content.setdefault("metadata", {})["total_size"] = size_of_weights(into)
         (into / model_files.INDEX).write_text(json.dumps(content, indent=2) + "\n", "utf-8")
 
 
@@ -428,6 +427,12 @@ def _as_trained(config: RunConfig, value: torch.Tensor) -> torch.Tensor:
         value.to(dtype).contiguous(), quant_type=kind, compress_statistics=True, blocksize=64
     )
     return bnb.dequantize_4bit(packed, state)
+
+
+def size_of_weights(folder: Path) -> int:
+    """Bytes of the weights in a folder's files, as `total_size` of an index counts them: without headers."""
+    headers = (model_files.header(file) for file in folder.glob("*.safetensors"))
+    return sum(torch.Size(each.shape).numel() * _ITEMS[each.dtype] for header in headers for each in header.values())
 
 
 def write_safetensors(path: Path, shapes: Mapping[str, model_files.Tensor], tensors: Iterator[torch.Tensor]) -> None:

@@ -11,6 +11,7 @@ import hashlib
 import json
 import math
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import closing
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -21,12 +22,21 @@ from safetensors import safe_open
 from engine import model_files
 from engine.config.tree import RunConfig
 from engine.errors import ModelError, WorkbenchError, visible
-from engine.export.merge import Plan, added_weights, merged_weight, plan, refuse_left_over, shape_of, write_safetensors
+from engine.export.merge import (
+    Plan,
+    added_weights,
+    merged_weight,
+    plan,
+    refuse_left_over,
+    shape_of,
+    size_of_weights,
+    write_safetensors,
+)
 from engine.export.stored import packed_in, read_weight, wide_header, wide_weights
 from engine.facts.stored import ROUNDED_TO, block_of, stored_as, with_note
 from engine.kernels.experts.packed import of_mxfp4
 from engine.models.stored_fp8 import widened
-from engine.models.stored_packed.entries import Entries
+from engine.models.stored_packed.entries import Entries, OpenFiles
 from engine.models.stored_packed.requantize import nearest_fp8, nearest_mxfp4, requantized
 
 Report = Callable[[str, int, int], None]
@@ -60,6 +70,9 @@ class Rounded:
         self.weights += 1
         sums = {name: max(value, 1e-150) if name != "along" else value for name, value in self.sums.items()}
         self.error = math.sqrt(self.sums["error"] / sums["size"])
+        if self.sums["asked"] == 0:  # of nothing, all is there
+            self.kept = self.cosine = 1.0
+            return
         self.kept = math.sqrt(self.sums["moved"] / sums["asked"])
         self.cosine = sums["along"] / math.sqrt(sums["moved"] * sums["asked"])
 
@@ -96,7 +109,8 @@ class Weights:
         self.entries: Entries | None = packed_in(folder)
         self._files = {key: file for file in model_files.weight_files(folder) for key in model_files.header(file)}
         self._of_layer: dict[str, list[str]] = {}
-        for key in self.every if self.entries is not None else ():
+        self._open = OpenFiles()
+        for key in self.every:
             if self.entries is not None and self.entries.holds(key):
                 self._of_layer.setdefault(key.rpartition(".")[0], []).append(key)
         self.owners = {key: name for name in wide_weights(folder) for key in self._keys(name)}
@@ -113,10 +127,26 @@ class Weights:
         return []
 
     def raw(self, key: str) -> torch.Tensor:
-        """An entry of the files as it lies."""
-        with safe_open(self._files[key], "pt") as weights:
-            value: torch.Tensor = weights.get_tensor(key)
-            return value
+        """An entry of the files as it lies; not to be changed in place."""
+        return self._open.read(self._files[key], key)
+
+    def close(self) -> None:
+        """Closes the files."""
+        self._open.close()
+        if self.entries is not None:
+            self.entries.close()
+
+    def refuse_unserved(self, name: str) -> None:
+        """Raises ModelError for a packed weight whose numbers `rounded` cannot write anew."""
+        keys = self._keys(name)
+        if name not in keys or len(self.every[name].shape) == 2:
+            return
+        scale = self.every[keys[1]].shape if len(keys) > 1 else ()
+        if not scale or scale[0] != self.every[name].shape[0]:
+            raise ModelError(
+                f"packed: {visible(name)} has one scale for all experts, which are rounded one by one.",
+                "Export with --to safetensors.",
+            )
 
     def read(self, name: str, changed: Mapping[str, torch.Tensor] | None = None) -> torch.Tensor:
         """A packed weight, with `changed` entries by their names, in the shape of `wide_weights`, float32."""
@@ -139,7 +169,7 @@ class Weights:
         if self.entries is not None and layer in self._of_layer:
             return {f"{layer}.{end}": value for end, value in requantized(self.entries, layer, weight).items()}
         if f"{name}_blocks" in keys:
-            blocks, scales = self.raw(keys[0]), self.raw(keys[1])
+            blocks, scales = self.raw(keys[0]).clone(), self.raw(keys[1]).clone()
             for expert, each in enumerate(weight):
                 numbers, scales[expert] = nearest_mxfp4(each.T.contiguous(), scales[expert])
                 blocks[expert] = numbers.view_as(blocks[expert])
@@ -152,11 +182,8 @@ class Weights:
     ) -> tuple[torch.Tensor, torch.Tensor]:
         if weight.dim() == 2:
             return nearest_fp8(name, weight, numbers, scale, self.block)
-        if scale is None or scale.dim() == 0 or len(scale) != len(weight):
-            raise ModelError(
-                f"packed: {visible(name)} has one scale for all experts, which are rounded one by one.",
-                "Export with --to safetensors.",
-            )
+        self.refuse_unserved(name)
+        assert scale is not None
         every = [
             nearest_fp8(name, part, old, own, self.block) for part, old, own in zip(weight, numbers, scale, strict=True)
         ]
@@ -177,10 +204,10 @@ class Written:
 
     def compare(self, folder: Path) -> int:
         """How many weights are, read back, what they were rounded to. Raises ModelError for one that is not."""
-        weights = Weights(folder)
-        for name, wanted in self.digests.items():
-            if digest(weights.read(name)) != wanted:
-                raise ModelError(f"packed: {visible(name)} is read back as other numbers than were written.")
+        with closing(Weights(folder)) as weights:
+            for name, wanted in self.digests.items():
+                if digest(weights.read(name)) != wanted:
+                    raise ModelError(f"packed: {visible(name)} is read back as other numbers than were written.")
         return len(self.digests)
 
 
@@ -199,11 +226,19 @@ def digest(value: torch.Tensor) -> str:
 def write(config: RunConfig, base: Path, adapter: Path, into: Path, report: Report) -> Written:
     """Writes the merged weights in the base's format, and their index, into the folder `into`; what rounding did.
 
-    Raises ModelError where a weight of the adapter has no place in the base's files.
+    Raises ModelError, with nothing written, where a weight of the adapter has no place in the base's files or cannot be rounded.
     """
-    made, weights, wide = plan(config, base, adapter), Weights(base), wide_weights(base)
+    with closing(Weights(base)) as weights:
+        return _write(config, base, adapter, into, weights, report)
+
+
+def _write(config: RunConfig, base: Path, adapter: Path, into: Path, weights: Weights, report: Report) -> Written:
+    made, wide = plan(config, base, adapter), wide_weights(base)
     added = added_weights(made, wide)
     refuse_left_over(made, wide, added)
+    for name in {*weights.owners.values()}:
+        if made.changes(name):
+            weights.refuse_unserved(name)
     out, files = Written(), model_files.weight_files(base)
     dropped = {key for key, name in weights.owners.items() if name in made.left_out} | made.left_out
     with safe_open(adapter / model_files.ADAPTER_WEIGHTS, "pt") as trained:
@@ -265,6 +300,5 @@ def _write_index(base: Path, into: Path, dropped: set[str], added: Mapping[str, 
     content = model_files.read_json(path)
     content["weight_map"] = {key: file for key, file in content["weight_map"].items() if key not in dropped}
     content["weight_map"] |= added
-    size = sum(each.stat().st_size for each in into.glob("*.safetensors"))
-    content.setdefault("metadata", {})["total_size"] = size
+    content.setdefault("metadata", {})["total_size"] = size_of_weights(into)
     (into / model_files.INDEX).write_text(json.dumps(content, indent=2) + "\n", "utf-8")

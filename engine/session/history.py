@@ -32,7 +32,7 @@ class DraftHistory:
     def __init__(self, text: str, mapping: Mapping[str, Any], *, saved: bool) -> None:
         self._past = [State(text, mapping, mapping)]
         self._future: list[State] = []
-        self._saved: State | None = self._past[-1] if saved else None
+        self._saved = (self._past[-1], text) if saved else None
         self._text: tuple[State, str] | None = None
 
     @property
@@ -82,14 +82,15 @@ class DraftHistory:
 
     def save(self) -> None:
         """The present state is the one in the file."""
-        self._saved = self.now
+        self._saved = (self.now, self.text())
 
     @property
     def dirty(self) -> bool:
         """Whether a save would change the file; without one, whether anything was changed."""
         if self._saved is None:
             return self.can_undo
-        return self._saved is not self.now and self.text() != self._saved.text()
+        state, text = self._saved
+        return state is not self.now and self.text() != text
 
     def _push(self, state: State) -> bool:
         self._past.append(state)

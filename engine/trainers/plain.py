@@ -17,7 +17,7 @@ from engine.config.tree import RunConfig
 from engine.trainers.arguments import shared_arguments
 from engine.trainers.job import Job
 from engine.trainers.run_trainer import RunTrainer
-from engine.trainers.token_counts import origin_of
+from engine.trainers.token_counts import take_origin
 
 
 class Plain(RunTrainer):
@@ -52,7 +52,7 @@ class Plain(RunTrainer):
     def prediction_step(
         self, model: torch.nn.Module, inputs: dict[str, Any], *_: Any, **__: Any
     ) -> tuple[Any, None, None]:
-        origin_of(inputs)
+        take_origin(inputs)
         self.on_progress()
         inputs = self._prepare_inputs(inputs)
         with torch.no_grad(), self.compute_loss_context_manager():

@@ -28,7 +28,7 @@ from engine.trainers.optimizers.building import keep_state_formats, optimizer_fo
 from engine.trainers.ranks import Ranks
 from engine.trainers.reading import ReadsRows
 from engine.trainers.saving import CheckpointWriter
-from engine.trainers.token_counts import TokenCounts, origin_of
+from engine.trainers.token_counts import TokenCounts, take_origin
 
 
 class RunTrainer(ReadsRows):
@@ -143,7 +143,7 @@ class RunTrainer(ReadsRows):
 
     # -- steps ---------------------------------------------------------------------------------------------------------
     def training_step(self, model: torch.nn.Module, inputs: dict[str, Any], *args: Any, **kwargs: Any) -> Any:
-        origin = origin_of(inputs)
+        origin = take_origin(inputs)
         assert origin is not None
         self.on_progress()
         self.checkpoints.before_step()
@@ -175,7 +175,7 @@ class RunTrainer(ReadsRows):
             return super().evaluate(*args, **kwargs)
 
     def prediction_step(self, model: torch.nn.Module, inputs: dict[str, Any], *args: Any, **kwargs: Any) -> Any:
-        origin_of(inputs)
+        take_origin(inputs)
         self.on_progress()
         return super().prediction_step(model, inputs, *args, **kwargs)
 

@@ -27,19 +27,20 @@ from engine.models.expert_shards import is_divided
 from engine.models.restore_weights import take_up
 from engine.run import checkpoint
 from engine.run.async_writer import AsyncWriter
+from engine.run.inside import UnsafeRunFile
 from engine.run.store import RunFolder
 from engine.trainers import sharded
 from engine.trainers.async_save import AsyncSave
 from engine.trainers.clock import StepClock
 from engine.trainers.finite import FiniteSteps, non_finite_weights, refuse_non_finite_checkpoint
+from engine.trainers.optimizers.configured import as_configured
+from engine.trainers.sharded import OPTIMIZER
 from engine.trainers.stateful import Parts, Stateful, refusing_pickles
 from engine.trainers.token_counts import TokenCounts
 
 TOKENS_STATE = "tokens_state.json"
-OPTIMIZER, SCHEDULER = "optimizer.pt", "scheduler.pt"
-"""transformers' names of the files."""
-_FIXED = ("weight_decay", "betas", "eps")
-"""Of an optimizer's groups what the config says and no step changes; the learning rate goes with its schedule."""
+SCHEDULER = "scheduler.pt"
+"""transformers' name of the file."""
 
 
 class SavesCheckpoints(Trainer):
@@ -165,11 +166,11 @@ class SavesCheckpoints(Trainer):
             refuse_non_finite_checkpoint(model, folder)
             return
         if not isinstance(model, PeftModel):
-            take_up(base_model(model), Path(resume_from_checkpoint), self._registered().weights())
-            refuse_non_finite_checkpoint(model, Path(resume_from_checkpoint))
+            take_up(base_model(model), folder, self._registered().weights())
+            refuse_non_finite_checkpoint(model, folder)
             return
-        model_files.refuse_what_it_names(Path(resume_from_checkpoint))
-        model_files.refuse_pickled_adapter(Path(resume_from_checkpoint))
+        model_files.refuse_what_it_names(folder)
+        model_files.refuse_pickled_adapter(folder)
         dtypes = {name: weight.dtype for name, weight in model.named_parameters()}
         super()._load_from_checkpoint(resume_from_checkpoint, model)
         if len(model.peft_config) > 1:
@@ -178,7 +179,7 @@ class SavesCheckpoints(Trainer):
             model.set_adapter(trained)
         for name, weight in model.named_parameters():
             weight.data = weight.data.to(dtypes.get(name, weight.dtype))
-        refuse_non_finite_checkpoint(model, Path(resume_from_checkpoint))
+        refuse_non_finite_checkpoint(model, folder)
 
 
 class CheckpointWriter:
@@ -190,7 +191,7 @@ class CheckpointWriter:
         self._async_save: AsyncSave | None = None
         self._room_asked = False
         self.took: dict[str, float] = {}
-        """Seconds of each part of what the last checkpoint kept the training waiting for."""
+        """Seconds of each part of what the last checkpoint kept the training waiting for; the benchmarks read it."""
 
     @contextlib.contextmanager
     def _part(self, name: str) -> Iterator[None]:
@@ -254,8 +255,8 @@ class CheckpointWriter:
             self._async_save.settle()
 
     def before_step(self) -> None:
-        """On all ranks, as each step begins: raises what failed, and has room made for the copies of the next checkpoint once
-        the optimizer has states to copy."""
+        """On all ranks, as each micro-batch begins: raises what failed, and has room made for the copies of the next checkpoint
+        once the optimizer has states to copy."""
         self.raise_failed()
         if not self._room_asked and _inner(self._trainer.optimizer).state:
             self._room_asked = True
@@ -300,11 +301,12 @@ class CheckpointWriter:
                 if first:
                     self._commit(tmp, begun, best, waited=waited)
         except BaseException:
-            # That another rank is gone by now tells less than this.
+            # Lets ranks pass that have written their part: they go on until the first one ends the run. That another is
+            # gone by now tells less than this.
             with contextlib.suppress(RuntimeError):
                 torch.distributed.barrier(group)
             raise
-        # Who waits for this knows that the checkpoint has its name, on every rank.
+        # Where nothing failed, who waits for this knows that the checkpoint has its name, on every rank.
         torch.distributed.barrier(group)
 
     def _commit(self, tmp: Path, begun: float, best: int | None, **more: float) -> None:
@@ -314,8 +316,19 @@ class CheckpointWriter:
         final = checkpoint.commit(tmp, {**self._trainer.commit_info, "rng": _rng_kinds()})
         seconds, step = time.monotonic() - begun, checkpoint.step_of(final) or 0
         self._say(step, "committed", bytes=checkpoint.size_of(final), seconds=seconds, **more)
-        for gone in checkpoint.prune(self._trainer.run, self._trainer.keep, best):
-            self._say(checkpoint.step_of(gone) or 0, "deleted")
+        self._prune(final, best)
+
+    def _prune(self, final: Path, best: int | None) -> None:
+        """Takes away checkpoints that are too many. That one stays which should go ends no run: `final` is whole."""
+        try:
+            for gone in checkpoint.prune(self._trainer.run, self._trainer.keep, best):
+                self._say(checkpoint.step_of(gone) or 0, "deleted")
+        except (OSError, UnsafeRunFile) as problem:
+            reason = visible(
+                problem.message if isinstance(problem, UnsafeRunFile) else problem.strerror or str(problem)
+            )
+            message = f"{final.name} is saved; older checkpoints could not be deleted: {reason}"
+            self._warn("run.save_total_limit", "prune", message)
 
     def _non_finite_weight(self) -> str | None:
         """The first trained weight that a checkpoint of now would hold and that is not finite; the same on all ranks."""
@@ -331,9 +344,14 @@ class CheckpointWriter:
             trainer.writer.write("diverged", step=step, what="weights")
         if trainer.finite.on_nan != "go_on" or step >= trainer.state.max_steps:
             raise problem
-        if trainer.writer is not None:
-            message = f"checkpoint-{step} is not saved: the weights are not finite ({visible(weight)}), and no step heals that"
-            trainer.writer.write("finding", path="run.on_nan", severity="warning", rule="diverged", message=message)
+        message = (
+            f"checkpoint-{step} is not saved: the weights are not finite ({visible(weight)}), and no step heals that"
+        )
+        self._warn("run.on_nan", "diverged", message)
+
+    def _warn(self, path: str, rule: str, message: str) -> None:
+        if self._trainer.writer is not None:
+            self._trainer.writer.write("finding", path=path, severity="warning", rule=rule, message=message)
 
     def _write_parts(self, tmp: Path, *, late: bool = False) -> None:
         """Writes each file of a checkpoint; `late`: all but the shares, which follow. Raises WorkbenchError, naming the file,
@@ -347,7 +365,7 @@ class CheckpointWriter:
                 ADAPTER_WEIGHTS if adapted else WEIGHTS,
                 lambda: trainer._save_beside_shares(tmp) if late else trainer.save_model(folder, _internal_call=True),
             ),
-            ("optimizer.pt", lambda: trainer._save_optimizer_and_scheduler(folder, late=late)),
+            (OPTIMIZER, lambda: trainer._save_optimizer_and_scheduler(folder, late=late)),
             ("scaler.pt", lambda: trainer._save_scaler(folder)),
             ("rng_state.pth", lambda: trainer._save_rng_state(folder)),
             (f"parts-{rank}.pt", lambda: trainer._registered().save(tmp, rank)),
@@ -358,7 +376,7 @@ class CheckpointWriter:
                 write()
             except (OSError, RuntimeError, SafetensorError) as problem:
                 # safetensors takes its half file away; an error of a write of our own leaves the file as the newest.
-                left = isinstance(problem, OSError) and any(tmp.iterdir())
+                left = isinstance(problem, OSError) and _holds_something(tmp)
                 known = left or ((tmp / name).exists() and not isinstance(problem, SafetensorError))
                 if first and (told := checkpoint.without_room(tmp, problem, "" if known else name)) is not None:
                     raise _of_its_rank(told, problem) from problem
@@ -381,32 +399,19 @@ class CheckpointWriter:
             self._trainer.writer.write("checkpoint", step=step, path=f"checkpoint-{step}", state=state, **more)
 
 
+def _holds_something(folder: Path) -> bool:
+    """Whether anything lies in a folder; not in one that another rank, which failed first, has taken away."""
+    try:
+        return any(folder.iterdir())
+    except OSError:
+        return False
+
+
 def _of_its_rank(told: WorkbenchError, problem: Exception) -> WorkbenchError:
     """The sentence with the rank whose disk it was, where shares were written by several."""
     if isinstance(problem, sharded.RankDiskFailure | sharded.RankFailure):
         told.message = f"{sharded.place_of(problem.rank)}: {told.message}"
     return told
-
-
-@contextlib.contextmanager
-def as_configured(optimizer: torch.optim.Optimizer, scheduler: Any) -> Iterator[None]:
-    """Learning rate, weight decay, betas and eps stay those of the config while states are loaded, which bring their own.
-
-    Without it a run that goes on with a changed config would train with the settings of its checkpoint.
-    """
-    fixed = [{key: group[key] for key in _FIXED if key in group} for group in optimizer.param_groups]
-    rates = list(getattr(scheduler, "base_lrs", ()))
-    yield
-    for group, settings in zip(optimizer.param_groups, fixed, strict=True):
-        group.update(settings)
-    loaded = list(getattr(scheduler, "base_lrs", ()))
-    if loaded == rates:
-        return
-    for group, before, now in zip(optimizer.param_groups, loaded, rates, strict=True):
-        group["initial_lr"] = now
-        group["lr"] = group["lr"] * now / before if before else now
-    scheduler.base_lrs = rates
-    scheduler._last_lr = [group["lr"] for group in optimizer.param_groups]
 
 
 def _inner(optimizer: Any) -> torch.optim.Optimizer:

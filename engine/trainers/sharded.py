@@ -34,6 +34,8 @@ from engine.run.process import host
 
 OPTIMIZER_FOLDER = "optimizer"
 GROUPS = "param_groups.pt"
+OPTIMIZER = "optimizer.pt"
+"""transformers' name of the file of an optimizer that one process saved."""
 
 
 class RankFailure(RuntimeError):
@@ -189,7 +191,7 @@ def _misfit(folder: Path, names: list[str]) -> WorkbenchError:
 
 def _save(state: dict[str, torch.Tensor], folder: Path, group: dist.ProcessGroup | None = None) -> None:
     """Raises OSError where a rank could not write, RuntimeError for another failure of one."""
-    folder.mkdir(exist_ok=True)
+    # The writer makes the folder itself, where all ranks hear of one that could not.
     writer = HuggingFaceStorageWriter(str(folder), save_distributed=True)
     try:
         dcp.save(dict(state), storage_writer=writer, process_group=group)
@@ -349,7 +351,7 @@ def load_optimizer(optimizer: torch.optim.Optimizer, model: torch.nn.Module, fol
 
 def take_optimizer(optimizer: torch.optim.Optimizer, model: torch.nn.Module, folder: Path) -> None:
     """Gives an optimizer of shares the states that one process has saved."""
-    saved = torch.load(folder / "optimizer.pt", map_location="cpu", weights_only=True)
+    saved = torch.load(folder / OPTIMIZER, map_location="cpu", weights_only=True)
     for group, stored in zip(optimizer.param_groups, saved["param_groups"], strict=True):
         for weight, number in zip(group["params"], stored["params"], strict=True):
             for key, value in saved["state"].get(number, {}).items():

@@ -54,7 +54,7 @@ class WithRows:
         return batch
 
 
-def origin_of(batch: dict[str, Any]) -> Origin | None:
+def take_origin(batch: dict[str, Any]) -> Origin | None:
     """Takes out of a batch where it comes from. Raises the error of a loader process that could not make it."""
     origin: Origin | WorkbenchError | None = batch.pop(ROWS, None)
     if isinstance(origin, WorkbenchError):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -30,13 +31,35 @@ ENDS = (
 )  # fmt: skip
 
 
+class OpenFiles:
+    """Tensors of safetensors files, each of which is opened, and its header read, once."""
+
+    def __init__(self) -> None:
+        self._open: dict[Path, Any] = {}
+        self._opened = contextlib.ExitStack()
+
+    def read(self, file: Path, key: str) -> torch.Tensor:
+        """A tensor as it lies in its file; who changes it in place changes what is read next."""
+        from safetensors import safe_open
+
+        if file not in self._open:
+            self._open[file] = self._opened.enter_context(safe_open(file, "pt"))
+        value: torch.Tensor = self._open[file].get_tensor(key)
+        return value
+
+    def close(self) -> None:
+        """Closes the files; one that is read again is opened anew."""
+        self._open.clear()
+        self._opened.close()
+
+
 class Entries:
-    """The packed weights of a folder's files, read one at a time: a mapping of layers' names to their parts."""
+    """The packed weights of a folder's files, by the names of their layers, read one at a time."""
 
     def __init__(self, folder: Path, note: Mapping[str, Any]) -> None:
         self.note = note
         self._files: dict[str, dict[str, tuple[Path, tuple[int, ...]]]] = {}
-        self._open: dict[Path, Any] = {}
+        self._open = OpenFiles()
         # What lies under the name of a plain weight, by its format.
         lead = {"compressed-tensors": "I8", "modelopt": "U8"}.get(str(note.get("quant_method")))
         for file in weight_files(folder):
@@ -66,9 +89,6 @@ class Entries:
 
     def __contains__(self, name: str) -> bool:
         return name in self._files
-
-    def __len__(self) -> int:
-        return len(self._files)
 
     def holds(self, key: str) -> bool:
         """Whether this entry of the files is a part of a packed weight, or a bias that says nothing."""
@@ -110,15 +130,13 @@ class Entries:
 
     def maybe(self, name: str, end: str) -> torch.Tensor | None:
         """The same, or None."""
-        from safetensors import safe_open
-
         if end not in self._files[name]:
             return None
-        file = self._files[name][end][0]
-        if file not in self._open:
-            self._open[file] = safe_open(file, "pt").__enter__()
-        value: torch.Tensor = self._open[file].get_tensor(f"{name}.{end}")
-        return value
+        return self._open.read(self._files[name][end][0], f"{name}.{end}")
+
+    def close(self) -> None:
+        """Closes the files; one that is read again is opened anew."""
+        self._open.close()
 
     def parts(
         self,

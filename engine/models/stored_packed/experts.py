@@ -26,17 +26,18 @@ def joined(
         if (kind := type(operation).__name__) not in ("MergeModulelist", "Concatenate"):
             _stays_wide(name, f"{kind} of transformers moves numbers, and not their scales")
     count, rows, columns = like.shape
+    turn = _in_turn(name, converter, sources, count)
     made: list[Parts] = []
     for expert in range(count):
         each = [
-            _part_of(entries, name, names, expert, count, columns, device) for names in _in_turn(converter, sources)
+            entries.parts(names[expert], device, (entries.shape(names[expert])[0], columns)) for names in turn.values()
         ]
-        joined = _under_each_other(name, each)
-        if len(joined.numbers) != rows:
+        whole = _under_each_other(name, each)
+        if len(whole.numbers) != rows:
             raise ModelError(
-                f"model.name: {visible(name)} has {len(joined.numbers)} rows an expert, and {rows} are wanted."
+                f"model.name: {visible(name)} has {len(whole.numbers)} rows an expert, and {rows} are wanted."
             )
-        made.append(joined)
+        made.append(whole)
     zeroed = any(parts.zeros is not None for parts in made)
     made = [_with_zeros(parts) if zeroed else parts for parts in made]
     ordered = any(parts.of_column is not None for parts in made)
@@ -46,20 +47,16 @@ def joined(
     return weight_of(made, (rows, columns), like.dtype)
 
 
-def _in_turn(converter: WeightConverter, sources: dict[str, list[str]]) -> list[list[str]]:
-    """The names of each source in the order in which the conversion joins them."""
-    return [sources[source] for source in converter.source_patterns if source in sources]
-
-
-def _part_of(
-    entries: Entries, name: str, names: list[str], expert: int, count: int, columns: int, device: torch.device
-) -> Parts:
-    if len(names) != count:
-        raise ModelError(
-            f"model.name: the files hold {len(names)} packed parts of {visible(name)} for {count} experts."
-        )
-    rows = entries.shape(names[expert])[0]
-    return entries.parts(names[expert], device, (rows, columns))
+def _in_turn(name: str, converter: WeightConverter, sources: dict[str, list[str]], count: int) -> dict[str, list[str]]:
+    """The names of each source, one an expert, in the order in which the conversion joins them. Raises ModelError for fewer or
+    more."""
+    turn = {source: sources[source] for source in converter.source_patterns if source in sources}
+    for names in turn.values():
+        if len(names) != count:
+            raise ModelError(
+                f"model.name: the files hold {len(names)} packed parts of {visible(name)} for {count} experts."
+            )
+    return turn
 
 
 def _under_each_other(name: str, each: list[Parts]) -> Parts:
@@ -106,14 +103,9 @@ def joined_wide(
 ) -> torch.Tensor:  # fmt: skip
     """What all experts' weight stands for."""
     out = torch.empty(like.shape, dtype=like.dtype, device=device)
+    turn = _in_turn(name, converter, sources, len(out))
     for expert, room in enumerate(out):
-        parts = {}
-        for source, names in ((each, sources[each]) for each in converter.source_patterns if each in sources):
-            if len(names) != len(out):
-                raise ModelError(
-                    f"model.name: the files hold {len(names)} packed parts of {visible(name)} for {len(out)} experts."
-                )
-            parts[source] = [entries.wide(names[expert], like.dtype, device)]
+        parts = {source: [entries.wide(names[expert], like.dtype, device)] for source, names in turn.items()}
         room.copy_(converted(converter, parts, name, like, model.config))
     return out
 

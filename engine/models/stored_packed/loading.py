@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping
+from contextlib import closing
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -79,8 +80,8 @@ class _Places:
     widened."""
     joined: dict[str, tuple[WeightConverter, dict[str, list[str]]]] = field(default_factory=dict)
     """By the path of a weight that joins several: its conversion, and the names in the files of each of its sources."""
-    zero_biases: bool = False
-    """Whether the files hold biases of zeros beside some of them."""
+    zero_biases: set[str] = field(default_factory=set)
+    """Biases of zeros beside some of them, by their names in the files and in the model."""
 
     def others(self) -> Iterator[str]:
         """Names in the files of what is joined or widened at once."""
@@ -114,11 +115,11 @@ class _LeavesOut(HfQuantizer):
             layer = model.get_submodule(path)
             assert isinstance(layer, torch.nn.Linear)
             _put(model, path, PackedLinear(layer))
-        ends = "|".join((*ENDS, *(("bias",) if self.quantization_config.places.zero_biases else ())))
-        layers = (*self.quantization_config.places.layers, *self.quantization_config.places.others())
-        patterns = {rf"\.({ends})$", *(rf"^{re.escape(name)}\.weight$" for name in layers)}
-        known = model._keys_to_ignore_on_load_unexpected
-        model._keys_to_ignore_on_load_unexpected = {*(known or ()), *patterns}
+        places = self.quantization_config.places
+        names = {*(f"{name}.weight" for name in (*places.layers, *places.others())), *places.zero_biases}
+        patterns = {rf"\.({'|'.join(ENDS)})$", *(rf"^{re.escape(name)}$" for name in names)}
+        self._known = model._keys_to_ignore_on_load_unexpected
+        model._keys_to_ignore_on_load_unexpected = {*(self._known or ()), *patterns}
         for name in (*self.quantization_config.places.joined, *self.quantization_config.places.plain.values()):
             owner, _, leaf = name.rpartition(".")
             module: Any = model.get_submodule(owner)
@@ -126,6 +127,7 @@ class _LeavesOut(HfQuantizer):
             module._is_hf_initialized = True  # a model's own beginning would write to it
 
     def postprocess_model(self, model: PreTrainedModel, **more: Any) -> None:
+        model._keys_to_ignore_on_load_unexpected = self._known
         self.remove_quantization_config(model)
 
 
@@ -137,7 +139,20 @@ def load_packed(
 
     Raises ModelError for packed numbers that do not fit the model or each other, and for weights that are missing.
     """
-    entries = Entries(folder_of(stored.source, stored.revision), stored.note)
+    with closing(Entries(folder_of(stored.source, stored.revision), stored.note)) as entries:
+        return _filled(loader, stored, entries, settings, head, keep=keep, experts=experts)
+
+
+def _filled(
+    loader: Any,
+    stored: StoredPacked,
+    entries: Entries,
+    settings: dict[str, Any],
+    head: Head,
+    *,
+    keep: bool,
+    experts: bool,
+) -> tuple[PreTrainedModel, HeldPacked]:
     with torch.device("meta"):
         shell = loader.from_config(stored.config, dtype=settings["dtype"])
     places = _placed(entries, shell)
@@ -209,11 +224,15 @@ def _placed(entries: Entries, shell: PreTrainedModel) -> _Places:
     renamings = [each for each in mapping if isinstance(each, WeightRenaming)]
     converters = [each for each in mapping if isinstance(each, WeightConverter)]
     by_source = {source: each for each in converters for source in each.source_patterns}
-    state, found = shell.state_dict(), _Places(zero_biases=bool(entries.zero_biases))
+    state, found = shell.state_dict(), _Places()
     ignored = [*(shell._keys_to_ignore_on_load_unexpected or ())]
     for name in entries:
         key = f"{name}.weight"
         target, source = rename_source_key(key, renamings, converters, shell.base_model_prefix, state)
+        if name in entries.zero_biases:
+            bias = f"{name}.bias"
+            inside, _ = rename_source_key(bias, renamings, converters, shell.base_model_prefix, state)
+            found.zero_biases |= {bias, inside}
         if any(re.search(pattern, key) for pattern in ignored) or (name == "lm_head" and target not in state):
             continue
         path = target.removesuffix(".weight")

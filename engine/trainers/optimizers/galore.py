@@ -12,6 +12,8 @@ from typing import Any
 from pytorch_optimizer import GaLore
 from pytorch_optimizer.optimizer.utils.galore import GaLoreProjector
 
+from engine.trainers.optimizers.configured import settings_of
+
 _PROJECTOR = "projector"
 
 
@@ -25,13 +27,14 @@ class GaLoreAdamW(GaLore):
         return saved
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Takes up moments and projectors."""
+        """Takes up moments and projectors, which go on with the settings of now."""
+        settings = [settings_of(group) for group in self.param_groups]
         super().load_state_dict(state_dict)
-        for group in self.param_groups:
+        for group, now in zip(self.param_groups, settings, strict=True):
             for weight in group["params"]:
                 found = self.state.get(weight, {}).get(_PROJECTOR)
                 if isinstance(found, dict):
-                    self.state[weight][_PROJECTOR] = _projector(group, found)
+                    self.state[weight][_PROJECTOR] = _projector({**group, **now}, found)
 
 
 def _plain(state: dict[str, Any]) -> dict[str, Any]:

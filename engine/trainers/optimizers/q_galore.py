@@ -38,6 +38,16 @@ class QGaLoreAdamW8bit(AdamW8bit):
             super().init_state(group, low, gindex, pindex)
         state["gap"], state["alike"] = group["update_proj_gap"], []
 
+    def load_state_dict(self, state_dict: dict[str, Any], move_to_device: bool = True) -> None:
+        """Takes up states; where `update_proj_gap` was changed, the gaps that have grown change in proportion."""
+        wanted = [group.get("update_proj_gap") for group in self.param_groups]
+        super().load_state_dict(state_dict, move_to_device=move_to_device)
+        for group, now in zip(self.param_groups, wanted, strict=True):
+            before = group.get("update_proj_gap")
+            for weight in group["params"] if now and before and now != before else ():
+                if (state := self.state.get(weight)) and "gap" in state:
+                    state["gap"] = max(1, round(state["gap"] * now / before))
+
     @torch.no_grad()
     def update_step(self, group: dict[str, Any], p: Any, gindex: int, pindex: int) -> None:
         """Projects the gradient, lets the library move zeros by it, and adds where they went to the weight."""

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import safetensors
 import torch
 from click.testing import CliRunner
 from safetensors.torch import load_file, save_file
@@ -135,8 +136,44 @@ def test_weights_and_experts_in_fp8_stay_in_it(make_run: Make, tmp_path: Path, s
     assert all(each["error"] < 0.03 and each["cosine"] > 0.9 for each in kinds.values())
     assert parity["weights"] == 2 * (1 + 4 * 3)
     assert json.loads((tmp_path / "out/config.json").read_text())["quantization_config"] == told["quantization_config"]
-    ours = json.loads((tmp_path / "out/model.safetensors.index.json").read_text())["weight_map"]
-    assert ours == index["weight_map"]
+    ours = json.loads((tmp_path / "out/model.safetensors.index.json").read_text())
+    assert ours["weight_map"] == index["weight_map"]
+    every = [value.nbytes for file in (tmp_path / "out").glob("*.safetensors") for value in load_file(file).values()]
+    assert ours["metadata"]["total_size"] == sum(every)
+
+
+def test_one_scale_for_all_experts_is_refused_before_anything_is_written(make_run: Make, tmp_path: Path) -> None:
+    shape = {**FAMILIES["gpt_oss"], "dtype": torch.bfloat16}
+    run, base, out = make_run("gpt_oss", adapter=on_experts("gpt_oss"), **shape), tmp_path / "base", tmp_path / "out"
+    (file,) = base.glob("*.safetensors")
+    tensors = load_file(file)
+    for name in [name for name in tensors if name.endswith("experts.down_proj")]:
+        tensors[name], tensors[f"{name}_scale"] = tensors[name].to(torch.float8_e4m3fn), torch.ones(1)
+    save_file(tensors, file, {"format": "pt"})
+    told = json.loads((base / "config.json").read_text())
+    (base / "config.json").write_text(json.dumps({**told, "quantization_config": {"quant_method": "fp8"}}))
+    out.mkdir()
+    with pytest.raises(WorkbenchError, match="down_proj has one scale for all experts"):
+        to_packed.write(_config(run), base, run.checkpoints / "checkpoint-3", out, quiet)
+    assert not list(out.iterdir())
+
+
+def test_a_file_is_opened_once_not_for_each_of_its_entries(
+    make_run: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whoever opens it parses its header, which takes 22 ms where it has 18,432 entries."""
+    run = make_run("llama", adapter=DENSE, dtype=torch.bfloat16)
+    packed_base(run, tmp_path, "gptq", group=32)
+    weights, opened = to_packed.Weights(tmp_path / "base"), []
+    plain = safetensors.safe_open
+    monkeypatch.setattr(safetensors, "safe_open", lambda *args: opened.append(args) or plain(*args))
+    monkeypatch.setattr(to_packed, "safe_open", safetensors.safe_open)
+    for key in weights.every:
+        weights.raw(key)
+    assert len(opened) == 1
+    before = {key: value.clone() for key, value in load_file(tmp_path / "base/model.safetensors").items()}
+    weights.close()
+    assert all(torch.equal(raw(weights.raw(key)), raw(value)) for key, value in before.items())
 
 
 def test_experts_in_mxfp4_stay_in_it(make_run: Make, tmp_path: Path) -> None:
@@ -173,7 +210,7 @@ def test_without_a_change_the_files_stay_as_they_are(make_run: Make, tmp_path: P
     out.mkdir()
     (out / "config.json").write_bytes((tmp_path / "base/config.json").read_bytes())
     written = to_packed.write(_config(run), tmp_path / "base", file.parent, out, quiet)
-    assert {each.error for each in written.kinds.values()} == {0.0}
+    assert {(each.error, each.kept, each.cosine) for each in written.kinds.values()} == {(0.0, 1.0, 1.0)}
     ours = to_packed.Weights(out)
     assert len(written.digests) == 4
     assert all(torch.equal(ours.read(name), weights.read(name)) for name in written.digests)

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import pytest
+
+from engine.session import history as module
 from engine.session.history import DraftHistory
 
 TEXT = "# mine\nversion: 1\nrun:\n  seed: 1  # of the dice\n"
@@ -42,3 +45,15 @@ def test_a_state_that_reads_as_the_saved_one_is_not_dirty() -> None:
     assert history.dirty
     history.change(OTHER)
     assert not history.dirty
+
+
+def test_who_asks_at_each_draw_whether_it_is_saved_has_each_text_made_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    made: list[str] = []
+    rewrite = module.rewrite
+    monkeypatch.setattr(module, "rewrite", lambda *args: made.append("") or rewrite(*args))
+    history = DraftHistory(TEXT, SAYS, saved=True)
+    history.change(OTHER)
+    history.save()
+    history.change({"version": 1, "run": {"seed": 3}})
+    assert all(history.dirty for _ in range(5))
+    assert len(made) == 2

@@ -322,6 +322,14 @@ def test_a_rank_whose_disk_is_full_is_told_as_that(monkeypatch: pytest.MonkeyPat
     assert (raised.value.errno, raised.value.filename) == (errno.ENOSPC, full_disk.filename)
 
 
+def test_a_rank_that_cannot_make_its_folder_is_heard_by_all(tmp_path: Path) -> None:
+    """By torch DCP's exchange of errors: the others would wait for it at a barrier else."""
+    (tmp_path / "weights").write_text("no folder")
+    with pytest.raises(sharded.RankDiskFailure, match="File exists") as raised:
+        sharded._save({"a": torch.ones(2)}, tmp_path / "weights")
+    assert raised.value.rank == 0
+
+
 def test_what_goes_wrong_beside_the_training_is_raised_where_it_waits() -> None:
     late = AsyncSave(60)
     late._group = "one of its own"  # type: ignore[assignment]

@@ -3,26 +3,30 @@
 from __future__ import annotations
 
 import pytest
+import torch
 
 from engine.errors import UsageError
 from engine.session.resume import changed_config
 from tests.engine.trainers.conftest import CONVERSATIONS, lines, resumed_from
 
 
-def test_a_finished_run_is_trained_longer_with_another_rate_and_weight_decay(train, source):
-    settings = {"data.train": [{"path": source(CONVERSATIONS)}], "optim.max_steps": 4, "run.save_steps": 4}
+def test_a_finished_run_is_trained_longer_with_another_rate_weight_decay_and_momentum(train, source):
+    settings = {"data.train": [{"path": source(CONVERSATIONS)}], "optim.max_steps": 4, "run.save_steps": 4,
+                "optim.optim": "muon"}  # fmt: skip
     run = train({**settings, "optim.learning_rate": 1e-3, "optim.lr_scheduler_type": "linear"})
     with pytest.raises(UsageError, match=r"optim\.max_steps: must be"):
         changed_config(run, {"optim.max_steps": 0})
-    run.config.write_text(
-        changed_config(run, {"optim.max_steps": 8, "optim.learning_rate": 2e-4, "optim.weight_decay": 0.5})
-    )
+    changed = {"optim.max_steps": 8, "optim.learning_rate": 2e-4, "optim.weight_decay": 0.5}
+    run.config.write_text(changed_config(run, {**changed, "optim.optim_args": {"momentum": 0.5}}))
     again = train(folder=run)
     rates = {entry["step"]: entry["learning_rate"] for entry in lines(again, "metrics") if "learning_rate" in entry}
     assert max(rates) == 8
     # Linear from 2e-4 to 0 over eight steps; the checkpoint's own schedule was over, at a rate five times as high.
     assert rates[6] == pytest.approx(2e-4 * (8 - 5) / 8)
     assert rates[8] == pytest.approx(2e-4 / 8)
+    groups = torch.load(run.checkpoints / "checkpoint-8" / "optimizer.pt", weights_only=True)["param_groups"]
+    assert {group["momentum"] for group in groups if "momentum" in group} == {0.5}
+    assert {group["weight_decay"] for group in groups} == {0.5, 0.0}
     assert lines(again, "started")[-1]["resumed_from_step"] == 4
     assert lines(again, "finished")[-1]["step"] == 8
 

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import errno
 import os
+from types import SimpleNamespace
 
 import pytest
 import torch
 import transformers.modeling_utils
 from safetensors import SafetensorError
 
+from engine.run import checkpoint
+from engine.trainers.saving import CheckpointWriter
 from tests.engine.trainers.conftest import CONVERSATIONS, lines
 
 TORCH = "[enforce fail at inline_container.cc] . PytorchStreamWriter failed writing file data/0: file write failed"
@@ -67,3 +70,28 @@ def test_a_save_that_fails_for_another_reason_leaves_nothing_behind_either(train
     run = train({"data.train": [{"path": source(CONVERSATIONS)}], "optim.max_steps": 6, "run.save_steps": 2}, code=1)
     assert str(problem) in lines(run, "failed")[0]["message"]
     assert sorted(path.name for path in run.checkpoints.iterdir()) == ["checkpoint-2"]
+
+
+def test_an_old_checkpoint_that_cannot_be_deleted_ends_no_run_whose_new_one_is_whole(train, source, monkeypatch):
+    def busy(path):
+        raise OSError(errno.EBUSY, os.strerror(errno.EBUSY), str(path))
+
+    monkeypatch.setattr(checkpoint, "prune", lambda run, *_: busy(run.checkpoints / "checkpoint-2"))
+    run = train({"data.train": [{"path": source(CONVERSATIONS)}], "optim.max_steps": 4, "run.save_steps": 2})
+    assert checkpoint.is_valid(run.checkpoints / "checkpoint-4", hashes=True)
+    told = [each for each in lines(run, "finding") if each["rule"] == "prune"]
+    assert [each["message"] for each in told] == [
+        f"checkpoint-{step} is saved; older checkpoints could not be deleted: Device or resource busy"
+        for step in (2, 4)
+    ]
+
+
+def test_a_rank_whose_folder_the_first_one_took_away_says_what_went_wrong_on_it(tmp_path):
+    def fails(*_, **__):
+        raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+    trainer = SimpleNamespace(
+        store_flos=lambda: None, model=None, args=SimpleNamespace(process_index=1, should_save=False), save_model=fails
+    )
+    with pytest.raises(OSError, match="Input/output error"):
+        CheckpointWriter(trainer)._write_parts(tmp_path / "checkpoint-2.tmp")

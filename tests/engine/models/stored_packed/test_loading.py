@@ -8,6 +8,7 @@ import shutil
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
+from transformers import PreTrainedModel
 
 from engine.errors import ModelError
 from engine.export.stored import read_weight
@@ -62,6 +63,24 @@ def test_layers_left_out_and_layers_of_other_bits_are_read_as_they_lie(plain, tm
     assert type(loaded.model.lm_head) is torch.nn.Linear
     assert (loaded.stored_packed.layers, loaded.stored_packed.widened) == (4 * 6, 1)
     assert loaded.model.model.layers[1].mlp.down_proj.form.kind == "uint8"
+
+
+def test_one_bias_of_zeros_hides_no_other_entry_that_the_model_has_no_place_for(plain, tmp_path, monkeypatch):
+    packed, _ = packed_folders(plain, tmp_path, "gptq")
+    tensors = load_file(packed / "model.safetensors")
+    tensors |= {"model.layers.0.mlp.up_proj.bias": torch.zeros(128), "model.layers.0.side.bias": torch.ones(4)}
+    save_file(tensors, packed / "model.safetensors", {"format": "pt"})
+    unexpected = []
+    adjust = PreTrainedModel._adjust_missing_and_unexpected_keys
+
+    def adjusted(self, info):
+        adjust(self, info)
+        unexpected.extend(info.unexpected_keys)
+
+    monkeypatch.setattr(PreTrainedModel, "_adjust_missing_and_unexpected_keys", adjusted)
+    model = load(config(packed)).model
+    assert unexpected == ["model.layers.0.side.bias"]
+    assert model._keys_to_ignore_on_load_unexpected == type(model)(model.config)._keys_to_ignore_on_load_unexpected
 
 
 def test_packed_numbers_without_a_place_are_refused(plain, tmp_path):
