@@ -147,7 +147,9 @@ def test_several_configs_are_one_array_whose_script_names_each_folder(place: Pat
     assert peek(two).view.cause == "job 42_1 waits in the cluster (JobArrayTaskLimit)"
 
 
-def test_an_array_is_submitted_whole_or_not_at_all(place: Path, played: Scheduler) -> None:
+def test_an_array_is_submitted_whole_or_not_at_all(
+    place: Path, played: Scheduler, monkeypatch: pytest.MonkeyPatch
+) -> None:
     (place / "two.yaml").write_text(CONFIG)
     (place / "bad.yaml").write_text(CONFIG + "adapter: {r: -1}\n")
     (place / "wide.yaml").write_text(CONFIG + "distributed: {nodes: 2}\n")
@@ -173,6 +175,19 @@ def test_an_array_is_submitted_whole_or_not_at_all(place: Path, played: Schedule
     done = submit(place, "two.yaml", "--json")
     assert "Invalid job array specification" in json.loads(done.stdout)["error"]["message"]
     assert list(runs_in(place / "runs")) == []
+    (played.folder / "sbatch.refuses").unlink()
+    runs = array(place, played)
+    real = slurm.note
+
+    def full(run: RunFolder, number: str) -> None:
+        if number == "42_1":
+            raise OSError(28, "No space left on device")
+        real(run, number)
+
+    monkeypatch.setattr(slurm, "note", full)
+    with pytest.raises(OSError, match="No space"):
+        slurm.submit_array(runs, "#!/bin/bash\n")
+    assert played.calls("scancel") == ["42"], "what was handed over is taken back"
 
 
 def test_a_task_that_waits_is_taken_out_alone(place: Path, played: Scheduler) -> None:
