@@ -1,4 +1,4 @@
-"""A run's supervisor as a job of SLURM, in the foreground of its script: `python -P -m engine.job -- FOLDER`.
+"""A run's supervisor as a job of SLURM, in the foreground of its script: `python -P -m engine.job -- FOLDER [JOB]`.
 
 On the first node that the run gets it chooses what the config leaves to the machine (`auto`). SLURM's USR1 before the time
 limit, and its SIGTERM where it preempts, save a checkpoint and stop the worker; then the job is queued again, and goes on
@@ -180,6 +180,7 @@ def main(path: str, job: str) -> int:
 
 
 if __name__ == "__main__":
-    if len(sys.argv) != 3 or sys.argv[1] != "--" or not os.environ.get("SLURM_JOB_ID"):
-        sys.exit("usage: python -P -m engine.job -- FOLDER, in a job of SLURM")
-    sys.exit(main(sys.argv[2], os.environ["SLURM_JOB_ID"]))
+    if len(sys.argv) not in (3, 4) or sys.argv[1] != "--" or not os.environ.get("SLURM_JOB_ID"):
+        sys.exit("usage: python -P -m engine.job -- FOLDER [JOB], in a job of SLURM; JOB: ARRAY_TASK of an array")
+    # A job that was submitted within a task of an array may see that one's SLURM_ARRAY_JOB_ID: the script says it.
+    sys.exit(main(sys.argv[2], sys.argv[3] if len(sys.argv) == 4 else os.environ["SLURM_JOB_ID"]))

@@ -25,6 +25,7 @@ from engine.planning.unused_packages import unused
 from engine.run import store
 from engine.run.launch import choose_free, launch, wanted
 from engine.run.nodes import Rendezvous
+from engine.run.slurm import Job
 from engine.run.spawn import HUB_TOKENS, MLFLOW_LOGIN, STORE_KEYS, WANDB_KEY
 from engine.run.store import RunFolder
 from engine.run.warm import WarmWorker
@@ -78,7 +79,7 @@ def launch_config(
     more: Mapping[str, Any] | None = None,
     warm: WarmWorker | None = None,
     origin: str = "",
-    job: tuple[str, ...] | None = None,
+    job: Job | None = None,
     rendezvous: Rendezvous | None = None,
 ) -> RunFolder:
     """Start a run of this config, detached. `name` is used where `run.name` is not set; `source` is the config's file.
@@ -86,7 +87,7 @@ def launch_config(
     `queue` and `after` let it wait, as in `launch`; `more` stands in its `run.json` too. A worker that waits at `warm`
     takes it where that one serves. `origin` says for which run this one is started: a sentence at the head of its config.
 
-    With `job`, options for sbatch, it is handed over to SLURM, and what is `auto` is left to the node that it gets.
+    With `job` it is handed over to SLURM, and what is `auto` is left to the node that it gets.
 
     `rendezvous` says where the nodes of a run on several machines meet; without it they ask for the first one's name.
 

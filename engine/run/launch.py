@@ -48,11 +48,11 @@ def launch(
     after: RunFolder | None = None,
     warm: WarmWorker | None = None,
     without: tuple[str, ...] = (),
-    job: tuple[str, ...] | None = None,
+    job: slurm.Job | None = None,
 ) -> RunFolder:
     """Make a run from a complete config and start it, detached. Returns once its supervisor is at work.
 
-    With `job`, options for sbatch, it is handed over to SLURM instead; its config may have `auto` left, which its node decides.
+    With `job` it is handed over to SLURM instead, an array by who made its runs; an `auto` that is left its node decides.
 
     A worker that waits at `warm` takes the run where it serves one that has no use for the packages `without`.
 
@@ -109,11 +109,12 @@ def _waits(job: bool, queue: bool, after: RunFolder | None) -> dict[str, Any]:
     return {}
 
 
-def _submit(run: RunFolder, options: tuple[str, ...], grace: float) -> None:
-    """Hands the run over to SLURM, with a script in its folder."""
-    text = slurm.script(run.path, run.id, options, grace, rendezvous_of(run).nodes)
+def _submit(run: RunFolder, job: slurm.Job, grace: float) -> None:
+    """Hands the run over to SLURM, with a script in its folder; one of an array has it for a `resume`."""
+    text = slurm.script(run.path, run.id, job.options, grace, rendezvous_of(run).nodes)
     inside.replace(run, run.path / slurm.SCRIPT, text)
-    slurm.submit(run)
+    if not job.array:
+        slurm.submit(run)
 
 
 def resume(run: RunFolder, *, accept_data: bool = False) -> tuple[Path | None, list[tuple[Path, str]]]:

@@ -15,6 +15,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +27,8 @@ from engine.run.store import ENDED, RunFolder
 
 NAME = "slurm"
 SCRIPT = "job.sbatch"
+ARRAY_SCRIPT = "array.sbatch"
+"""The script of an array, in the folder of its first run."""
 LOG = "slurm.log"
 LOOK_SECONDS = 5.0
 """How long what `squeue` said is taken to hold; schedulers serve many and are not asked more often."""
@@ -64,6 +67,14 @@ _GOING = ("PENDING", "REQUEUED", "REQUEUE_FED", "REQUEUE_HOLD", "SPECIAL_EXIT")
 """States of a job that waits for its start."""
 
 
+@dataclass(frozen=True)
+class Job:
+    """How a run is handed over: `options` are lines for sbatch, as `--time=1:00:00`; one of an `array` is submitted with others."""
+
+    options: tuple[str, ...] = ()
+    array: bool = False
+
+
 # -- the script --------------------------------------------------------------------------------------------------------
 
 
@@ -76,6 +87,11 @@ def require_options(options: Sequence[str]) -> None:
             )
         name = option.lstrip("-").partition("=")[0].split()[0]
         name = name if option.startswith("--") else _SHORT.get(name[:1], name)
+        if name == "array":
+            raise UsageError(
+                "--sbatch: --array is set by the script itself, for several configs or a sweep; leave it out.",
+                "--array-limit says how many of its runs work at a time.",
+            )
         if name in _OURS:
             raise UsageError(f"--sbatch: --{name} is set by the script itself; leave it out.")
 
@@ -85,28 +101,74 @@ def script(folder: Path, name: str, options: Sequence[str], grace_seconds: float
 
     On several nodes `srun` starts one agent on each; it hands the signals on that the script gets.
     """
-    lead = max(LEAD_SECONDS, round(2 * grace_seconds))
     log = str(folder / LOG).replace("\\", "\\\\").replace('"', '\\"').replace("%", "%%")
-    ours = [
+    ours = [f'--output="{log}"', "--open-mode=append"]
+    return _script(name, ours, options, grace_seconds, nodes, shlex.quote(str(folder)))
+
+
+def array_script(
+    tasks: Sequence[tuple[Path, str]],
+    name: str,
+    job: Job,
+    grace_seconds: float,
+    nodes: int = 1,
+    limit: int | None = None,
+) -> str:
+    """The text of the sbatch script for an array of runs: the folder of each, and in a few words which it is.
+
+    At most `limit` of them work at a time; without it as many as SLURM has room for.
+    """
+    throttle = f"%{limit}" if limit is not None else ""
+    # `--output` knows no list of names: each task opens the log of its run.
+    ours = [f"--array=0-{len(tasks) - 1}{throttle}", "--output=/dev/null"]
+    choice = [
+        "",
+        "# Each task of the array is one run: its number is the place of the run's folder in this list.",
+        "runs=(",
+        *(
+            f"  {shlex.quote(str(folder))}  # {number}: {visible(words)}"
+            for number, (folder, words) in enumerate(tasks)
+        ),
+        ")",
+        'run="${runs[SLURM_ARRAY_TASK_ID]}"',
+        f'exec >>"$run/{LOG}" 2>&1',
+    ]
+    words = '"$run" "${SLURM_ARRAY_JOB_ID}_${SLURM_ARRAY_TASK_ID}"'
+    return _script(name, ours, job.options, grace_seconds, nodes, words, choice)
+
+
+def _script(
+    name: str,
+    ours: Sequence[str],
+    options: Sequence[str],
+    grace_seconds: float,
+    nodes: int,
+    words: str,
+    choice: Sequence[str] = (),
+) -> str:
+    """A script with these options, the lines that choose a run, and the words with which its supervisor is called."""
+    lead = max(LEAD_SECONDS, round(2 * grace_seconds))
+    options = [
         f"--job-name={name}",
         f"--nodes={nodes}",
         f"--ntasks={nodes}",
         *(["--ntasks-per-node=1"] if nodes > 1 else []),
-        f'--output="{log}"',
-        "--open-mode=append",
+        *ours,
         "--requeue",
         f"--signal=B:USR1@{lead}",
+        *options,
     ]
     agents = ["srun", "--kill-on-bad-exit=0"] if nodes > 1 else []
     kept = {key: value for key, value in safe_python(os.environ).items() if value}
     lines = [
         "#!/bin/bash",
-        *(f"#SBATCH {option}" for option in (*ours, *options)),
+        *(f"#SBATCH {option}" for option in options),
+        *choice,
         "",
         f"# {lead} s before the time limit SLURM sends USR1: the run saves a checkpoint and its job is queued again.",
         "# It then goes on from the newest whole checkpoint. What follows is the run's supervisor.",
         *(f"export {key}={shlex.quote(value)}" for key, value in kept.items()),
-        f"exec {shlex.join([*agents, *python(), '-m', 'engine.job', '--', str(folder)])}",
+        f"exec {shlex.join([*agents, *python(), '-m', 'engine.job', '--'])} {words}",
     ]
     return "\n".join(lines) + "\n"
 
@@ -143,7 +205,32 @@ def require_scheduler() -> None:
 def submit(run: RunFolder) -> str:
     """Hand the run's script to `sbatch`; the job's number. Raises WorkbenchError with the words of sbatch."""
     note(run, "")
-    done = _ask("sbatch", "--parsable", str(run.path / SCRIPT))
+    job = _hand_over(run.path / SCRIPT)
+    note(run, job)
+    return job
+
+
+def submit_array(runs: Sequence[RunFolder], text: str) -> str:
+    """Hand the script of an array over, whose tasks are these runs; the array's number. Each run's job is `NUMBER_PLACE`.
+
+    Raises WorkbenchError with the words of sbatch.
+    """
+    for run in runs:
+        note(run, "")
+    place = runs[0].path / ARRAY_SCRIPT
+    inside.replace(runs[0], place, text)
+    job = _hand_over(place)
+    try:
+        for number, run in enumerate(runs):
+            note(run, f"{job}_{number}")
+    except BaseException:
+        _ask("scancel", job)
+        raise
+    return job
+
+
+def _hand_over(place: Path) -> str:
+    done = _ask("sbatch", "--parsable", str(place))
     if done is None:
         raise WorkbenchError("sbatch was not found or does not answer.", "Submit from a machine of the cluster.")
     job = done.stdout.strip().partition(";")[0]
@@ -151,7 +238,6 @@ def submit(run: RunFolder) -> str:
         raise WorkbenchError(
             f"sbatch refused the job: {_words(done)}", "Change what was asked for, and submit it again."
         )
-    note(run, job)
     return job
 
 
@@ -169,7 +255,13 @@ def cancel_waiting(run: RunFolder, by: str) -> bool:
     job = number(run)
     if not job:
         return False
-    done = _ask("scancel", "--state=PENDING", job)
+    only = ["--state=PENDING"]
+    if "_" in job:
+        # SLURM holds the waiting tasks of an array as one job: with a state to look for, scancel ends all of them.
+        if (jobs(fresh=True) or {}).get(job, ("", ""))[0] not in _GOING:
+            return False
+        only = []
+    done = _ask("scancel", *only, job)
     if done is None:
         return False
     if done.returncode:
@@ -187,14 +279,15 @@ _said: tuple[float, dict[str, tuple[str, str]] | None] = (-1e9, None)
 
 
 def jobs(*, fresh: bool = False) -> dict[str, tuple[str, str]] | None:
-    """The state of each of the user's jobs and why it waits, by number; None where no scheduler answers.
+    """The state of each of the user's jobs and why it waits, by number, of an array by `NUMBER_PLACE`; None where no scheduler
+    answers.
 
     SLURM forgets a job a few minutes after its end.
     """
     global _said
     if fresh or time.monotonic() - _said[0] > LOOK_SECONDS:
         mine = f"--user={os.getuid()}"
-        done = _ask("squeue", mine, "--noheader", "--states=all", "--format=%i|%T|%r", seconds=20)
+        done = _ask("squeue", mine, "--array", "--noheader", "--states=all", "--format=%i|%T|%r", seconds=20)
         known = None
         if done is not None and not done.returncode:
             rows = (line.strip().split("|", 2) for line in done.stdout.splitlines())
@@ -226,6 +319,9 @@ def _says_otherwise(run: RunFolder, states: dict[str, tuple[str, str]] | None) -
     if states is None:
         return {}
     state, reason = states.get(job, ("", ""))
+    if not state and "_" in job and not _began(run, values):
+        # Of an array's waiting tasks squeue forgets at once those that are cancelled.
+        state = "CANCELLED"
     state = state.split()[0] if state else ""
     if state in _GOING:
         again = "segment" in values
@@ -246,6 +342,11 @@ def _says_otherwise(run: RunFolder, states: dict[str, tuple[str, str]] | None) -
     if values.get("state") == "queued":
         return _ended("stopped", f"Job {job} ended and is not queued again")
     return _ended("lost", f"Job {job} ended without a final word of the run.{_log(run)}")
+
+
+def _began(run: RunFolder, values: dict[str, Any]) -> bool:
+    """Whether the run's task of an array ever had a node: its script opens the log first."""
+    return "segment" in values or os.path.lexists(run.path / LOG)
 
 
 def _ended(state: str, message: str) -> dict[str, Any]:

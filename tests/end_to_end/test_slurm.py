@@ -1,4 +1,5 @@
-"""A real SLURM of one node: a run waits, works, is signalled, requeued and resumed to its end; another is cancelled outside."""
+"""A real SLURM of one node: a run waits, works, is signalled, requeued and resumed to its end; another is cancelled outside.
+So are the runs of an array."""
 
 from __future__ import annotations
 
@@ -96,3 +97,38 @@ def test_a_run_of_two_processes_is_signalled_requeued_and_resumed_while_others_w
     done = warm.command("stop", preempted.id, cwd=desk)
     assert done.returncode == 0, done.stderr
     assert reaches(preempted, "stopped").committed == [left.step]
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+def test_the_runs_of_an_array_wait_work_are_requeued_and_stopped_each_by_itself(desk: Path) -> None:
+    words = ("optim.max_steps=5000,20,21,22", "run.save_steps=1000", "--to", "slurm", "--time", "30")
+    done = warm.command("sweep", "my.yaml", *words, "--array-limit", "1", "--detach", cwd=desk)
+    assert done.returncode == 0, done.stderr
+    one, two, three, four = sorted(runs_in(desk / "runs"), key=lambda run: run.id)
+    array = slurm.number(one).partition("_")[0]
+    assert [slurm.number(run) for run in (one, two, three, four)] == [f"{array}_{place}" for place in range(4)]
+    reaches(one, "running", step=10)
+    assert reaches(two, "queued").cause == f"job {array}_1 waits in the cluster (JobArrayTaskLimit)"
+    ask("scancel", slurm.number(three))
+    assert reaches(three, "stopped").cause == f"Job {array}_2 was cancelled in the cluster"
+    done = warm.command("stop", four.id, cwd=desk)
+    assert done.returncode == 0, done.stderr
+    assert reaches(four, "stopped").step == 0
+    assert reaches(two, "queued").step == 0, "the others wait on"
+
+    # Two minutes before its end SLURM signals it: at once, that is at its next look, each half a minute.
+    ask("scontrol", "update", f"JobId={slurm.number(one)}", "TimeLimit=2")
+    requeued = reaches(one, "queued", step=10)
+    assert requeued.cause.startswith("requeued: ")
+    assert requeued.committed == [requeued.step]
+    assert reaches(two, "finished").step == 20, "it has the node meanwhile"
+    # SLURM would wait two minutes.
+    ask("scontrol", "update", f"JobId={slurm.number(one)}", "TimeLimit=30", "StartTime=now")
+    reaches(one, "running", step=requeued.step + 5)
+    starts = [json.loads(line) for line in one.events.read_text().splitlines() if '"kind":"started"' in line]
+    assert [start["segment"] for start in starts] == [0, 1]
+    assert starts[1]["resumed_from_step"] == requeued.step
+    done = warm.command("stop", one.id, cwd=desk)
+    assert done.returncode == 0, done.stderr
+    assert reaches(one, "stopped").step > requeued.step

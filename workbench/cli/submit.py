@@ -1,11 +1,9 @@
-"""`workbench submit FILE --to slurm`: a run as a job of a cluster, watched and stopped as any other."""
+"""`workbench submit FILE ... --to slurm`: runs as jobs of a cluster, watched and stopped as any other."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import replace
+from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import click
 
@@ -13,40 +11,27 @@ from engine.errors import UsageError, visible
 from engine.run import slurm
 from engine.run.index import peek
 from engine.run.store import slug
+from engine.run.sweep import new_id
 from workbench.calling import run_name
+from workbench.cli.clusters import at_a_time, checked, cluster_options, hand_over, job_of, show_script, tasks_of
 from workbench.cli.following import summary
 from workbench.cli.output import echo, print_json
 
-if TYPE_CHECKING:
-    from engine.config.facts import Facts
-    from engine.config.reading import Reading
 
-_NAMED = ("time", "partition", "account", "qos", "gres", "mem", "cpus-per-task")
-
-
-@click.command(short_help="Hand a run over to a cluster.")
+@click.command(short_help="Hand runs over to a cluster.")
 @click.argument("file", type=click.Path(path_type=Path))
-@click.argument("overrides", nargs=-1, metavar="[KEY=VALUE ...]")
+@click.argument("words", nargs=-1, metavar="[FILE ...] [KEY=VALUE ...]")
 @click.option("--to", "to", type=click.Choice([slurm.NAME]), default=slurm.NAME, help="The cluster's scheduler.")
-@click.option("--time", "time", metavar="TIME", help="The job's time limit, as sbatch takes it: 4:00:00.")
-@click.option("--partition", metavar="NAME", help="The partition.")
-@click.option("--account", metavar="NAME", help="The account that is charged.")
-@click.option("--qos", metavar="NAME", help="The quality of service.")
-@click.option("--gres", metavar="LIST", help="Generic resources, such as gpu:2: as many GPUs as run.devices says.")
-@click.option("--mem", metavar="SIZE", help="The machine's memory, such as 64G.")
-@click.option("--cpus-per-task", metavar="N", help="CPU cores.")
-@click.option("--sbatch", "more", multiple=True, metavar="OPTION", help="Any other option of sbatch; may be repeated.")
-@click.option("--nodes", type=click.IntRange(1, 1024), metavar="N", help="Machines; sets distributed.nodes.")
-@click.option("--for", "machine", metavar="MACHINE", help="Check it for the cluster's machine, such as 2xH100-80GB.")
-@click.option("--dry-run", is_flag=True, help="Print the script; nothing is made or submitted.")
+@cluster_options
 @click.option("--runs", "runs", metavar="DIR", help="Folder that holds the runs, shared with the cluster's machines.")
 @click.option("--json", "as_json", is_flag=True, help="Print the result as JSON.")
 def command(
     file: Path,
-    overrides: tuple[str, ...],
+    words: tuple[str, ...],
     to: str,
     more: tuple[str, ...],
     nodes: int | None,
+    array_limit: int | None,
     machine: str | None,
     dry_run: bool,
     runs: str | None,
@@ -59,25 +44,51 @@ def command(
     workbench submit my.yaml --to slurm --time 4:00:00 --gres gpu:1
     workbench submit my.yaml --to slurm --nodes 2 --gres gpu:8 run.devices=8
     workbench submit my.yaml --to slurm --sbatch=--constraint=a100 --dry-run
+    workbench submit a.yaml b.yaml c.yaml --to slurm --array-limit 2
+
+    Several files become one array: a run each, all checked before, and all of them or none submitted.
 
     Before the time limit the run saves, its job is queued again, and it goes on from there; so it does after a preemption.
     What is `auto` is chosen on the node that the job gets. `runs`, `watch`, `stop` and `resume` work from here.
     """
-    options = _options(named, more)
+    job = job_of(named, more)
+    files, overrides = _told_apart(file, words)
+    if nodes is not None:
+        overrides = (*overrides, f"distributed.nodes={nodes}")
+    if len(files) > 1:
+        return _array(files, overrides, job, array_limit, machine, runs, dry_run=dry_run, as_json=as_json)
+    if array_limit is not None:
+        raise UsageError("--array-limit: needs several configs; got one.", "Name more files, or leave it out.")
+    return _one(file, overrides, job, machine, runs, dry_run=dry_run, as_json=as_json)
 
+
+def _told_apart(file: Path, words: Sequence[str]) -> tuple[list[Path], tuple[str, ...]]:
+    """The config files, and the settings that hold for all of them. Raises UsageError for what is neither."""
+    files = [file]
+    for word in words:
+        if "=" in word:
+            continue
+        if not Path(word).exists():
+            raise UsageError(f"{visible(word)}: must be a config file, or KEY=VALUE.")
+        files.append(Path(word))
+    return files, tuple(word for word in words if "=" in word)
+
+
+def _one(
+    file: Path, overrides: tuple[str, ...], job: slurm.Job, machine: str | None, runs: str | None,
+    *, dry_run: bool, as_json: bool,
+) -> int:  # fmt: skip
     from engine.planning.estimate import estimate
     from engine.run.from_config import launch_config, runs_dir_of
     from engine.session.paragraph import paragraph
     from workbench.cli.reading import forecast_bytes
 
-    several = () if nodes is None else (f"distributed.nodes={nodes}",)
-    reading, facts = _checked(file, (*overrides, *several), machine)
+    reading, facts = checked(file, overrides, machine, str(file))
     config, place = reading.config, runs_dir_of(reading.config, reading.given, runs)
     if dry_run:
         name = f"{slug(config.run.name or file.stem)}-NNNN"
-        text = slurm.script(place / name, name, options, config.run.grace_seconds, config.distributed.nodes)
-        print_json({"dry_run": True, "script": text}) if as_json else echo(text.rstrip("\n"), lines=True)
-        return 0
+        text = slurm.script(place / name, name, job.options, config.run.grace_seconds, config.distributed.nodes)
+        return show_script(text, as_json=as_json)
     slurm.require_scheduler()
     echo(paragraph(config, facts, estimate(config, facts), place), err=True)
     run = launch_config(
@@ -87,47 +98,42 @@ def command(
         name=file.stem,
         forecast_bytes=forecast_bytes(config, facts),
         source=file,
-        job=options,
+        job=job,
     )
-    job = slurm.number(run)
+    number = slurm.number(run)
     slurm.refresh(run)
     if as_json:
-        made = {"dry_run": False, "path": str(run.path), "job": job, "script": str(run.path / slurm.SCRIPT)}
+        made = {"dry_run": False, "path": str(run.path), "job": number, "script": str(run.path / slurm.SCRIPT)}
         print_json(summary(peek(run)) | made)
         return 0
     echo(f"{run.id} in {run.path}", err=True)
     name = run_name(run)
     echo(
-        f"job {job} of SLURM: {run.id}. `workbench watch {name}` shows it, `workbench stop {name}` stops it.", err=True
+        f"job {number} of SLURM: {run.id}. `workbench watch {name}` shows it, `workbench stop {name}` stops it.",
+        err=True,
     )
     return 0
 
 
-def _checked(file: Path, overrides: tuple[str, ...], machine: str | None) -> tuple[Reading, Facts]:
-    """The config as it was read, and the facts that it was judged by. Raises UsageError where the rules refuse it."""
-    from engine.config.files import load
-    from engine.data.gather_facts import look_at
-    from engine.hardware import parse_machine
-    from engine.rules import read
-    from workbench.cli.findings import require_no_errors
-    from workbench.cli.reading import with_overrides
+def _array(
+    files: Sequence[Path], overrides: tuple[str, ...], job: slurm.Job, limit: int | None, machine: str | None,
+    runs: str | None, *, dry_run: bool, as_json: bool,
+) -> int:  # fmt: skip
+    from engine.run import array
 
-    complete = with_overrides(load(file).mapping, file.resolve().parent, overrides)
-    target = parse_machine(machine) if machine else None
-    facts = look_at(read(complete).config, machine=target)
-    if target is None:
-        # This machine's hardware says nothing about the cluster's.
-        facts = replace(facts, machine=None)
-    reading = read(complete, facts)
-    require_no_errors(reading.findings, str(file), "no run was submitted")
-    return reading, facts
-
-
-def _options(named: Mapping[str, str | None], more: tuple[str, ...]) -> tuple[str, ...]:
-    """What sbatch is called with. Raises UsageError for what it could not take."""
-    chosen = {name: value for name in _NAMED if (value := named[name.replace("-", "_")]) is not None}
-    for name, value in chosen.items():
-        if not (value and value.isprintable() and " " not in value):
-            raise UsageError(f"--{name}: must be one word; got {visible(value)!r}.")
-    slurm.require_options(more)
-    return (*(f"--{name}={value}" for name, value in chosen.items()), *more)
+    asked = [(file, overrides, visible(str(file)), visible(str(file))) for file in files]
+    tasks = tasks_of(asked, machine, runs)
+    if dry_run:
+        return show_script(array.script(tasks, f"{tasks[0].name}-array", job, limit), as_json=as_json)
+    name = new_id(f"{tasks[0].name}")
+    made, number = hand_over(tasks, name, job, limit)
+    if as_json:
+        rows = [summary(peek(run)) | {"path": str(run.path), "job": slurm.number(run)} for run in made]
+        script = str(made[0].path / slurm.ARRAY_SCRIPT)
+        print_json({"dry_run": False, "job": number, "script": script, "runs": rows})
+        return 0
+    echo(f"job {number} of SLURM, an array of {len(made)} runs{at_a_time(limit)}:", err=True)
+    for run in made:
+        echo(f"  {slurm.number(run)}  {run.id} in {run.path}", err=True)
+    echo("`workbench runs` shows them; each is watched, stopped and resumed by its own name.", err=True)
+    return 0

@@ -2,25 +2,29 @@
 
 from __future__ import annotations
 
-import shutil
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
-from engine.errors import UsageError, WorkbenchError, redact, visible
-from engine.figures import count, number, size
-from engine.run import control, launch, store
+from engine.errors import UsageError, WorkbenchError, visible
+from engine.figures import count, number
+from engine.run import control, launch, slurm, store
 from engine.run.best import metric_of
 from engine.run.curves import titled, worded
 from engine.run.store import ENDED, RunFolder
 from engine.run.sweep import PICTURED, SANE, Axes, axes, new_id, results, runs_of
 from workbench.calling import run_name
+from workbench.cli.clusters import at_a_time, cluster_options, hand_over, job_of, require_room, show_script, tasks_of
 from workbench.cli.following import state_text
 from workbench.cli.output import clear, echo, print_json, rewrite
 from workbench.panels.run_table import SPARK
+
+if TYPE_CHECKING:
+    from engine.config.tree import RunConfig
 
 LOOK_SECONDS = 0.5
 COMPARED = 4
@@ -31,23 +35,39 @@ COMPARED = 4
 @click.argument("pairs", nargs=-1, metavar="[KEY=VALUE,VALUE ...]")
 @click.option("--yes", is_flag=True, help=f"Start more than {SANE} runs.")
 @click.option("--detach", is_flag=True, help="Return once all runs are queued; they go on.")
+@click.option("--to", "to", type=click.Choice([slurm.NAME]), help="Hand them over to a cluster, as one array.")
+@cluster_options
 @click.option("--runs", "runs", metavar="DIR", help="Folder that holds the runs.")
 @click.option("--json", "as_json", is_flag=True, help="Print the table as JSON.")
-def command(file: str, pairs: tuple[str, ...], yes: bool, detach: bool, runs: str | None, as_json: bool) -> int:
+def command(
+    file: str,
+    pairs: tuple[str, ...],
+    yes: bool,
+    detach: bool,
+    to: str | None,
+    runs: str | None,
+    as_json: bool,
+    **cluster: Any,
+) -> int:
     """Queue a run of the config FILE for each combination of values, wait for them, and say which is the best.
 
     Every combination is checked before the first one starts. Ctrl-C leaves all of them going. With the name of a sweep
-    and nothing else the table is shown again.
+    and nothing else the table is shown again. With --to slurm and the options of `workbench submit` the runs become one
+    array of the cluster.
 
     \b
     workbench sweep my.yaml optim.learning_rate=1e-4,2e-4 run.seed=1,2,3
     workbench sweep my.yaml adapter.r=4,8,16 optim.max_steps=100 --detach
+    workbench sweep my.yaml adapter.r=4,8,16 --to slurm --time 4:00:00 --array-limit 2
     workbench sweep my-3fa2c1
 
     Exit code: 0 where all runs finished or were stopped on request, 1 where one failed.
     """
     path = Path(file)
-    if not pairs and not path.exists():
+    shown = not pairs and not path.exists()
+    if to is None or shown:
+        _refuse_options(cluster, "--to" if to is not None else "", shown)
+    if shown:
         root = store.runs_dir(runs)
         return _report(file, runs_of(root, file), as_json=as_json)
     asked = axes(pairs)
@@ -56,12 +76,30 @@ def command(file: str, pairs: tuple[str, ...], yes: bool, detach: bool, runs: st
             f"the sweep would be {asked.count} runs ({_in_words(asked)}); more than {SANE} are started with --yes alone.",
             "Name fewer values, or give --yes.",
         )
-    name, started = start(path, asked, runs)
+    if to is not None:
+        in_cluster = submit(path, asked, runs, as_json=as_json, **cluster)
+        if in_cluster is None:
+            return 0
+        name, started, how = in_cluster
+    else:
+        name, started = start(path, asked, runs)
+        how = "one after the other where they share a device"
     if not as_json:
-        echo(
-            f"sweep {name}: {asked.count} runs ({_in_words(asked)}), one after the other where they share a device",
-            err=True,
-        )
+        echo(f"sweep {name}: {asked.count} runs ({_in_words(asked)}), {how}", err=True)
+    return _follow(name, started, detach=detach, as_json=as_json)
+
+
+def _refuse_options(cluster: Mapping[str, Any], to: str, shown: bool) -> None:
+    """Raises UsageError for an option of a cluster where nothing is handed over to one."""
+    names = {"more": "sbatch", "machine": "for"}
+    given = next((f"--{names.get(key, key).replace('_', '-')}" for key, value in cluster.items() if value), "") or to
+    if given:
+        needed = "needs a config FILE and settings with several values" if shown else "needs --to slurm"
+        raise UsageError(f"{given}: {needed}.")
+
+
+def _follow(name: str, started: Sequence[RunFolder], *, detach: bool, as_json: bool) -> int:
+    """Wait for the runs, unless they are left alone, and show the table."""
     if not detach:
         try:
             _wait(started)
@@ -72,6 +110,55 @@ def command(file: str, pairs: tuple[str, ...], yes: bool, detach: bool, runs: st
                 exit_code=130,
             ) from None
     return _report(name, started, as_json=as_json)
+
+
+def submit(
+    file: Path,
+    asked: Axes,
+    runs: str | None,
+    *,
+    more: tuple[str, ...],
+    nodes: int | None,
+    array_limit: int | None,
+    machine: str | None,
+    dry_run: bool,
+    as_json: bool,
+    **named: str | None,
+) -> tuple[str, list[RunFolder], str] | None:
+    """Check every cell, then hand all over to SLURM as one array: the sweep's name, its runs, and how they run in words.
+
+    None after a dry run. Raises WorkbenchError with nothing submitted where one cannot be.
+    """
+    from engine.run import array
+
+    job = job_of(named, more)
+    fixed = [*asked.fixed, *([] if nodes is None else [f"distributed.nodes={nodes}"])]
+    cells = asked.cells()
+    words = [visible(" ".join(f"{path}={value}" for path, value in cell.items())) for cell in cells]
+    tasks = tasks_of(
+        (
+            (file, [*fixed, *(f"{path}={value}" for path, value in cell.items())], f"{file} with {label}", label)
+            for cell, label in zip(cells, words, strict=True)
+        ),
+        machine,
+        runs,
+    )
+    if dry_run:
+        show_script(array.script(tasks, f"{tasks[0].name}-sweep", job, array_limit), as_json=as_json)
+        return None
+    name = new_id(file.stem)
+    members = [
+        replace(task, more={"sweep": _membership(name, cell, task.config)})
+        for task, cell in zip(tasks, cells, strict=True)
+    ]
+    started, number = hand_over(members, name, job, array_limit)
+    return name, started, f"as job {number} of SLURM{at_a_time(array_limit)}"
+
+
+def _membership(name: str, cell: Mapping[str, str], config: RunConfig) -> dict[str, Any]:
+    """What a run's run.json says of the sweep that it belongs to."""
+    metric, greater = metric_of(config) if config.data.evaluates else ("loss", False)
+    return {"id": name, "values": dict(cell), "metric": metric, "greater_is_better": greater}
 
 
 def start(file: Path, asked: Axes, runs: str | None) -> tuple[str, list[RunFolder]]:
@@ -106,16 +193,14 @@ def start(file: Path, asked: Axes, runs: str | None) -> tuple[str, list[RunFolde
             place = runs_dir_of(reading.config, reading.given, runs)
             echo(paragraph(reading.config, facts, estimate(reading.config, facts), place), err=True)
         cells.append((cell, reading.config, facts, forecast_bytes(reading.config, facts) or 0))
-    _need_room(place, sum(needed for *_, needed in cells), len(cells))
+    require_room(place, sum(needed for *_, needed in cells), len(cells), "started")
     name = new_id(file.stem)
     started: list[RunFolder] = []
     try:
         for cell, config, facts, needed in cells:
-            metric, greater = metric_of(config) if config.data.evaluates else ("loss", False)
-            sweep = {"id": name, "values": cell, "metric": metric, "greater_is_better": greater}
             run = launch_config(
                 config, facts, runs_dir=place, name=file.stem, forecast_bytes=needed or None, source=file, queue=True,
-                more={"sweep": sweep},
+                more={"sweep": _membership(name, cell, config)},
             )  # fmt: skip
             started.append(run)
     except BaseException:
@@ -124,18 +209,6 @@ def start(file: Path, asked: Axes, runs: str | None) -> tuple[str, list[RunFolde
                 control.request(run, "stop", by="the sweep, which could not be queued whole")
         raise
     return name, started
-
-
-def _need_room(place: Path, needed: int, many: int) -> None:
-    """Each launch looks at its own need; together they may need more than there is."""
-    there = next(folder for folder in (place, *place.parents) if folder.exists())
-    free = shutil.disk_usage(there).free
-    if needed > free:
-        raise WorkbenchError(
-            f"{visible(redact(str(place)))}: the disk has {size(free)} free, and {many} runs are expected to need "
-            f"{size(needed)}; no run was started.",
-            "Keep fewer checkpoints, name fewer values, or choose another folder with --runs.",
-        )
 
 
 def _in_words(asked: Axes) -> str:

@@ -122,6 +122,130 @@ def test_what_cannot_be_is_refused_and_leaves_no_run(place: Path, played: Schedu
     assert list(runs_in(place / "runs")) == []
 
 
+def array(place: Path, played: Scheduler, *words: str, folder: str = "runs") -> list[RunFolder]:
+    """Two configs as one array."""
+    (place / "two.yaml").write_text(CONFIG + "run: {seed: 7}\n")
+    played.says("squeue", "42_0|RUNNING|None\n42_1|PENDING|JobArrayTaskLimit\n")
+    done = submit(place, "two.yaml", *words, "--runs", folder)
+    assert done.returncode == 0, done.stderr
+    return sorted(runs_in(place / folder), key=lambda run: run.id)
+
+
+def test_several_configs_are_one_array_whose_script_names_each_folder(place: Path, played: Scheduler) -> None:
+    words = ("--array-limit", "1", "--time", "4:00:00", "run.grace_seconds=90")
+    (place / "two.yaml").write_text(CONFIG + "run: {seed: 7}\n")
+    dry = json.loads(submit(place, "two.yaml", *words, "--dry-run", "--json").stdout)["script"]
+    assert not (place / "runs").exists()
+    one, two = array(place, played, *words, "--json")
+    said = (one.path / "array.sbatch").read_text()
+    assert {"#SBATCH --array=0-1%1", "#SBATCH --requeue", "#SBATCH --signal=B:USR1@180"} < set(said.splitlines())
+    assert f"  {one.path}  # 0: my.yaml\n  {two.path}  # 1: two.yaml\n" in said
+    assert dry.splitlines()[2:] == said.replace("my-0001", "my-NNNN").replace("two-0001", "two-NNNN").splitlines()[2:]
+    assert played.calls("sbatch") == [f"--parsable {one.path}/array.sbatch"]
+    assert [slurm.number(run) for run in (one, two)] == ["42_0", "42_1"]
+    assert (two.path / "job.sbatch").read_text().splitlines()[-1].endswith(f"engine.job -- {two.path}")
+    assert peek(two).view.cause == "job 42_1 waits in the cluster (JobArrayTaskLimit)"
+
+
+def test_an_array_is_submitted_whole_or_not_at_all(
+    place: Path, played: Scheduler, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (place / "two.yaml").write_text(CONFIG)
+    (place / "bad.yaml").write_text(CONFIG + "adapter: {r: -1}\n")
+    (place / "wide.yaml").write_text(CONFIG + "distributed: {nodes: 2}\n")
+    for words, place_of_it in (
+        (("bad.yaml",), "bad.yaml: the config has 1 error; no run was submitted"),
+        (("gone.yaml",), "gone.yaml: must be a config file, or KEY=VALUE"),
+        (("two.yaml",), "two.yaml and my.yaml are one and the same config"),
+        (
+            ("wide.yaml",),
+            "distributed.nodes: must be the same for all runs of an array; my.yaml has 1, wide.yaml has 2",
+        ),
+        (("two.yaml", "--sbatch=--array=1-3"), "--array is set by the script itself, for several configs or a sweep"),
+        (("--array-limit", "2"), "--array-limit: needs several configs; got one"),
+    ):
+        done = submit(place, *words, "--json")
+        assert done.returncode > 0, words
+        assert place_of_it in json.loads(done.stdout)["error"]["message"]
+    done = warm.command("sweep", "my.yaml", "optim.max_steps=4,-6", "--to", "slurm", cwd=place)
+    assert "with optim.max_steps=-6: the config has 1 error; no run was submitted" in done.stderr
+    assert played.calls("sbatch") == []
+    played.refuses("sbatch", "sbatch: error: Batch job submission failed: Invalid job array specification\n")
+    (place / "two.yaml").write_text(CONFIG.replace("60", "90"))
+    done = submit(place, "two.yaml", "--json")
+    assert "Invalid job array specification" in json.loads(done.stdout)["error"]["message"]
+    assert list(runs_in(place / "runs")) == []
+    (played.folder / "sbatch.refuses").unlink()
+    runs = array(place, played)
+    real = slurm.note
+
+    def full(run: RunFolder, number: str) -> None:
+        if number == "42_1":
+            raise OSError(28, "No space left on device")
+        real(run, number)
+
+    monkeypatch.setattr(slurm, "note", full)
+    with pytest.raises(OSError, match="No space"):
+        slurm.submit_array(runs, "#!/bin/bash\n")
+    assert played.calls("scancel") == ["42"], "what was handed over is taken back"
+
+
+def test_a_task_that_waits_is_taken_out_alone(place: Path, played: Scheduler) -> None:
+    one, two = array(place, played)
+    one.update_json(state="running", segment=0)
+    played.says("squeue", "42_0|RUNNING|None\n42_1|RUNNING|None\n")
+    control.request(two, "stop")
+    assert played.calls("scancel") == [], "it has begun meanwhile, and gets the request itself"
+    played.says("squeue", "42_0|RUNNING|None\n42_1|PENDING|JobArrayTaskLimit\n")
+    scancel = played.folder / "scancel"
+    # As SLURM does: a cancelled task is not told of any more.
+    scancel.write_text(PLAYED.replace("exit 0", 'echo "42_0|RUNNING|None" > "$PLAY/squeue.says"'))
+    done = warm.command("stop", two.id, cwd=place)
+    assert done.returncode == 0, done.stderr
+    assert played.calls("scancel") == ["42_1"], "with --state=PENDING SLURM would end every waiting task"
+    assert two.read_json()["message"] == "Job 42_1 was cancelled by workbench while it waited"
+    assert slurm.refresh(one) == "running"
+    two.update_json(state="queued", message="", ended=None)
+    assert slurm.refresh(two) == "stopped"
+    assert two.read_json()["message"] == "Job 42_1 was cancelled in the cluster"
+    two.update_json(state="queued", message="", ended=None)
+    (two.path / "slurm.log").write_text("array.sbatch: line 15: python: No such file\n")
+    assert slurm.refresh(two) == "failed", "it had a node"
+    assert "No such file" in two.read_json()["message"]
+    played.says("sbatch", "43\n")
+    played.says("squeue", "43|PENDING|Priority\n42_0|RUNNING|None\n")
+    done = warm.command("resume", two.id, "--detach", "--json", cwd=place)
+    assert json.loads(done.stdout)["state"] == "queued", done.stderr
+    assert slurm.number(two) == "43", "it goes on as a job of its own"
+    assert slurm.number(one) == "42_0"
+
+
+def test_a_sweep_is_one_array(place: Path, played: Scheduler) -> None:
+    words = ("my.yaml", "run.seed=1,2", "optim.max_steps=5", "--to", "slurm", "--detach")
+    dry = warm.command("sweep", *words, "--dry-run", "--array-limit", "1", cwd=place)
+    assert "# 1: run.seed=2" in dry.stdout
+    assert not (place / "runs").exists()
+    played.says("squeue", "42_0|PENDING|None\n42_1|PENDING|None\n")
+    done = warm.command("sweep", *words, "--json", cwd=place)
+    found = json.loads(done.stdout)
+    assert [(row["values"], row["state"]) for row in found["runs"]] == [
+        ({"run.seed": seed}, "queued") for seed in ("1", "2")
+    ]
+    runs = sorted(runs_in(place / "runs"), key=lambda run: run.id)
+    assert [slurm.number(run) for run in runs] == ["42_0", "42_1"]
+    assert all(f"seed: {seed}" in run.read_config() for seed, run in enumerate(runs, 1))
+    assert len(played.calls("sbatch")) == 1
+    again = json.loads(warm.command("sweep", found["sweep"], "--json", cwd=place).stdout)
+    assert [row["id"] for row in again["runs"]] == [run.id for run in runs]
+    for wrong, sentence in (
+        (("my.yaml", "run.seed=1,2", "--time", "5"), "--time: needs --to slurm"),
+        ((found["sweep"], "--array-limit", "2"), "--array-limit: needs a config FILE and settings with several values"),
+    ):
+        done = warm.command("sweep", *wrong, "--json", cwd=place)
+        assert done.returncode == 2
+        assert sentence in json.loads(done.stdout)["error"]["message"]
+
+
 def test_without_a_scheduler_nothing_is_made(place: Path, played: Scheduler, monkeypatch: pytest.MonkeyPatch) -> None:
     (played.folder / "sbatch").unlink()
     monkeypatch.setenv("PATH", str(played.folder))
@@ -231,11 +355,11 @@ def test_a_heartbeat_of_another_host_holds_the_run(place: Path, played: Schedule
 # -- the job itself ----------------------------------------------------------------------------------------------------
 
 
-def job(run: RunFolder) -> subprocess.Popen[bytes]:
+def job(run: RunFolder, script: str = "job.sbatch", **more: str) -> subprocess.Popen[bytes]:
     """The script as SLURM runs it."""
     with open(run.path / "slurm.log", "ab") as log:
         return subprocess.Popen(
-            ["bash", str(run.path / "job.sbatch")], stdout=log, stderr=log, env={**os.environ, "SLURM_JOB_ID": "42"}
+            ["bash", str(run.path / script)], stdout=log, stderr=log, env={**os.environ, "SLURM_JOB_ID": "42", **more}
         )
 
 
@@ -275,6 +399,25 @@ def test_a_signal_saves_and_requeues_and_the_run_goes_on(place: Path, played: Sc
     assert len(played.calls("scontrol")) == 2, "a finished run is not queued again"
     assert main(str(run.path), "42") == 0
     assert len(kinds(run)) == 6, "nor is it begun anew"
+
+
+def test_a_task_of_an_array_works_in_its_own_folder_and_is_queued_again_alone(place: Path, played: Scheduler) -> None:
+    one, two = array(place, played, "optim.max_steps=200", folder="a b'$(touch gone)#")
+    played.says("squeue", "42_0|PENDING|JobArrayTaskLimit\n42_1|RUNNING|None\n")
+    task = {"SLURM_JOB_ID": "57", "SLURM_ARRAY_JOB_ID": "42", "SLURM_ARRAY_TASK_ID": "1"}
+    process = job(one, "array.sbatch", **task)
+    until(lambda: two.events.exists() and "started" in kinds(two), "it started")
+    process.send_signal(signal.SIGUSR1)
+    assert process.wait(60) == 0, (two.path / "slurm.log").read_text()
+    assert played.calls("scontrol") == ["requeue 42_1"]
+    assert slurm.number(two) == "42_1"
+    assert peek(two).view.cause.startswith("requeued: job 42_1")
+    assert job(one, "array.sbatch", **task).wait(60) == 0
+    assert kinds(two) == ["started", "stopped", "started", "finished"]
+    assert two.state == "finished"
+    assert not one.events.exists(), "that is another task's"
+    assert not (place / "gone").exists()
+    assert one.state == "queued"
 
 
 def test_what_a_person_stops_and_what_slurm_ends_or_refuses_is_not_queued_again(place: Path, played: Scheduler) -> None:
