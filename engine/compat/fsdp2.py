@@ -57,7 +57,7 @@ def shard_heads_with_norms(accelerator: Accelerator) -> None:
         finally:
             fsdp_utils._find_final_norm = find
         for each in found:
-            if isinstance(each, FSDPModule):
+            if isinstance(each, torch.nn.Module):
                 begin_passes_anew(each)
         return found
 
@@ -69,7 +69,7 @@ def begin_passes_anew(model: torch.nn.Module) -> None:
     them once all have run, or after a backward pass; where a loss reads the head's weight the head never runs, and a training
     pass after an evaluation and a save would meet shares of the embeddings. Nothing with releases that end passes themselves."""
     states: list[Any] = [module._get_fsdp_state() for module in model.modules() if isinstance(module, FSDPModule)]
-    if all(hasattr(state, "_force_complete_incomplete_states") for state in states):
+    if all(hasattr(state, "_force_complete_incomplete_states") for state in states):  # and where nothing is sharded
         return
 
     def begin(*_: Any) -> None:
