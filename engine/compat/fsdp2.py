@@ -53,11 +53,30 @@ def shard_heads_with_norms(accelerator: Accelerator) -> None:
     def prepared(*args: Any) -> Any:
         fsdp_utils._find_final_norm = norm_of
         try:
-            return prepare(*args)
+            found = prepare(*args)
         finally:
             fsdp_utils._find_final_norm = find
+        for each in found:
+            if isinstance(each, torch.nn.Module):
+                begin_passes_anew(each)
+        return found
 
     accelerator._prepare_fsdp2 = prepared
+
+
+def begin_passes_anew(model: torch.nn.Module) -> None:
+    """Has each pass of a sharded model put together the modules that were shared out as one. torch 2.11 does so at the first of
+    them once all have run, or after a backward pass; where a loss reads the head's weight the head never runs, and a training
+    pass after an evaluation and a save would meet shares of the embeddings. Nothing with releases that end passes themselves."""
+    states: list[Any] = [module._get_fsdp_state() for module in model.modules() if isinstance(module, FSDPModule)]
+    if all(hasattr(state, "_force_complete_incomplete_states") for state in states):  # and where nothing is sharded
+        return
+
+    def begin(*_: Any) -> None:
+        for state in states:
+            state._modules_to_run_forward.clear()
+
+    model.register_forward_pre_hook(begin, prepend=True)
 
 
 def wrap_what_is_there(accelerator: Accelerator, model: torch.nn.Module, apart: Collection[str] = ()) -> None:

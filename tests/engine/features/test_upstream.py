@@ -38,7 +38,7 @@ from trl.trainer import utils as trl_utils
 
 from engine.compat.collective_waits import time_model, when_computed
 from engine.compat.flight_recorder import SIZE
-from engine.compat.fsdp2 import _reshards, kept_together, wrap_what_is_there
+from engine.compat.fsdp2 import _reshards, begin_passes_anew, kept_together, wrap_what_is_there
 from engine.compat.ring_attention import NAME as RING
 from engine.compat.ring_attention import ring_attention, ring_attention_forward
 from engine.compat.staging import copy_into, room_for
@@ -295,6 +295,29 @@ def test_fsdp2_waits_for_others_in_the_calls_that_are_timed(one_rank: Any) -> No
     group._reduce_scatter_comm(torch.empty(4), torch.ones(4), one_rank.get_group(), torch.distributed.ReduceOp.SUM)
     assert moments.ended == 2
     assert group._reduce_scatter_comm.allocate((2,), dtype=torch.float32, device=torch.device("cpu")).shape == (2,)
+
+
+class _ReadsItsHead(torch.nn.Module):
+    """A model whose loss reads the head's weight, so that the head has no pass of its own."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embed, self.head = torch.nn.Embedding(4, 4), torch.nn.Linear(4, 4)
+
+    def forward(self, ids: torch.Tensor) -> torch.Tensor:
+        return self.embed(ids)
+
+
+def test_what_is_shared_out_as_one_is_put_together_after_a_pass_that_some_of_it_sat_out(one_rank: Any) -> None:
+    model: Any = _ReadsItsHead()
+    fully_shard([model.embed, model.head], mesh=one_rank)
+    fully_shard(model, mesh=one_rank)
+    begin_passes_anew(model)
+    with torch.no_grad():
+        model(torch.arange(4))
+    model.state_dict()  # a save shares everything out
+    model(torch.arange(4)).sum().backward()
+    assert model.embed.weight.grad.full_tensor().eq(1).all()
 
 
 def test_ddp_waits_for_gradients_after_what_was_asked_of_the_backward_pass_before(one_rank: Any) -> None:
