@@ -113,4 +113,6 @@ class Run(Section):
     rows that are refused, too little memory and a full disk would come again, so they end the run."""
 
     grace_seconds: Annotated[int, Ge(1), Le(86_400), Title("Time to stop"), Unit("seconds"), Expert] = 60
-    """How long a run that was asked to stop may take to save, before it is ended."""
+    """How long a run that was asked to stop may go without an answer before it is ended. A checkpoint that is being written
+    then is waited for, unless nothing of it changes for ten minutes; `workbench train` that gets SIGTERM or Ctrl-C waits no
+    longer than this."""

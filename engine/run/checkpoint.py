@@ -171,6 +171,8 @@ def _seal(run: Path, path: Path) -> dict[str, Any]:
     """Size and hash of one file, made durable."""
     handle = inside.open_file(run, path)
     try:
+        with contextlib.suppress(OSError):  # some file systems keep no times
+            os.utime(handle)  # a supervisor that was asked to stop sees that the save gets on
         digest, size = _hash(handle)
         os.fsync(handle)
     finally:

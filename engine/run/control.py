@@ -14,6 +14,7 @@ import signal
 import stat
 import threading
 import time
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
@@ -178,9 +179,11 @@ class Controls:
         if now < self._next_look:
             return fresh
         self._next_look = now + self.every
-        if not self._may_hold_news(now):
-            return fresh
-        for name in inside.names(self.folder, self.folder.control):
+        try:
+            names = inside.names(self.folder, self.folder.control) if self._may_hold_news(now) else []
+        except (OSError, UnsafeRunFile):
+            return fresh  # as in `lying`: a training goes on
+        for name in names:
             if name in self._known or name.startswith("."):
                 continue
             self._known.add(name)
@@ -228,17 +231,26 @@ class Controls:
         signal.signal(signal.SIGHUP, signal.SIG_IGN)
 
 
+def lying(folder: RunFolder) -> Iterator[Request]:
+    """The requests that lie in `control/`, by name; none where that cannot be listed. What is no request is passed over."""
+    try:
+        names = inside.names(folder, folder.control)
+    except (OSError, UnsafeRunFile):
+        return  # the disk may be away for a moment, or somebody took the folder; the run is watched all the same
+    for name in names:
+        if name.startswith(".") or not name.endswith(".json"):
+            continue
+        try:
+            found = parse(folder.control / name)
+        except FileNotFoundError:
+            continue
+        if isinstance(found, Request):
+            yield found
+
+
 def asks_to_end(folder: RunFolder) -> bool:
     """Whether a request to stop lies there, which nobody has taken up yet."""
-    for name in inside.names(folder, folder.control):
-        if name.endswith(".json"):
-            try:
-                request = parse(folder.control / name)
-            except FileNotFoundError:
-                continue
-            if isinstance(request, Request) and request.do in STOPS:
-                return True
-    return False
+    return any(found.do in STOPS for found in lying(folder))
 
 
 def drop_old(folder: RunFolder) -> None:

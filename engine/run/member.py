@@ -1,4 +1,4 @@
-"""A node of a run that is not its first: `python -P -m engine.run.member RANK -- FOLDER`, detached. Standard library only.
+"""A node of a run that is not its first: `python -P -m engine.run.member RANK -- FOLDER`, detached. Imports no torch.
 
 It answers each round that the first node opens, starts torchrun when that says go, and ends it when the first ends the round
 or falls silent. It writes its own file (`engine.run.nodes`) and its own log, `worker-RANK.log`; run.json and the events are
@@ -27,6 +27,8 @@ from engine.run.store import ENDED, RunFolder, runs_in
 
 LOOK_SECONDS = 0.1
 _TERM_SECONDS = 5.0
+BETWEEN_SECONDS = nodes.MEET_SECONDS
+"""How long the first node may say nothing between two rounds, at least: it reads its newest checkpoint before it starts again."""
 
 
 class Member:
@@ -58,7 +60,7 @@ class Member:
                 self._answer(round_)
             elif state == "go" and round_ == self.answered != self.done:
                 self._work(round_, str(first.get("endpoint") or ""))
-            elif self.answered and self.node.is_silent(0):
+            elif self.answered and self.node.is_silent(0, self._patience(str(state))):
                 raise WorkbenchError(f"{self.node.name(0).capitalize()} of run {self.run.id} has fallen silent.")
             elif not self.answered and time.monotonic() > give_up:
                 raise WorkbenchError(
@@ -72,6 +74,10 @@ class Member:
                     )
                 self.node.beat()
             time.sleep(LOOK_SECONDS)
+
+    def _patience(self, state: str) -> float | None:
+        """How long the first node may be silent; None for as long as any."""
+        return max(BETWEEN_SECONDS, self.meets.seconds) if state == "ended" else None
 
     def _answer(self, round_: str) -> None:
         """Come to a round, with what this node has for the run, or why it has not."""
@@ -102,7 +108,7 @@ class Member:
         token = secrets.token_hex(16)
         secret = self.run.read_json().get("secrets", spawn.HUB_TOKENS)
         try:
-            way = nodes.interface(endpoint, os.environ)
+            way = nodes.interface(endpoint)
             group = spawn.Group(self.node.rank, self.node.nodes, endpoint, way, nodes.REACH_SECONDS)
             child = subprocess.Popen(
                 spawn.worker_argv(self.run, choice, group=group),

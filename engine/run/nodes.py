@@ -1,4 +1,4 @@
-"""The machines (nodes) of one run: how they meet, and hear of each other while they work. Standard library only.
+"""The machines (nodes) of one run: how they meet, and hear of each other while they work. Imports no torch.
 
 The run folder lies where all of them see it. Each writes `nodes/<rank>.json` alone, once a second: who it is, what it has, how
 far it is. A node is gone once its file has stood still for `SILENT_SECONDS` of the reader's own clock, so that clocks may
@@ -21,6 +21,7 @@ from typing import Any
 from engine.errors import UsageError, WorkbenchError, visible
 from engine.run import inside
 from engine.run.cause import Cause
+from engine.run.inside import UnsafeRunFile
 from engine.run.network import refuse_absent
 from engine.run.process import Identity, host, identity, identity_from
 from engine.run.store import RunFolder
@@ -104,12 +105,8 @@ def require_place(rendezvous: Rendezvous, rank: int, base: Mapping[str, str]) ->
         listening(rendezvous.endpoint)
 
 
-def interface(endpoint: str, base: Mapping[str, str]) -> str:
-    """The network interface by which this machine reaches the address; empty where that is not known.
-
-    Raises WorkbenchError where GLOO_SOCKET_IFNAME or NCCL_SOCKET_IFNAME names one that is not here.
-    """
-    refuse_absent(base)
+def interface(endpoint: str) -> str:
+    """The network interface by which this machine reaches the address; empty where that is not known."""
     import psutil
 
     try:
@@ -164,7 +161,7 @@ class Node:
             self._next = time.monotonic() + BEAT_SECONDS
             try:
                 self.say()
-            except OSError:
+            except (OSError, UnsafeRunFile):
                 # The others wait SILENT_SECONDS before they count on it.
                 return
 
@@ -182,8 +179,10 @@ class Node:
         """Whether a node was heard to speak, not only found to have spoken, and not too long ago."""
         return rank in self._heard and self._heard[rank][2] > 0 and not self.is_silent(rank)
 
-    def is_silent(self, rank: int) -> bool:
-        return rank in self._heard and time.monotonic() - self._heard[rank][1] > SILENT_SECONDS
+    def is_silent(self, rank: int, patience: float | None = None) -> bool:
+        """Whether a node has said nothing new for so many seconds, `SILENT_SECONDS` where none are given."""
+        seconds = SILENT_SECONDS if patience is None else patience
+        return rank in self._heard and time.monotonic() - self._heard[rank][1] > seconds
 
     def name(self, rank: int) -> str:
         """`node 1 (its host)`."""

@@ -1,7 +1,7 @@
 """The ranks of a run that wait for each other, on this machine and on others: they meet, and one's end is the end of all.
 
 A rank that died takes the others with it, and so does one that hangs, and a node that ended or fell silent; whichever it was
-is the one that is named. Standard library only.
+is the one that is named. Imports no torch.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from engine.errors import Cancelled
 from engine.run import cause, spawn
 from engine.run.devices import Choice
 from engine.run.hang import Hang
+from engine.run.inside import UnsafeRunFile
 from engine.run.network import refuse_absent
 from engine.run.nodes import REACH_SECONDS, FirstNode, interface, rendezvous_of
 from engine.run.store import RunFolder
@@ -43,13 +44,13 @@ class Peers:
         refuse_absent(os.environ)
         node = self.node = self.node or FirstNode(self.run, rendezvous)
 
-        def waits(came: int) -> None:
+        def between_looks(came: int) -> None:
             if is_to_end():
                 raise Cancelled(f"Stopped while {came} of {node.nodes} nodes had come.")
             wait(f"waits at {node.endpoint}: {came} of {node.nodes} nodes came")
 
-        node.gather(choice.processes, versions, waits)
-        return spawn.Group(0, node.nodes, node.endpoint, interface(node.endpoint, os.environ), REACH_SECONDS)
+        node.gather(choice.processes, versions, between_looks)
+        return spawn.Group(0, node.nodes, node.endpoint, interface(node.endpoint), REACH_SECONDS)
 
     def go_on(self) -> None:
         """Speak for this node again, after a supervisor that is gone."""
@@ -99,10 +100,15 @@ class Peers:
             worker.family.blame(cause.failed_ranks(self.run.log, worker.log_from), said=ended())
         worker.family.end()
 
+    def beat(self) -> None:
+        """Show the other nodes that this one lives, while no worker does: between two rounds they wait for the next."""
+        if self.node is not None:
+            self.node.beat()
+
     def close_round(self) -> None:
         """It is over for all nodes."""
         if self.node is not None:
-            with contextlib.suppress(OSError):  # silence says the same, later
+            with contextlib.suppress(OSError, UnsafeRunFile):  # silence says the same, later
                 self.node.say(state="ended")
 
     def explain(self, worker: WorkerProcess, code: int | None) -> cause.Cause:

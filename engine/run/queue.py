@@ -129,12 +129,9 @@ class Turn:
 
     def cancelled(self) -> str:
         """Who asked it to stop; empty while nobody has."""
-        for name in inside.names(self.run, self.run.control):
-            if not name.startswith(".") and name.endswith(".json"):
-                with contextlib.suppress(FileNotFoundError):
-                    request = control.parse(self.run.control / name)
-                    if isinstance(request, control.Request) and request.do in (*control.STOPS, "end_of_epoch"):
-                        return request.by or "someone"
+        for request in control.lying(self.run):
+            if request.do in (*control.STOPS, "end_of_epoch"):
+                return request.by or "someone"
         return ""
 
     def _live(self) -> list[tuple[RunFolder, dict[str, Any]]]:

@@ -1,7 +1,8 @@
 """Requests to stop that a worker does not answer: it is sent SIGTERM, and SIGKILL where that does not end it either.
 
-How long it has is `grace_seconds` of run.json. A save under way is never cut short; an answer that never comes is. A worker
-that has said how the run ended, and stays all the same, is ended too. Standard library only.
+How long it has is `grace_seconds` of run.json. A save under way is not cut short for as long as it moves: the time counts from
+its end, or from `STILL_SECONDS` after it last wrote anything. Who asks with `now` waits for no save. A worker that has said how
+the run ended, and stays all the same, is ended too. Standard library only.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ import time
 from collections.abc import Mapping
 from typing import Any
 
+from engine.errors import WorkbenchError
 from engine.run import control, inside
 from engine.run.state_file import StateFile
 from engine.run.store import RunFolder
@@ -20,6 +22,46 @@ DEFAULT_GRACE = 60.0
 # Between SIGTERM and SIGKILL where the person wants it now, and after a worker's own final event.
 NOW_SECONDS = 5.0
 LEAVE_SECONDS = 30.0
+STILL_SECONDS = 600.0
+"""How long a save may change nothing in its folder before it is taken to hang: ranks gather shares, a file is read for its hash
+or goes to a slow disk."""
+LOOK_SECONDS = 1.0
+_WHY = {
+    "now": "The worker is ended at once, as asked",
+    "answer": "The worker does not answer",
+    "save": "The worker's save stands still",
+    "leave": "The worker said how the run ended and stays",
+}
+
+
+class Save:
+    """A checkpoint that the worker is writing, as its folder shows it."""
+
+    def __init__(self, run: RunFolder) -> None:
+        self.run = run
+        self._looked = self._moved = time.monotonic()
+        self._seen = self._files()
+
+    def moves(self, now: float) -> bool:
+        """Whether anything changed in what is being written, within the last `STILL_SECONDS`."""
+        if now - self._looked >= LOOK_SECONDS:
+            # What happened while nobody looked is not known to have happened then.
+            files, self._looked = self._files(), now
+            if files != self._seen:
+                self._seen, self._moved = files, now
+        return now - self._moved < STILL_SECONDS
+
+    def _files(self) -> list[tuple[str, int, int]]:
+        """Name, bytes and time of all that stands in folders that have no checkpoint's name yet."""
+        try:
+            return [
+                (f"{name}/{inner}", info.st_size, info.st_mtime_ns)
+                for name in inside.names(self.run, self.run.checkpoints)
+                if name.endswith(".tmp")
+                for inner, info in inside.entries(self.run, self.run.checkpoints / name)
+            ]
+        except (OSError, WorkbenchError):
+            return []  # one of them went meanwhile
 
 
 class StopRequests:
@@ -31,56 +73,71 @@ class StopRequests:
         """For whose sake the worker is ended, or is about to be."""
         self._answered: dict[str, str] = {}
         self._first_seen: dict[str, float] = {}
-        self._term_at: float | None = None
-        self._killed = False
+        self._saves: str | None = None
+        self._save: Save | None = None
+        self._saved_at = 0.0
+        self._term_at: dict[str, float] = {}
+        self._killed: set[str] = set()
 
     def note(self, answer: Mapping[str, Any]) -> None:
         """A `control` event: what the worker answered to a request."""
         self._answered[str(answer.get("id"))] = str(answer.get("status"))
 
+    def note_save(self, event: Mapping[str, Any]) -> None:
+        """A `checkpoint` event: a save begins, or has its name."""
+        if event.get("state") == "saving":
+            self._saves, self._save = str(event.get("path")), None
+        elif event.get("state") == "committed" and event.get("path") == self._saves:
+            self._saves = self._save = None
+
     def watch(self, worker: WorkerProcess, ended_at: float | None) -> None:
         """End a worker that was asked to stop and does not answer, and one that said its last word at `ended_at` but stays."""
         now = time.monotonic()
         if ended_at is not None:
-            self._end(worker, now, ended_at, LEAVE_SECONDS, NOW_SECONDS, leaving=True)
+            # Who was to go at once has no more time for having said its last word.
+            reason = "now" if "now" in self._term_at else "leave"
+            self._end(worker, now, ended_at, LEAVE_SECONDS, NOW_SECONDS, reason, leaving=True)
             return
-        for name in inside.names(self.run, self.run.control):
-            path = self.run.control / name
-            if name.startswith(".") or not name.endswith(".json"):
-                continue
-            try:
-                request = control.parse(path)
-            except FileNotFoundError:
-                continue
-            if not isinstance(request, control.Request) or request.do not in control.STOPS:
-                continue
-            since = self._first_seen.setdefault(name, now)
-            if request.now:
+        for request in control.lying(self.run):
+            if request.do in control.STOPS:
+                self._watch_one(worker, now, request)
+
+    def _watch_one(self, worker: WorkerProcess, now: float, request: control.Request) -> None:
+        since = self._first_seen.setdefault(request.id, now)
+        if request.now:
+            self.overdue = request
+            self._end(worker, now, since, 0.0, NOW_SECONDS, "now")
+            return
+        if self._saves is not None:
+            self._save = self._save or Save(self.run)
+            if self._save.moves(now):
+                self._saved_at = now
+                return
+        if request.do == "stop" or request.id not in self._answered or self._saves is not None:
+            since, grace = max(since, self._saved_at), self._grace()
+            if now - since >= grace:
                 self.overdue = request
-                self._end(worker, now, since, 0.0, NOW_SECONDS)
-            elif request.do == "stop" or request.id not in self._answered:
-                # A save under way is never cut short; an answer that never comes is.
-                grace = self._grace()
-                if now - since >= grace:
-                    self.overdue = request
-                    self._end(worker, now, since, grace, grace)
+                self._end(worker, now, since, grace, grace, "answer" if self._saves is None else "save")
 
     def last_events(self) -> list[dict[str, Any]]:
         """What is left to write of a worker that was ended as somebody asked: that this was done, and that the run stopped.
         Empty where no signal was sent, or for nobody's sake."""
-        request = self.overdue
-        if request is None or self._term_at is None:
+        request, reasons = self.overdue, [reason for reason in self._term_at if reason != "leave"]
+        if request is None or not reasons:
             return []
-        message = "The worker was ended by " + ("SIGKILL" if self._killed else "SIGTERM") + self._why(request)
+        killed = any(reason in self._killed for reason in reasons)
+        message = "The worker was ended by " + ("SIGKILL" if killed else "SIGTERM") + self._why(reasons[-1])
         final = {"kind": "stopped", "step": None, "by": request.by, "message": message}
         if self._answered.get(request.id, "accepted") != "accepted":
             return [final]
         about = {"id": request.id, "do": request.do, "status": "done", "by": request.by, "message": message}
         return [{"kind": "control", **about}, final]
 
-    def _why(self, request: control.Request) -> str:
-        if request.now:
+    def _why(self, reason: str) -> str:
+        if reason == "now":
             return " at once, as asked; checkpoints made before are kept."
+        if reason == "save":
+            return f" because its save stood still for {STILL_SECONDS:.0f} s; checkpoints made before are kept."
         return f" because it did not answer within {self._grace():.0f} s; checkpoints made before are kept."
 
     def _grace(self) -> float:
@@ -94,16 +151,25 @@ class StopRequests:
         since: float,
         term_after: float,
         kill_after: float,
+        reason: str,
         *,
         leaving: bool = False,
     ) -> None:
-        """SIGTERM so many seconds after `since`, SIGKILL so many after that; one step at a call."""
-        if self._term_at is None:
-            if now - since >= term_after and worker.may_be_signalled(leaving=leaving):
-                self._term_at = now
-                self.state.say(state="stopping", message="The worker does not answer; it was sent SIGTERM.")
-                worker.send(signal.SIGTERM)
-        elif now - self._term_at >= kill_after and not self._killed and worker.may_be_signalled(leaving=leaving):
-            self._killed = True
-            self.state.say(state="stopping", message="The worker does not answer; it was sent SIGKILL.")
+        """SIGTERM so many seconds after `since`, SIGKILL so many after that, for each reason anew; one step at a call."""
+        term_at = self._term_at.get(reason)
+        due = now - since >= term_after if term_at is None else now - max(term_at, since) >= kill_after
+        if not due or reason in self._killed or not worker.may_be_signalled(leaving=leaving):
+            return
+        if term_at is None:
+            self._term_at[reason] = now
+            self._tell(reason, signal.SIGTERM, leaving)
+            worker.send(signal.SIGTERM)
+        else:
+            self._killed.add(reason)
+            self._tell(reason, signal.SIGKILL, leaving)
             worker.kill()
+
+    def _tell(self, reason: str, number: signal.Signals, leaving: bool) -> None:
+        """What the worker was sent and why; a run that has ended is not stopping."""
+        state = {} if leaving else {"state": "stopping"}
+        self.state.say(**state, message=f"{_WHY[reason]}; it was sent {number.name}.")

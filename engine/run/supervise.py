@@ -4,7 +4,7 @@
 
 It detaches from whoever started it, starts the worker (or adopts a living one), writes `run.json`, ends a worker that
 does not answer a request to stop, and states why a worker ended. It never writes events while a worker lives. Small on
-purpose: standard library only, no thread, one loop.
+purpose: no torch, no thread, one loop.
 """
 
 from __future__ import annotations
@@ -152,7 +152,7 @@ class Supervisor:
 
     def _begun(self, child: subprocess.Popen[bytes], token: str, choice: Choice, log_from: int) -> None:
         self.worker = WorkerProcess.started(self.run, child, token, choice.processes, log_from)
-        self.peers.begin(self.worker)
+        # At once: a worker that run.json does not name could not be adopted.
         self.state.write(
             state="starting",
             message="",
@@ -163,6 +163,7 @@ class Supervisor:
             worker_pid=self.worker.who.pid,
             worker_start=self.worker.who.start,
         )
+        self.peers.begin(self.worker)
 
     def attend(self) -> bool:
         """Adopt the worker that run.json names, or write down that it is lost. True if there is one to stay with."""
@@ -212,6 +213,7 @@ class Supervisor:
         end = time.monotonic() + self.restarts.pause()
         while time.monotonic() < end and not self._is_to_end():
             self.state.say()
+            self.peers.beat()
             time.sleep(LOOK_SECONDS)
         if self._is_to_end():
             self.final = {"kind": "stopped", "by": "", "message": "Stopped before its worker was started again."}
@@ -324,8 +326,10 @@ class Supervisor:
                 if event.get("segment") != self.segment:
                     continue
                 kind = event["kind"]
-                if kind == "started":
+                if kind == "started" and self.requests.overdue is None:
                     state = "running"
+                elif kind == "checkpoint":
+                    self.requests.note_save(event)
                 elif kind == "control":
                     self.requests.note(event)
                     if event.get("status") == "accepted" and event.get("do") != "checkpoint":

@@ -77,6 +77,8 @@ class Watching(TrainerCallback):
         self.before_first_step = lambda: None
         self.best: HeldOutBest | None = None
         self.stopped: Request | None = None
+        self._early: list[Request] = []
+        """Accepted during an evaluation, before the step after it that serves them."""
         self._saving: list[Request] = []
         self._at_epoch_end: list[Request] = []
         self._logged = time.monotonic()
@@ -200,6 +202,12 @@ class Watching(TrainerCallback):
                 self.writer.write("ranks", **figures)
         self.writer.defer("metrics", partial(self._metrics, state.global_step, state.epoch, dict(logs), pace))
 
+    def on_prediction_step(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        # Answered now: an evaluation may take longer than the supervisor waits for an answer.
+        for request in self.controls.pending() if self.controls is not None else ():
+            self._answer(request, "accepted", f"this evaluation ends first; then it {_PROMISES[request.do]}")
+            self._early.append(request)
+
     def on_save(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         if self._saving:
             self.trainer.checkpoints.wait()
@@ -213,6 +221,8 @@ class Watching(TrainerCallback):
         self._saving.clear()
 
     def on_train_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        for request in self._early:
+            self._answer(request, "done", "the training was over with this evaluation")
         if self.trainer.finite.diverged is None:
             self._samples(state.global_step)
 
@@ -254,8 +264,11 @@ class Watching(TrainerCallback):
     def _hear(self, control: Any, state: Any) -> None:
         """What people ask for; with several ranks the first one's hearing is everybody's."""
         wish = 0
-        for request in self.controls.pending() if self.controls is not None else ():
+        early, self._early = self._early, []
+        fresh = self.controls.pending() if self.controls is not None else []
+        for request in fresh:
             self._answer(request, "accepted", _PROMISES[request.do])
+        for request in [*early, *fresh]:
             if request.do == "end_of_epoch":
                 self._at_epoch_end.append(request)
                 wish |= 4

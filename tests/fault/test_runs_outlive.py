@@ -366,6 +366,16 @@ def test_a_worker_that_does_not_answer_is_ended_after_the_grace_and_that_is_said
     assert view.controls[id]["status"] == "done"
 
 
+def test_a_save_under_way_outlasts_the_grace(start):
+    run = start(save_steps=5, save_seconds=3, grace=0.5)
+    until(lambda: view_of(run).checkpoints)
+    control.request(run, "save_stop", "me")
+    until(lambda: over(run))
+    assert view_of(run).cause == "stopped by me"
+    newest, skipped = checkpoint.newest_valid(run)
+    assert (newest.name, skipped) == ("checkpoint-5", [])
+
+
 def test_stop_now_does_not_wait_for_the_grace(start, promptly):
     run = running(start(deaf="to requests", grace=300))
     control.request(run, "stop", "me", now=True)

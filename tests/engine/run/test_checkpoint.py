@@ -35,6 +35,22 @@ def test_a_committed_checkpoint_is_valid_and_lists_sizes_and_hashes(run):
     assert path.stat().st_mode & 0o077 == 0
 
 
+def test_a_commit_shows_file_by_file_that_it_gets_on(run, monkeypatch):
+    """Who waits for a save sees files change while they are read for their hashes, which leaves sizes as they are."""
+    tmp, seen, real = checkpoint.begin(run, 10), [], checkpoint._hash
+    for name in ("a", "b", "c"):
+        (tmp / name).write_bytes(b"weights")
+        os.utime(tmp / name, (1, 1))
+
+    def looking(handle):
+        seen.append(tuple(path.stat().st_mtime > 1 for path in sorted(tmp.iterdir())))
+        return real(handle)
+
+    monkeypatch.setattr(checkpoint, "_hash", looking)
+    checkpoint.commit(tmp, {})
+    assert [sum(each) for each in seen] == [1, 2, 3]
+
+
 def truncate(size):
     return lambda path: os.truncate(path / "model.safetensors", size)
 

@@ -7,6 +7,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from types import SimpleNamespace
 
 import pytest
 
@@ -64,7 +65,9 @@ def test_a_worker_that_is_to_stop_now_is_sent_sigterm_and_sigkill_where_that_is_
     assert (done["kind"], done["id"], done["status"], done["by"]) == ("control", asked, "done", "somebody")
     assert (stopped["kind"], stopped["by"]) == ("stopped", "somebody")
     assert stopped["message"].startswith(f"The worker was ended by {number.name} at once, as asked;")
-    assert number.name in run.read_json()["message"]
+    told = run.read_json()
+    assert told["message"] == f"The worker is ended at once, as asked; it was sent {number.name}."
+    assert told["state"] == "stopping"
 
 
 def test_a_worker_has_its_grace_to_answer(run, start):
@@ -101,6 +104,9 @@ def test_a_worker_that_stays_after_its_last_word_is_ended_for_nobodys_sake(run, 
     monkeypatch.setattr(stop_requests, "LEAVE_SECONDS", 0.0)
     assert worker.gone(requests, time.monotonic()) == -signal.SIGKILL
     assert requests.last_events() == []
+    told = run.read_json()
+    assert told["state"] == "running"
+    assert "said how the run ended and stays" in told["message"]
 
 
 def test_what_asks_for_a_checkpoint_or_is_no_request_ends_nothing(run, start):
@@ -110,3 +116,88 @@ def test_what_asks_for_a_checkpoint_or_is_no_request_ends_nothing(run, start):
     (run.control / "0.json").write_text('{"do": "stop"')
     (run.control / ".1.json").write_text('{"id": "1", "do": "stop", "now": true}')
     assert worker.gone(requests) is None
+
+
+class Looks:
+    """A supervisor that looks after so many seconds, by a clock of its own; `sent` is the signal that run.json tells of."""
+
+    def __init__(self, run: RunFolder, worker: Worker, requests: StopRequests, clock: SimpleNamespace) -> None:
+        self.run, self.worker, self.requests, self.clock = run, worker, requests, clock
+
+    def after(self, seconds: float, ended_at: float | None = None) -> str:
+        self.clock.now += seconds
+        self.run.update_json(message="")
+        self.requests.watch(self.worker.process, ended_at)
+        message = self.run.read_json()["message"]
+        return message.rpartition(" ")[2].rstrip(".") if message else ""
+
+
+@pytest.fixture
+def look(run, start, monkeypatch):
+    def begin(code: str) -> Looks:
+        worker, requests = start(code, grace=60.0)
+        clock = SimpleNamespace(now=1000.0)
+        monkeypatch.setattr(stop_requests, "time", SimpleNamespace(monotonic=lambda: clock.now))
+        monkeypatch.setattr(stop_requests, "NOW_SECONDS", 5.0)
+        return Looks(run, worker, requests, clock)
+
+    return begin
+
+
+def saving(run, state="saving"):
+    return {"kind": "checkpoint", "path": "checkpoint-7", "state": state}
+
+
+@pytest.mark.parametrize("do", ["stop", "save_stop"])
+def test_a_save_under_way_is_waited_for_as_long_as_it_moves(run, look, do):
+    looks = look(HEARS)
+    looks.requests.note_save(saving(run))
+    control.request(run, do)
+    (run.checkpoints / "checkpoint-7.tmp").mkdir()
+    for part in range(4):
+        (run.checkpoints / "checkpoint-7.tmp" / str(part)).write_bytes(b"weights")
+        assert looks.after(500) == ""
+    looks.requests.note_save(saving(run, "committed"))
+    assert looks.after(59) == "", "it has its grace from there on"
+    assert looks.after(2) == "SIGTERM"
+    assert looks.worker.child.wait(10) == -signal.SIGTERM
+
+
+@pytest.mark.parametrize("accepted", [True, False])
+def test_a_save_that_stands_still_ends_the_worker_in_bounded_time(run, look, accepted):
+    looks = look(DEAF)
+    looks.requests.note_save(saving(run))
+    asked = control.request(run, "save_stop")
+    if accepted:
+        looks.requests.note({"kind": "control", "id": asked, "status": "accepted"})
+    assert [looks.after(seconds) for seconds in (0, 599, 59, 3, 59, 2)] == ["", "", "", "SIGTERM", "", "SIGKILL"]
+    assert looks.worker.child.wait(10) == -signal.SIGKILL
+    assert "its save stood still for 600 s" in looks.requests.last_events()[-1]["message"]
+
+
+def test_who_is_to_stop_now_is_not_saved_by_a_save(run, look):
+    looks = look(DEAF)
+    looks.requests.note_save(saving(run))
+    control.request(run, "stop", now=True)
+    assert looks.after(0) == "SIGTERM"
+    assert looks.after(1, ended_at=looks.clock.now) == ""
+    assert looks.after(5, ended_at=looks.clock.now) == "SIGKILL", "its last word gives it no more time"
+
+
+def test_a_worker_that_obeyed_late_may_leave(run, look):
+    looks = look(DEAF)
+    control.request(run, "save_stop")
+    assert [looks.after(seconds) for seconds in (0, 61, 39)] == ["", "SIGTERM", ""]
+    ended_at = looks.clock.now
+    assert [looks.after(seconds, ended_at) for seconds in (0, 29, 2, 5)] == ["", "", "SIGTERM", "SIGKILL"]
+
+
+@pytest.mark.parametrize("link", [True, False])
+def test_requests_that_cannot_be_listed_are_none(run, start, tmp_path, link):
+    worker, requests = start(HEARS)
+    run.control.rmdir()
+    if link:
+        run.control.symlink_to(tmp_path)
+    assert worker.gone(requests) is None
+    assert not control.asks_to_end(run)
+    assert control.Controls(run).pending() == []

@@ -1,14 +1,20 @@
-"""What the supervisor writes of a run of several ranks of which one is gone before the others."""
+"""What the supervisor writes of a run, and when: of several ranks of which one is gone before the others above all."""
 
 from __future__ import annotations
 
 import os
 import re
+import subprocess
+import sys
 
 import pytest
 
 from engine.errors import RunBusy
+from engine.run import nodes
+from engine.run.control import Request
+from engine.run.devices import Choice
 from engine.run.events import EventWriter
+from engine.run.nodes import FirstNode, Rendezvous
 from engine.run.process import host, identity
 from engine.run.process_group import Family
 from engine.run.supervise import Supervisor, claim
@@ -78,3 +84,47 @@ def test_a_second_start_at_once_is_told_what_the_first_does(run):
             claim(run, patience=0.0)
     finally:
         os.close(handle)
+
+
+def test_run_json_knows_the_worker_before_anything_else_is_done(run):
+    """A supervisor that is killed in between would leave a worker that nobody can adopt."""
+    supervisor, known = Supervisor(run), []
+    supervisor.peers.begin = lambda worker: known.append(run.worker() == worker.who)
+    child = subprocess.Popen([sys.executable, "-S", "-c", "input()"], stdin=subprocess.PIPE)
+    try:
+        supervisor._begun(child, "5e" * 16, Choice(("cpu",), 1), 0)
+    finally:
+        child.communicate()
+    assert known == [True]
+
+
+def test_a_run_that_is_being_ended_is_not_running_again_once_it_has_loaded(run):
+    supervisor = Supervisor(run)
+    run.update_json(state="stopping")
+    supervisor.requests.overdue = Request("x", "stop", "me", 0.0)
+    with EventWriter(run, segment=0) as writer:
+        writer.write("started", max_steps=4)
+    supervisor._read_events()
+    assert run.state == "stopping"
+
+
+def test_the_first_node_speaks_while_it_waits_to_start_again(run, monkeypatch):
+    monkeypatch.setattr(nodes, "BEAT_SECONDS", 0.05)
+    supervisor = Supervisor(run)
+    supervisor.peers.node = FirstNode(run, Rendezvous(2))
+    supervisor.peers.close_round()
+    before = nodes.said_by(run, 0)["beat"]
+    monkeypatch.setattr(supervisor.restarts, "pause", lambda: 0.25)
+    monkeypatch.setattr(supervisor, "start", lambda: None)
+    assert supervisor._start_again()
+    assert nodes.said_by(run, 0)["beat"] > before
+
+
+def test_a_node_whose_folder_is_no_folder_any_more_goes_on(run, tmp_path):
+    supervisor = Supervisor(run)
+    supervisor.peers.node = FirstNode(run, Rendezvous(2))
+    (run.path / nodes.FOLDER).rmdir()
+    (run.path / nodes.FOLDER).symlink_to(tmp_path)
+    supervisor.peers.beat()
+    supervisor.peers.close_round()
+    assert list(tmp_path.glob("*.json")) == []

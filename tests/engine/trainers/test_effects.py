@@ -12,6 +12,7 @@ from safetensors.torch import load_file
 
 from engine.run.control import request
 from engine.trainers.clock import StepClock
+from engine.trainers.run_trainer import RunTrainer
 from engine.trainers.watching import Watching
 from tests.engine.trainers.conftest import CONVERSATIONS, PAIRS, heard_by, lines
 
@@ -124,6 +125,39 @@ def test_a_request_is_answered_and_keeps_what_it_promises(train, source, monkeyp
     assert answers == [(asked[0], "accepted"), (asked[0], "done")]
     assert lines(run, "stopped")[0]["step"] == steps
     assert {path.name for path in run.checkpoints.glob("checkpoint-*")} == saved
+
+
+def test_a_request_is_answered_while_an_evaluation_goes_on_and_served_after_it(train, source, monkeypatch):
+    asked, real, hear = [], RunTrainer.prediction_step, heard_by(monkeypatch)
+
+    def asked_in_the_first_batch(self, *args, **kwargs):
+        if not asked:
+            asked.append(request(self.run, "save_stop", "a test"))
+            hear()
+        return real(self, *args, **kwargs)
+
+    monkeypatch.setattr(RunTrainer, "prediction_step", asked_in_the_first_batch)
+    run = train(
+        {
+            "data.train": [{"path": source(CONVERSATIONS)}],
+            "data.val_set_size": 8,
+            "optim.per_device_eval_batch_size": 2,
+            "run.eval_steps": 2,
+        }
+    )
+    events = [json.loads(line) for line in run.events.read_text().splitlines()]
+    accepted, measured, done, stopped = (
+        next(place for place, event in enumerate(events) if wanted(event))
+        for wanted in (
+            lambda event: event["kind"] == "control" and event["status"] == "accepted",
+            lambda event: event["kind"] == "metrics" and "eval_loss" in event,
+            lambda event: event["kind"] == "control" and event["status"] == "done",
+            lambda event: event["kind"] == "stopped",
+        )
+    )
+    assert accepted < measured < done < stopped
+    assert len(lines(run, "control")) == 2
+    assert (events[stopped]["step"], (run.checkpoints / "checkpoint-3").is_dir()) == (3, True)
 
 
 @pytest.mark.parametrize(

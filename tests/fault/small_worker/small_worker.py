@@ -3,7 +3,7 @@
 Its config is JSON (which is YAML): steps, step_seconds, save_steps, and faults to act out at a step: `die` (exit code at
 `die_at`, in every start with `die_again`),
 `raise_at`, `deaf` (answers nothing), `fork_at` (leaves a forked child), `eat_at` (takes memory until it is ended),
-`eat_when` (the same, once that file is there), `leave_seconds` (is slow to go).
+`eat_when` (the same, once that file is there), `save_seconds` (is slow to save), `leave_seconds` (is slow to go).
 """
 
 import json
@@ -33,13 +33,14 @@ def next_loss(loss: float, step: int) -> float:
     return loss * 0.97 + 0.001 * ((step * 7919) % 13)
 
 
-def save(run: RunFolder, writer: EventWriter, step: int, loss: float) -> None:
+def save(run: RunFolder, writer: EventWriter, step: int, loss: float, seconds: float = 0.0) -> None:
     begun = time.monotonic()
     writer.write("checkpoint", step=step, path=f"checkpoint-{step}", bytes=None, seconds=None, state="saving")
     tmp = checkpoint.begin(run, step)
     (tmp / "state.json").write_text(json.dumps({"step": step, "loss": loss}))
     (tmp / "weights").mkdir()
     (tmp / "weights" / "w.bin").write_bytes(os.urandom(1000))
+    time.sleep(seconds)
     final = checkpoint.commit(tmp, {"config_hash": "none"})
     writer.write(
         "checkpoint",
@@ -107,7 +108,7 @@ def train(run: RunFolder, config: dict, writer: EventWriter, controls: Controls)
                 "metrics", step=step, epoch=step / steps, loss=loss, step_seconds=config.get("step_seconds", 0)
             )
         if step % config.get("save_steps", 10) == 0:
-            save(run, writer, step, loss)
+            save(run, writer, step, loss, config.get("save_seconds", 0))
         if config.get("deaf"):
             continue
         for asked in controls.pending():
