@@ -129,7 +129,7 @@ def test_a_merge_without_the_adapter_fails_where_training_moved_less_than_roundi
     run = make_run(adapter={"r": 64, "lora_alpha": 1}, dtype=torch.bfloat16)
     right = merged(run, tmp_path / "right")["parity"]
     assert right["trained_effect"] < right["bound"], "the distance alone cannot tell"
-    monkeypatch.setattr(merging, "_merged", lambda config, made, name, value, weights: value)
+    monkeypatch.setattr(merging, "merged_weight", lambda config, made, name, value, weights: value)
     with pytest.raises(WorkbenchError, match="it answers as its base does, without what was trained"):
         merged(run, tmp_path / "out")
     assert not (tmp_path / "out").exists()
@@ -171,14 +171,14 @@ def test_a_weight_whose_rows_the_files_hold_in_another_order_has_no_name_there(
 def test_one_wrong_weight_fails_the_comparison_and_leaves_nothing(
     make_run: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    run, right = make_run(adapter={}), merging._merged
+    run, right = make_run(adapter={}), merging.merged_weight
 
     def wrong(config: Any, made: Any, name: str, value: torch.Tensor, weights: Any) -> torch.Tensor:
         if name == "model.layers.1.self_attn.q_proj.weight":
             return value
         return right(config, made, name, value, weights)
 
-    monkeypatch.setattr(merging, "_merged", wrong)
+    monkeypatch.setattr(merging, "merged_weight", wrong)
     with pytest.raises(ParityError, match=r"logits are .* of their size away"):
         merged(run, tmp_path / "out")
     assert not (tmp_path / "out").exists()
