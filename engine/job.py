@@ -7,6 +7,7 @@ from the newest whole checkpoint. A run that finished, failed or was stopped by 
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import subprocess
@@ -71,7 +72,8 @@ class JobSupervisor(Supervisor):
 
     def _watch_requests(self) -> None:
         if self.told and not self.asked and self.final is None:
-            self.asked = control.request(self.run, "save_stop", by=self.by)
+            with contextlib.suppress(WorkbenchError):  # a folder that is away for a moment is asked at the next look
+                self.asked = control.request(self.run, "save_stop", by=self.by)
         super()._watch_requests()
 
     def _close(self, code: int | None) -> None:

@@ -85,7 +85,7 @@ class GuidePart(Part):
         known = {offered.id: offered for offered in CHOICES}
         if goal not in known:
             raise UsageError("There is no such goal.", f"It is one of {', '.join(known)}.")
-        self._walk.goal = known[goal]
+        self._walk.choose(known[goal])
         return self.guide()
 
     @verb

@@ -76,7 +76,7 @@ class Member:
             time.sleep(LOOK_SECONDS)
 
     def _patience(self, state: str) -> float | None:
-        """How long the first node may be silent; None for as long as any."""
+        """How long the first node may be silent; None: as long as usual."""
         return max(BETWEEN_SECONDS, self.meets.seconds) if state == "ended" else None
 
     def _answer(self, round_: str) -> None:

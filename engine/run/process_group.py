@@ -86,8 +86,8 @@ class Family:
         return self.lost_rank
 
     def blame(self, failed: Mapping[int, int], *, said: bool = False) -> None:
-        """Takes for lost the rank by which the others ended, where several were gone at once: of those whose exit codes torchrun
-        tells, the first that it saw first, one that was killed, by nobody here, else that first one, unless one has `said` why.
+        """Takes for lost the rank by which the others ended, where several were gone at once: of those in torchrun's report one
+        that was killed, though not by us; else, unless the first rank has `said` why, the one that torchrun saw first.
 
         Those that wait in a message are gone within a tenth of a second after another one's death, and torchrun, which then has
         no rank to close, says so in its report alone.

@@ -217,6 +217,7 @@ def submit_array(runs: Sequence[RunFolder], text: str) -> str:
     """
     for run in runs:
         note(run, "")
+        run.update_json(submitted=time.time())  # making them all may have taken long
     place = runs[0].path / ARRAY_SCRIPT
     inside.replace(runs[0], place, text)
     job = _hand_over(place)
@@ -321,7 +322,10 @@ def _says_otherwise(run: RunFolder, states: dict[str, tuple[str, str]] | None) -
     state, reason = states.get(job, ("", ""))
     if not state and "_" in job and not _began(run, values):
         # Of an array's waiting tasks squeue forgets at once those that are cancelled.
-        state = "CANCELLED"
+        return _ended(
+            "stopped",
+            f"Job {job} left the cluster's queue before the run began: it was cancelled, or its node did not find this folder.",
+        )
     state = state.split()[0] if state else ""
     if state in _GOING:
         again = "segment" in values

@@ -108,6 +108,8 @@ class StopRequests:
             self.overdue = request
             self._end(worker, now, since, 0.0, NOW_SECONDS, "now")
             return
+        if self.overdue is not None and self.overdue.now:
+            return  # who asks to end it at once is the one it is ended for
         if self._saves is not None:
             self._save = self._save or Save(self.run)
             if self._save.moves(now):

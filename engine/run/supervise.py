@@ -94,6 +94,7 @@ class Supervisor:
         message = problem.full_message if isinstance(problem, WorkbenchError) else str(problem)
         self.state.say(state="failed", cause="start", message=message, ended=time.time())
         self.notifier.ended({"kind": "failed", "cause": "start"})
+        self.state.settle(PATIENCE_SECONDS)
 
     def start(self, *, waited: bool = False) -> None:
         """Start the worker in a session of its own, with its output in `worker.log`.
@@ -217,7 +218,10 @@ class Supervisor:
             time.sleep(LOOK_SECONDS)
         if self._is_to_end():
             self.final = {"kind": "stopped", "by": "", "message": "Stopped before its worker was started again."}
-            append(self.run, self.segment, self.final)
+            try:
+                append(self.run, self.segment, self.final)
+            except (OSError, WorkbenchError) as problem:
+                print(f"events.jsonl: {problem}", file=sys.stderr, flush=True)
             self._close(None)
             return False
         self.final = self.ended_at = None

@@ -127,6 +127,11 @@ class Guide:
 
     # What is done
 
+    def choose(self, goal: Goal) -> None:
+        """Take another goal, on the page that asks for it."""
+        if self.page == "goal":
+            self.goal = goal
+
     def go(self, at: int) -> None:
         """To the page of this number; all but that of the goal are about the first one."""
         self.at = max(0, min(at, len(PAGES) - 1))

@@ -55,7 +55,7 @@ def command(
     tool = detect(document.mapping)
     mended: dict[str, Any] = {}
     if mending:
-        mended = _mend(file, tool, overrides, quiet=as_json)
+        mended = _mend(file, tool, overrides)
         document = load(file)
     mapping, lines = read_with(document, base, overrides)
     facts = look_at(read(mapping).config, base, parse_machine(machine) if machine else None)
@@ -81,6 +81,8 @@ def command(
         return int(bad)
     from workbench.cli.findings import count_text, show
 
+    if mending:
+        _tell_mended(file, mended, left=any(finding.fix for finding in findings))
     show(findings, lines)
     if not bad and tool is None:
         echo(words)
@@ -120,8 +122,8 @@ def _way(file: Path, tool: str) -> str:
     return f"`workbench import {file} --from {tool} -o my.yaml` takes it over as a new one, with a ledger of every key."
 
 
-def _mend(file: Path, tool: str | None, overrides: tuple[str, ...], *, quiet: bool) -> dict[str, Any]:
-    """Apply the fixes that keep what the file says, write the file, and show what changed. Raises UsageError beside
+def _mend(file: Path, tool: str | None, overrides: tuple[str, ...]) -> dict[str, Any]:
+    """Apply the fixes that keep what the file says, and write the file; which, and what changed. Raises UsageError beside
     overrides, and for a config of another tool."""
     from difflib import unified_diff
 
@@ -141,16 +143,18 @@ def _mend(file: Path, tool: str | None, overrides: tuple[str, ...], *, quiet: bo
     )
     if done:
         draft.save()
-    if not quiet:
-        for line in diff.splitlines():
-            colour = "green" if line[:1] == "+" else "red" if line[:1] == "-" else None
-            echo(styled(line, fg=colour))
-        number = len(done)
-        left = any(finding.fix for finding in draft.findings)
-        none = "no fix applied: those below change what the file says, so they are yours to take over."
-        said = f"{number} fix{'es' if number != 1 else ''} applied." if done else none if left else "no fix to apply."
-        echo(f"{file}: {said}")
     return {"fixed": done, "diff": diff}
+
+
+def _tell_mended(file: Path, mended: dict[str, Any], *, left: bool) -> None:
+    """Show what a file's fixes changed; `left`: some are offered below."""
+    for line in mended["diff"].splitlines():
+        colour = "green" if line[:1] == "+" else "red" if line[:1] == "-" else None
+        echo(styled(line, fg=colour))
+    number = len(mended["fixed"])
+    none = "no fix applied: those below change what the file says, so they are yours to take over."
+    said = f"{number} fix{'es' if number != 1 else ''} applied." if number else none if left else "no fix to apply."
+    echo(f"{file}: {said}")
 
 
 def _placed(problem: str) -> tuple[str, str]:

@@ -65,6 +65,7 @@ def command(
     step = from_slurm(os.environ) if several > 1 else None
     rank = step[0] if node_rank is None and step is not None else node_rank
     if rank:
+        require_place(rendezvous_of(folder), rank, os.environ)
         member.join(folder, rank, wait=True)
         return attach(folder, detach=detach, as_json=as_json)
     _, meeting = meeting_of(node_rank, rdzv_endpoint, rdzv_id, rdzv_timeout, several)

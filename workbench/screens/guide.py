@@ -52,11 +52,7 @@ class Page(Scrolled):
     """The line of the first choice."""
 
     class Chosen(Message):
-        """Another choice is wanted: the one at `at`, once more if it is taken."""
-
-        def __init__(self, at: int) -> None:
-            super().__init__()
-            self.at = at
+        """Another choice is under the cursor."""
 
     def lines(self, width: int) -> list[Line]:
         """Its blocks, wrapped, code further in; the choices stand before the last block, which speaks of the one chosen."""
@@ -78,13 +74,20 @@ class Page(Scrolled):
         """Through the choices where there are any, else line by line."""
         if not self.choices:
             super().action_lines(by)
-        elif 0 <= self.at + max(-1, min(by, 1)) < len(self.choices):
-            self.post_message(self.Chosen(self.at + max(-1, min(by, 1))))
+        else:
+            self._move(max(0, min(self.at + by, len(self.choices) - 1)))
 
     def on_click(self, event: events.Click) -> None:
         """A click chooses."""
         if self.choices and 0 <= (at := event.y + self.top - self._first) < len(self.choices):
-            self.post_message(self.Chosen(at))
+            self._move(at)
+
+    def _move(self, at: int) -> None:
+        """The cursor moves at once: the next key may already wait."""
+        self.at = at
+        self.redraw()
+        self.show_lines(self._first + at)
+        self.post_message(self.Chosen())
 
     def _drawn(self, blocks: Sequence[Block], width: int) -> list[Line]:
         drawn: list[Line] = []
@@ -200,6 +203,7 @@ class GuideScreen(Screen[None]):
 
     def action_on(self) -> None:
         """The next page; on the rehearsal's its start, on the last one the config of the real run."""
+        self._choose()
         onward = self.guide.onward
         if onward == "rehearse":
             self.guide.begin()
@@ -212,9 +216,13 @@ class GuideScreen(Screen[None]):
             self._go(self.guide.at + 1)
 
     @on(Page.Chosen)
-    def _choose(self, event: Page.Chosen) -> None:
-        self.guide.goal = choices(self.guide.page)[event.at]
+    def _chosen(self) -> None:
+        self._choose()
         self._draw()
+
+    def _choose(self) -> None:
+        if self.query_one(Page).choices and (offered := choices(self.guide.page)):
+            self.guide.choose(offered[self.query_one(Page).at])
 
     def action_back(self) -> None:
         """The page before."""
