@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from textual import events
 from textual.pilot import Pilot
 
 from engine.errors import WorkbenchError
@@ -118,6 +119,18 @@ async def test_another_goal_than_answers_leads_to_a_new_config_for_it(rows: str)
         await until(pilot, lambda: isinstance(app.screen, BuildScreen))
         assert app.draft.recipe == "dpo"
         assert "What is known of this model" in shown(app)  # the next question, not the review
+
+
+async def test_keys_that_come_in_one_burst_choose_a_goal_and_go_on_with_it(rows: str) -> None:
+    app = WorkbenchApp()
+    async with app.run_test(size=(80, 24)) as pilot:
+        app.action_show("guide")
+        await pilot.press("enter")
+        await until(pilot, lambda: "› Teach it to answer like my examples" in shown(app))
+        for key in ("down", "enter"):  # both are there before the first is answered
+            app.post_message(events.Key(key, None))
+        await until(pilot, lambda: isinstance(app.screen, BuildScreen))
+        assert app.draft.recipe == "dpo"
 
 
 async def test_a_long_answer_of_several_lines_is_shown_in_them_and_newest_answers_need_no_scrolling(
