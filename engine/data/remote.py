@@ -34,6 +34,8 @@ TRIES, PAUSE = 3, 2.0
 """How often an object is asked for, and seconds before the second time, twice as many before each later one."""
 _LOOK = 0.1
 _MISSING, _FORBIDDEN = (404, 410), (401, 403)
+_NO_SUCH = ("RepositoryNotFoundError", "RevisionNotFoundError", "EntryNotFoundError", "RemoteEntryNotFoundError")
+"""What the hub's client says of a repository, a revision or a file that is not there; of the first the hub answers 401."""
 """What HTTP says where nothing is, and where one may not look."""
 _VOLATILE = ("url", "partial", "name", "mimetype")
 """What a file system says of an object that is not about its content."""
@@ -148,7 +150,7 @@ class _Waiting:
             self.left = True
         problem: BaseException | None = self._problem
         if isinstance(problem, FileNotFoundError):
-            problem = _not_missing(problem)
+            problem = _other_reason(problem)
             if problem is None:
                 raise DataError("there is no such object", "Check its address.", path=shown)
         elif isinstance(problem, OSError) and problem.filename:
@@ -166,13 +168,16 @@ class _Waiting:
         return self._found
 
 
-def _not_missing(problem: FileNotFoundError) -> BaseException | None:
+def _other_reason(problem: FileNotFoundError) -> BaseException | None:
     """Why fsspec says of a server's file that it is missing, where that is another reason: it says so of whatever a server
     answers, and where none does."""
     cause = problem.__cause__
-    status = getattr(cause, "status", None)
-    missing = cause is None or (status in _MISSING if status is not None else not isinstance(cause, OSError))
-    return None if missing else cause
+    if cause is None or type(cause).__name__ in _NO_SUCH:
+        return None
+    status = getattr(cause, "status", None) or getattr(getattr(cause, "response", None), "status_code", None)
+    if status is not None:
+        return None if status in _MISSING else cause
+    return cause if isinstance(cause, OSError) or type(cause).__module__.startswith("aiohttp") else None
 
 
 def _fetch(files: Any, place: str, shown: str, about: Mapping[str, Any], folder: Path, on_progress: Progress) -> None:

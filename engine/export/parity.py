@@ -26,6 +26,7 @@ from engine.errors import WorkbenchError, visible
 from engine.export import streamed
 from engine.export.streamed import Numbers, Streamed
 from engine.generate import end_of_turn
+from engine.models.capped_scores import keep_capped_scores
 
 if TYPE_CHECKING:
     from peft import PeftModel
@@ -334,8 +335,14 @@ def trained_base(config: RunConfig, base: Path, *, adapted: bool) -> Any:
             owner, _, leaf = name.rpartition(".")
             setattr(model.get_submodule(owner), leaf, torch.nn.Parameter(packed.all_unpacked(), requires_grad=False))
         model = (model.dequantize() if hasattr(model, "hf_quantizer") else model).float()
-    _fit_padding(model)
+    _as_trained(model)
     return model
+
+
+def _as_trained(model: PreTrainedModel) -> None:
+    """Has a model compute as training did, one text at a time."""
+    keep_capped_scores(model)
+    _fit_padding(model)
 
 
 def _fit_padding(model: PreTrainedModel | PeftModel) -> None:
@@ -365,7 +372,7 @@ def open_folder(
             )
     if made is not None:
         return streamed.outputs(made, ids, together=METHODS[config.method.kind].head != "score")
-    _fit_padding(model)
+    _as_trained(model)
     return outputs(model, ids)
 
 

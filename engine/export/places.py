@@ -91,15 +91,18 @@ def forms_of(run: RunFolder) -> dict[str, str]:
 
 
 def _on_packed(run: RunFolder) -> bool:
-    """Whether the run's base lies in a folder whose config.json says that it is packed."""
+    """Whether the run's base lies in a folder whose files say that it is packed, and was trained on as it is."""
     from engine.config.files import parse, place_of
-    from engine.facts.stored import ROUNDED_TO, stored_as
+    from engine.facts.stored import ROUNDED_TO, stored_as, with_note
 
     try:
         model = parse(run.read_config(), path=run.config).mapping.get("model")
-        name = model.get("name") if isinstance(model, dict) else None
-        config = Path(place_of(name, run.path)) / "config.json" if isinstance(name, str) else None
-        note = read_json(config).get("quantization_config") if config is not None and config.is_file() else None
+        name = model.get("name") if isinstance(model, dict) and model.get("quantization", "none") == "none" else None
+        if not isinstance(name, str):
+            return False
+        folder = Path(place_of(name, run.path))
+        there = (folder / "config.json").is_file()
+        note = with_note(folder, read_json(folder / "config.json")).get("quantization_config") if there else None
     except (WorkbenchError, OSError, AttributeError):
         return False
     return stored_as(note) in ROUNDED_TO

@@ -25,6 +25,7 @@ from engine.errors import ModelError
 from engine.export.stored import Share, is_turned, packed_in, read_weight, shares, stored_name, wide_weights
 from engine.features.packed_experts import EXPERTS_ALONE, packs
 from engine.kernels.experts.packed import Packer
+from engine.models.capped_scores import keep_capped_scores
 from engine.models.packed_experts import PROJECTIONS
 
 if TYPE_CHECKING:
@@ -127,6 +128,7 @@ def opened(
         model = loader.from_config(shape, dtype=torch.float32)
     model.tie_weights()
     model.eval()
+    keep_capped_scores(model)
     rounded = config is not None and config.model.quantization != "none"
     if rounded and any(type(module).__name__ == "Conv1D" for module in model.modules()):
         return None  # whose weights transformers turns before they are quantized

@@ -50,6 +50,8 @@ if TYPE_CHECKING:
 
 Report = Callable[[str, int, int], None]
 LARGEST_F16 = 65504.0
+SPARE_BYTES = 512 << 20
+"""What a copy that is made to compare leaves free on the disk."""
 ROUNDING = {
     "Q2_K": 0.6, "Q3_K": 0.32, "Q4_0": 0.2, "Q4_K": 0.16, "IQ4_XS": 0.16, "IQ4_NL": 0.16, "Q5_0": 0.1, "Q5_1": 0.1,
     "Q5_K": 0.08, "Q6_K": 0.04,
@@ -131,7 +133,7 @@ def _in_float32(
     import gguf
 
     reader = gguf.GGUFReader(file)
-    needed = 4 * sum(int(tensor.n_elements) for tensor in reader.tensors) + (64 << 20)
+    needed = 4 * sum(int(tensor.n_elements) for tensor in reader.tensors) + SPARE_BYTES
     numbers = _numbers_of(reader, folder, config)
     if numbers is None or shutil.disk_usage(file.parent).free < needed:
         return None
@@ -145,6 +147,8 @@ def _in_float32(
             llama_cpp.widen(file, wide)
             _, theirs = llama_cpp.answers(wide, [], model.inputs)
         except WorkbenchError as problem:
+            if shutil.disk_usage(file.parent).free < SPARE_BYTES // 2:
+                return None  # something else filled the disk meanwhile
             raise parity.differs("llama.cpp", f"its numbers cannot be read ({problem.message})") from problem
     return [each[0] for each in ours], theirs
 

@@ -320,15 +320,18 @@ class CheckpointWriter:
 
     def _prune(self, final: Path, best: int | None) -> None:
         """Takes away checkpoints that are too many. That one stays which should go ends no run: `final` is whole."""
+        before = list(checkpoint.newest_first(self._trainer.run))
         try:
-            for gone in checkpoint.prune(self._trainer.run, self._trainer.keep, best):
-                self._say(checkpoint.step_of(gone) or 0, "deleted")
+            checkpoint.prune(self._trainer.run, self._trainer.keep, best)
         except (OSError, UnsafeRunFile) as problem:
             reason = visible(
                 problem.message if isinstance(problem, UnsafeRunFile) else problem.strerror or str(problem)
             )
             message = f"{final.name} is saved; older checkpoints could not be deleted: {reason}"
             self._warn("run.save_total_limit", "prune", message)
+        for path in before:
+            if not path.exists():
+                self._say(checkpoint.step_of(path) or 0, "deleted")
 
     def _non_finite_weight(self) -> str | None:
         """The first trained weight that a checkpoint of now would hold and that is not finite; the same on all ranks."""

@@ -205,7 +205,8 @@ class Watching(TrainerCallback):
     def on_prediction_step(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         # Answered now: an evaluation may take longer than the supervisor waits for an answer.
         for request in self.controls.pending() if self.controls is not None else ():
-            self._answer(request, "accepted", f"this evaluation ends first; then it {_PROMISES[request.do]}")
+            promise = _PROMISES[request.do].replace("this step", "that step").replace("this epoch", "that step's epoch")
+            self._answer(request, "accepted", f"this evaluation ends first, then a step is made: it {promise}")
             self._early.append(request)
 
     def on_save(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:

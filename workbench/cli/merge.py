@@ -19,7 +19,13 @@ from workbench.cli.taking_along import absolute, followed, part_line
 @click.option(
     "--checkpoint", "step", type=int, metavar="N", help="The checkpoint of step N; else the newest whole one."
 )
-@click.option("-o", "--output", "output", type=click.Path(path_type=Path), help="The new folder; else RUN-merged here.")
+@click.option(
+    "-o",
+    "--output",
+    "output",
+    type=click.Path(path_type=Path),
+    help="The new folder; else RUN-merged or RUN-packed here.",
+)
 @click.option(
     "--packed", is_flag=True, help="Into a base's own packed format (FP8, MXFP4, NVFP4, GPTQ, AWQ), rounded anew."
 )

@@ -37,7 +37,8 @@ def requantized(entries: Entries, name: str, weight: torch.Tensor) -> dict[str, 
         return {"qweight": words, "scales": scales.T.contiguous()}
     held, old = entries.maybe(name, "weight_packed"), entries.read(name, "weight_scale")
     bits, whole = (8, False) if held is None else bits_and_whole(held.shape[1], columns, bits_of(entries.note))
-    codes, scales = _nearest_codes(weight, parts, bits, keep=old.numel() == 1)
+    within = bits if held is not None else _bits_said(entries.read(name, "weight"), bits_of(entries.note))
+    codes, scales = _nearest_codes(weight, parts, bits, within=within, keep=old.numel() == 1)
     own = {} if old.numel() == 1 else {"weight_scale": scales.reshape(old.shape)}
     return own | (
         {"weight": (codes ^ 128).view(torch.int8)}
@@ -46,12 +47,22 @@ def requantized(entries: Entries, name: str, weight: torch.Tensor) -> dict[str, 
     )
 
 
+def _bits_said(numbers: torch.Tensor, said: tuple[int, ...]) -> int:
+    """Of the bits that a note tells of the fewest that say these integers of a byte each."""
+    reach = max(int(numbers.max()) + 1, -int(numbers.min()))
+    return next((bits for bits in sorted(said) if reach <= 1 << (bits - 1)), 8)
+
+
 def _nearest_codes(
-    weight: torch.Tensor, parts: Parts, bits: int, *, keep: bool = False
+    weight: torch.Tensor, parts: Parts, bits: int, *, within: int | None = None, keep: bool = False
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Codes [rows, columns] and scales [rows, groups], the latter as they are where they are to be kept."""
+    """Codes [rows, columns] and scales [rows, groups], the latter as they are where they are to be kept. Codes of `bits` may be
+    held to fewer `within`, around the middle."""
     columns = weight.shape[1]
-    most, half = (1 << bits) - 1, 1 << (groups.BITS[parts.kind] - 1)
+    half = 1 << (groups.BITS[parts.kind] - 1)
+    least, most = 0, (1 << bits) - 1
+    if within is not None and within < bits:
+        least, most = half - (1 << (within - 1)), half + (1 << (within - 1)) - 1
     of_column = parts.of_column
     if of_column is None:
         of_column = torch.arange(columns) // parts.group if parts.scales.shape[1] > 1 else torch.zeros(columns)
@@ -61,12 +72,12 @@ def _nearest_codes(
 
     def rounded(scales: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         step = scales.float().index_select(1, of_column)
-        codes = (torch.where(step != 0, weight / step, 0.0) + zero).round().clamp(0, most)
+        codes = (torch.where(step != 0, weight / step, 0.0) + zero).round().clamp(least, most)
         return codes, torch.zeros_like(zeros).index_add_(1, of_column, ((codes - zero) * step - weight).square())
 
     codes, error = rounded(parts.scales)
     if not keep:
-        reach = torch.maximum(weight / (most - zero).clamp(min=0.5), -weight / zero.clamp(min=0.5))
+        reach = torch.maximum(weight / (most - zero).clamp(min=0.5), -weight / (zero - least).clamp(min=0.5))
         wanted = torch.zeros_like(zeros).index_reduce_(1, of_column, reach, "amax").to(parts.scales.dtype)
         others, less = rounded(wanted)
         better = (less < error) & wanted.isfinite()
@@ -127,7 +138,7 @@ def nearest_fp8(
     padded = F.pad(weight, (0, -columns % wide, 0, -rows % high))
     blocks = padded.unflatten(1, (-1, wide)).unflatten(0, (-1, high))
     fresh = blocks.abs().amax((1, 3)) / largest
-    if bool((torch.frexp(known).mantissa == 0.5).all()):  # powers of two, as some kernels want them
+    if bool(((torch.frexp(known).mantissa == 0.5) | (known == 0)).all()):  # powers of two, as some kernels want them
         fresh = fresh.log2().ceil().exp2()
     tried = []
     for each in (known, fresh.to(scale.dtype).float()):

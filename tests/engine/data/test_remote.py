@@ -149,9 +149,23 @@ class _Answer(Exception):
         self.status = status
 
 
+class _Dropped(Exception):
+    """As aiohttp tells of a connection that ended before its answer: without a status."""
+
+    __module__ = "aiohttp.client_exceptions"
+
+
+class RepositoryNotFoundError(OSError):
+    """As the hub's client tells of a repository that is not there, or not shown to strangers."""
+
+    response = SimpleNamespace(status_code=401)
+
+
 @pytest.mark.parametrize(
     ("cause", "said"),
     [
+        (_Dropped("Server disconnected"), "cannot be fetched (Server disconnected)"),
+        (RepositoryNotFoundError("401 Client Error"), "there is no such object"),
         (_Answer(404), "there is no such object"),
         (_Answer(403), "may not be read (403, message='as the server says')"),
         (_Answer(503), "cannot be fetched (503, message='as the server says')"),

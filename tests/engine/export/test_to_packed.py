@@ -38,6 +38,7 @@ KINDS: dict[str, tuple[str, dict[str, Any], float]] = {
     "packed": ("packed", {"symmetric": False}, 0.2),
     "packed-3-whole": ("packed", {"bits": 3, "symmetric": False, "whole": True}, 0.4),
     "eights": ("eights", {"group": None}, 0.06),
+    "eights-of-4": ("eights", {"group": None, "bits": 4}, 0.4),
     "mxfp4": ("floats", {"group": 32}, 0.2),
     "nvfp4": ("floats", {"group": 16}, 0.2),
     "modelopt": ("modelopt", {"group": 16}, 0.2),
@@ -60,7 +61,8 @@ def raw(value: torch.Tensor) -> torch.Tensor:
 def test_an_adapter_is_rounded_onto_the_grid_of_the_base(make_run: Make, tmp_path: Path, form: str) -> None:
     kind, told, most = KINDS[form]
     run = make_run("llama", adapter=DENSE, dtype=torch.bfloat16)
-    packed_base(run, tmp_path, kind, **{"group": 32, **told} if told.get("group", 0) is not None else {})
+    told = {"group": 32, **told}
+    packed_base(run, tmp_path, kind, **{name: value for name, value in told.items() if value is not None})
     base, out = tmp_path / "base", tmp_path / "out"
     parity = exported(run, out, "packed")["parity"]
     before, after = load_file(base / "model.safetensors"), load_file(out / "model.safetensors")
@@ -76,6 +78,10 @@ def test_an_adapter_is_rounded_onto_the_grid_of_the_base(make_run: Make, tmp_pat
         "weight_scale",
     }
     assert {name.split(".")[-2] for name in moved} == {"o_proj", "down_proj"}
+    if form == "eights-of-4":
+        assert all(
+            -8 <= int(after[name].min()) <= int(after[name].max()) <= 7 for name in moved if name.endswith("weight")
+        )
     assert json.loads((out / "config.json").read_text()) == json.loads((base / "config.json").read_text())
     assert parity["weights"] == 4
     assert [each["kind"] for each in parity["requantized"]] == ["down_proj", "o_proj"]

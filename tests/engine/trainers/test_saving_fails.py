@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+import shutil
 from types import SimpleNamespace
 
 import pytest
@@ -76,8 +77,15 @@ def test_an_old_checkpoint_that_cannot_be_deleted_ends_no_run_whose_new_one_is_w
     def busy(path):
         raise OSError(errno.EBUSY, os.strerror(errno.EBUSY), str(path))
 
-    monkeypatch.setattr(checkpoint, "prune", lambda run, *_: busy(run.checkpoints / "checkpoint-2"))
+    def prune(run, *_):
+        if (run.checkpoints / "checkpoint-4").exists():
+            shutil.rmtree(run.checkpoints / "checkpoint-2")  # one went before the next one could not
+        busy(run.checkpoints / "checkpoint-2")
+
+    monkeypatch.setattr(checkpoint, "prune", prune)
     run = train({"data.train": [{"path": source(CONVERSATIONS)}], "optim.max_steps": 4, "run.save_steps": 2})
+    gone = [each["step"] for each in lines(run, "checkpoint") if each["state"] == "deleted"]
+    assert gone == [2]
     assert checkpoint.is_valid(run.checkpoints / "checkpoint-4", hashes=True)
     told = [each for each in lines(run, "finding") if each["rule"] == "prune"]
     assert [each["message"] for each in told] == [

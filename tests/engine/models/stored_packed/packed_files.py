@@ -137,9 +137,11 @@ def packed_integers(weight, *, bits=4, group=32, symmetric=True, ordered=False, 
     return found, out
 
 
-def eight_bit_integers(weight):
-    scale = (weight.abs().amax(1, keepdim=True) / 127).bfloat16()
-    numbers = (weight / scale.float()).round().clamp(-128, 127)
+def eight_bit_integers(weight, bits=8):
+    """Integers of a byte each; of fewer bits where so few are said."""
+    most = (1 << (bits - 1)) - 1
+    scale = (weight.abs().amax(1, keepdim=True) / most).bfloat16()
+    numbers = (weight / scale.float()).round().clamp(-most - 1, most)
     return {"weight": numbers.to(torch.int8), "weight_scale": scale}, numbers * scale.float()
 
 
@@ -189,7 +191,7 @@ def note_of(kind, **told):
     }  # fmt: skip
     form = "pack-quantized"
     if kind == "eights":
-        weights |= {"num_bits": 8, "strategy": "channel", "group_size": None}
+        weights |= {"num_bits": told.get("bits", 8), "strategy": "channel", "group_size": None}
         form = "int-quantized"
     if kind == "floats":
         weights |= {"type": "float", "strategy": "tensor_group" if group == 16 else "group", "group_size": group}
