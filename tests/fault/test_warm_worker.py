@@ -61,7 +61,10 @@ def until(condition: Callable[[], object], seconds: float = 120) -> float:
 
 
 def alive(pid: int) -> bool:
-    return os.path.isdir(f"/proc/{pid}") and "Z" not in Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2][:3]
+    try:
+        return "Z" not in Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2][:3]
+    except (FileNotFoundError, ProcessLookupError):  # it may go while its file is read
+        return False
 
 
 def kinds(run: RunFolder) -> list[str]:
