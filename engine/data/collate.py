@@ -30,13 +30,12 @@ class LanguageCollator:
     """`input_ids`, `labels` and `attention_mask`, or `position_ids` in its place for packs of separate documents."""
 
     pad_token_id: int
-    pad_to_multiple_of: int | None = None
     images: ImageBatch | None = None
 
     def __call__(self, rows: Rows) -> dict[str, torch.Tensor]:
         ids = [list(row["input_ids"]) for row in rows]
         labels = [list(row["labels"]) for row in rows]
-        width = self._width(ids)
+        width = max(map(len, ids))
         batch: dict[str, Any] = {"input_ids": _padded(ids, self.pad_token_id, width)}
         if any(row.get("seq_lengths") for row in rows):
             lengths = [_documents(row, width) for row in rows]
@@ -51,22 +50,17 @@ class LanguageCollator:
             batch |= self.images([row.get("images") or [] for row in rows], batch["input_ids"])
         return batch
 
-    def _width(self, ids: list[list[int]]) -> int:
-        width, step = max(map(len, ids)), self.pad_to_multiple_of or 1
-        return -(-width // step) * step
-
 
 @dataclass
 class PreferenceCollator:
     """Chosen rows above, rejected rows below, each with its prompt; `completion_mask` is 1 on the answers."""
 
     pad_token_id: int
-    pad_to_multiple_of: int | None = None
     images: ImageBatch | None = None
 
     def __call__(self, rows: Rows) -> dict[str, torch.Tensor]:
         answers = [row[part] for part in ("chosen_ids", "rejected_ids") for row in rows]
-        batch = answered([row["prompt_ids"] for row in rows] * 2, answers, self.pad_token_id, self.pad_to_multiple_of)
+        batch = answered([row["prompt_ids"] for row in rows] * 2, answers, self.pad_token_id)
         if self.images is not None:
             batch |= self.images([row.get("images") or [] for row in rows] * 2, batch["input_ids"])
         for name in ("ref_chosen_logps", "ref_rejected_logps"):
@@ -83,30 +77,26 @@ class RatedCollator:
 
     pad_token_id: int
     mismatched: bool = True
-    pad_to_multiple_of: int | None = None
     images: ImageBatch | None = None
 
     def __call__(self, rows: Rows) -> dict[str, torch.Tensor]:
         prompts, answers = [row["prompt_ids"] for row in rows], [row["completion_ids"] for row in rows]
-        batch = answered(prompts, answers, self.pad_token_id, self.pad_to_multiple_of)
+        batch = answered(prompts, answers, self.pad_token_id)
         if self.images is not None:
             batch |= self.images([row.get("images") or [] for row in rows], batch["input_ids"])
         if self.mismatched:
-            others = answered(prompts, [answers[-1], *answers[:-1]], self.pad_token_id, self.pad_to_multiple_of)
+            others = answered(prompts, [answers[-1], *answers[:-1]], self.pad_token_id)
             if self.images is not None:
                 others |= self.images.kinds(others["input_ids"])
             batch |= {f"KL_{name}": values for name, values in others.items()}
         return batch | {"label": torch.tensor([bool(row["label"]) for row in rows])}
 
 
-def answered(
-    prompts: list[list[int]], answers: list[list[int]], pad: int, multiple: int | None
-) -> dict[str, torch.Tensor]:
+def answered(prompts: list[list[int]], answers: list[list[int]], pad: int) -> dict[str, torch.Tensor]:
     """`input_ids`, `attention_mask` and `completion_mask` of prompts with answers, padded on the right."""
     ids = [[*prompt, *answer] for prompt, answer in zip(prompts, answers, strict=True)]
     masks = [[0] * len(prompt) + [1] * len(answer) for prompt, answer in zip(prompts, answers, strict=True)]
-    step = multiple or 1
-    width = -(-max(map(len, ids)) // step) * step
+    width = max(map(len, ids))
     return {
         "input_ids": _padded(ids, pad, width),
         "attention_mask": _padded([[1] * len(row) for row in ids], 0, width),

@@ -57,7 +57,7 @@ class Section:
     entries: tuple[Entry, ...]
 
 
-GUIDED = Entry("begin", "guide", "Guided first run", detail="A model learns a few rows by heart, also yours; 5 minutes")
+GUIDED = Entry("begin", "guide", "Guided first run", detail="The ideas on a few rows, also yours; 5 minutes")
 BEGIN: tuple[Entry, ...] = (
     GUIDED,
     Entry("begin", "demo", "The demo", detail="A tiny model learns dates here; nothing is downloaded"),
