@@ -23,6 +23,7 @@ from engine.export.merge import DTYPES, merge
 from engine.export.places import Source
 from engine.export.shards import compare, take_weights
 from engine.export.stored import wide_weights
+from engine.facts.stored import NOTE_FILES
 from engine.hub import COMMITS, commit_of, reaching_hub
 from engine.models.load import UNREADABLE, load_processing_class, model_folder, wanted_revision
 from engine.run import inside
@@ -241,7 +242,7 @@ def write_packed(model: Model, into: Path, report: Report) -> parity.Parity:
     into.mkdir()
     made = to_packed.write(model.config, model.base, model.source.checkpoint, into, report)
     _write_config(model, into, packed=True)
-    _copy(model.base, into, to_packed.NOTES)
+    _copy(model.base, into, NOTE_FILES)
     _copy(model.source.checkpoint, into, TOKENIZER)
     _write_generation(model, into)
     report("Opening it again", 0, 1)

@@ -94,7 +94,7 @@ def wide_header(file: Path, every: Mapping[str, model_files.Tensor]) -> dict[str
 
 
 def packed_in(folder: Path) -> Entries | None:
-    """What GPTQ, AWQ or compressed-tensors packed in a folder's files; None where config.json says nothing of them."""
+    """What GPTQ, AWQ, compressed-tensors or Model Optimizer packed in a folder's files; None where no note says so."""
     path = folder / "config.json"
     return _entries(folder, path.stat().st_mtime_ns) if path.is_file() else None
 

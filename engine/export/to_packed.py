@@ -40,8 +40,6 @@ from engine.models.stored_packed.entries import Entries, OpenFiles
 from engine.models.stored_packed.requantize import nearest_fp8, nearest_mxfp4, requantized
 
 Report = Callable[[str, int, int], None]
-NOTES = "quantize_config.json", "quant_config.json", "hf_quant_config.json"
-"""Files of their own in which older tools wrote how weights are quantized."""
 
 
 @dataclass

@@ -23,7 +23,7 @@ _ROUNDED = "int-quantized", "pack-quantized", "nvfp4-pack-quantized", "mxfp4-pac
 _WORDS = "qweight", "weight_packed"
 
 
-_OWN_FILES = "quantize_config.json", "quant_config.json", "hf_quant_config.json"
+NOTE_FILES = "quantize_config.json", "quant_config.json", "hf_quant_config.json"
 """Where AutoGPTQ, AutoAWQ and Model Optimizer wrote their notes before config.json had them."""
 
 
@@ -35,7 +35,7 @@ def with_note(folder: Path, config: Mapping[str, Any]) -> Mapping[str, Any]:
     if config.get("quantization_config") is not None:
         return config
     with contextlib.suppress(ModelError):
-        file = next((folder / name for name in _OWN_FILES if (folder / name).is_file()), None)
+        file = next((folder / name for name in NOTE_FILES if (folder / name).is_file()), None)
         note = None if file is None else _note_of(file.name, read_json(file))
         if note is not None and any(name.endswith((".qweight", ".weight_scale")) for name in stored_weights(folder)):
             return {**config, "quantization_config": note}
@@ -46,9 +46,9 @@ def _note_of(name: str, told: Any) -> dict[str, Any] | None:
     """What a tool's own file says, in the words of config.json."""
     if not isinstance(told, Mapping):
         return None
-    if name == _OWN_FILES[0]:
+    if name == NOTE_FILES[0]:
         return {"quant_method": "gptq", **told}
-    if name == _OWN_FILES[1]:
+    if name == NOTE_FILES[1]:
         more = {new: told[old] for new, old in (("bits", "w_bit"), ("group_size", "q_group_size")) if old in told}
         return {"quant_method": "awq", **told, **more}
     inner = told.get("quantization")

@@ -69,7 +69,10 @@ def _told_apart(file: Path, words: Sequence[str]) -> tuple[list[Path], tuple[str
         if "=" in word:
             continue
         if not Path(word).exists():
-            raise UsageError(f"{visible(word)}: must be a config file, or KEY=VALUE.")
+            raise UsageError(
+                f"{visible(word)}: must be a config file, or KEY=VALUE; got nothing there.",
+                "Leave it out, or mend the name.",
+            )
         files.append(Path(word))
     return files, tuple(word for word in words if "=" in word)
 
