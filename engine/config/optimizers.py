@@ -67,7 +67,7 @@ class Kind:
 
 _ADEMAMIX = {
     "alpha": Own(5.0, 0.0, 100.0, "the weight of its slow memory"),
-    "beta3": Own(0.9999, 0.0, 1.0, "how long that memory lasts"),
+    "beta3": Own(0.9999, 0.0, 0.999999, "how long that memory lasts"),
     "t_alpha": Own(None, 1, 10**9, "steps over which alpha reaches its value"),
     "t_beta3": Own(None, 1, 10**9, "steps over which beta3 reaches its value"),
 }
