@@ -85,10 +85,23 @@ FAMILIES: dict[str, tuple[str, str, dict[str, Any]]] = {
 BEFORE, OTHER, OURS, BEHIND = [5, 6, 7, 8, 9], [15, 16, 17, 18, 19], [21, 22, 23, 24], [31, 32, 33]
 
 
-def made(family: str) -> Any:
+WIDER: dict[str, Any] = {
+    "hidden_size": 128, "head_dim": 32, "linear_key_head_dim": 32, "linear_value_head_dim": 32, "linear_head_dim": 32,
+    "mamba_d_head": 32, "mamba_d_state": 16, "state_size": 16, "ssm_state_size": 16, "mamba_head_dim": 32, "mamba_headdim": 32,
+    "mamba_d_ssm": 128, "lru_width": 128,
+}  # fmt: skip
+"""What the kernels of fla and mamba_ssm take at the least, for each setting that a family has."""
+
+
+def made(family: str, *, wide: bool = False) -> Any:
     torch.manual_seed(0)
     name, kind, more = FAMILIES[family]
-    return getattr(transformers, name)(getattr(transformers, kind)(**{**BASE, **more})).train()
+    settings = {**BASE, **more}
+    if wide:
+        settings |= {key: value for key, value in WIDER.items() if key in settings}
+        if family == "mamba2":
+            settings["head_dim"] = 32
+    return getattr(transformers, name)(getattr(transformers, kind)(**settings)).train()
 
 
 def batch(*packs: list[list[int]]) -> dict[str, torch.Tensor]:
@@ -130,6 +143,31 @@ def test_what_is_learned_of_a_document_does_not_depend_on_its_neighbours(family:
     after = gradients(model, packs)
     assert all(torch.equal(after[name], each) for name, each in leaked.items())
     assert max(float((leaked[name] - each).abs().max()) for name, each in alone.items()) > 100 * worst
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
+@pytest.mark.parametrize("family", sorted(STATES_SERVED))
+def test_packs_are_kept_apart_by_the_kernels_of_a_card(family: str) -> None:
+    """Those of fla, causal_conv1d and mamba_ssm where they are installed, which transformers takes by itself; torch's else."""
+    model = made(family, wide=True).cuda()
+    packs = batch([BEFORE, OURS, BEHIND], [BEHIND, BEFORE])
+    changed = batch([OTHER, OURS, BEHIND], [BEHIND, BEFORE])
+    lone = {"input_ids": torch.tensor([OURS]), "labels": torch.tensor([OURS])}
+    on_card = [{name: each.cuda() for name, each in given.items()} for given in (lone, packs, changed)]
+    alone, leaked = gradients(model, on_card[0]), gradients(model, on_card[1])
+    applied = attention_backend.prepare(config(), Built(model))
+    assert applied is not None
+    found, other = gradients(model, on_card[1]), gradients(model, on_card[2])
+    size = max(float(each.abs().max()) for each in alone.values())
+    worst, between, apart = (
+        max(float((one[name] - two[name]).abs().max()) for name in alone) / size
+        for one, two in ((found, alone), (found, other), (leaked, alone))
+    )
+    print(f"{family}: alone {worst:.1e}, other neighbours {between:.1e}, leaking {apart:.1e}")
+    assert worst < 5e-3  # products of the kernels round to TF32
+    assert between < 1e-4
+    assert apart > 10 * between
 
 
 def test_every_family_that_is_served_is_tried() -> None:
