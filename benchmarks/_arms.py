@@ -210,6 +210,7 @@ ARMS: dict[str, dict[str, Any]] = {
         "kernels.fused_experts": True,
         "memory.layer_offloading": True,
     },
+    "packed rows, compiled": {"data.packing": True, "kernels.torch_compile": True, "kernels.fused_experts": True},
     "offloaded": {"memory.activation_offloading": "cpu"},
     "on disk": {"memory.activation_offloading": "disk"},
 }
@@ -357,8 +358,16 @@ class Builder:
             model.tie_weights()
         return model
 
+    def config(self, name: str) -> Any:
+        """The arm's settings."""
+        return settings(self.options, self.method, ARMS[name], self.folder)
+
+    def packed(self, name: str) -> str:
+        """What the arm's base is packed in; empty for 16 bits."""
+        return packed_in(self.options.shape, name)
+
     def arm(self, name: str) -> Arm:
-        config = settings(self.options, self.method, ARMS[name], self.folder)
+        config = self.config(name)
         place = Path(tempfile.mkdtemp(dir=self.folder.parent))
         if name in PEERS:
             # Liger's kernels replace names in transformers' module of the model, as late as training begins; the arms after
@@ -372,7 +381,7 @@ class Builder:
                     else ""
                 )
                 return Arm(name, trainer, lambda: None, told, self.options.window, patched)
-        packed = packed_in(self.options.shape, name)
+        packed = self.packed(name)
         model = self.base(packed, on_host=bool(ARMS[name].get("memory.layer_offloading")))
         if in_fp8(name):
             compute_in_fp8(model, least=0 if self.options.shape == "tiny" else None)
