@@ -117,6 +117,12 @@ ARMS: dict[str, dict[str, Any]] = {
         "memory.gradient_checkpointing": False,
         "kernels.torch_compile_options": {"triton.cudagraphs": True},
     },
+    "cut, compiled, stack": {**ON, "kernels.torch_compile_options": {"stack_cudagraph": True}},
+    "cut, compiled, none, stack": {
+        **ON,
+        "memory.gradient_checkpointing": False,
+        "kernels.torch_compile_options": {"stack_cudagraph": True},
+    },
     "cut, all auto": {
         "kernels.use_cut_ce": True,
         "kernels.torch_compile": "auto",

@@ -89,6 +89,7 @@ PARTS = (
     methods("restless-0.6b", 180, 60, "0.6b", ("simpo", "prm", "pretrain"), "plain", "ours"),
     methods("samples-0.6b", 150, 30, "0.6b", SAMPLED, "plain", "ours"),
     methods("samples-8b", 180, 25, "8b", SAMPLED, "plain", "ours"),
+    bench("recorded", 90, "gpu_stack_graph"),
     bench("packed", 60, "packed_attention"),
     bench("layers", 215, "layer_offload", "--seconds", "200"),
     bench("whole-0.6b", 105, "whole_step", "step_06b_full", "--seconds", "75"),

@@ -10,6 +10,8 @@ COMPILE_OPTIONS = (
     "triton.cudagraphs",
 )  # fmt: skip
 """The keys of torch._inductor.config that `torch_compile_options` may carry."""
+STACK_GRAPH = "stack_cudagraph"
+"""The one key beside them, which torch's compiler does not see: all layers recorded as one CUDA graph each way."""
 NORM_ROPE_MODELS = (
     "qwen3", "qwen3_moe", "qwen3_vl_text", "qwen3_vl_moe_text", "qwen3_5_text", "qwen3_5_moe_text", "gemma3_text",
     "gemma4_text", "gemma4_unified_text",
@@ -85,4 +87,6 @@ class Kernels(Section):
 
     torch_compile_options: Annotated[dict[str, Any], Title("Compile options"), Control("mapping"), Expert] = {}
     """Settings of torch's compiler, each true or false, by their names in `torch._inductor.config`. They are in force while
-    the layers are compiled and nowhere else."""
+    the layers are compiled and nowhere else. `stack_cudagraph` records all layers of a model as one CUDA graph forward
+    and one backward, which are played for batches of the shape that was recorded: for small models whose steps wait for the
+    host. Activations keep their memory between steps then, and gradients lie beside them."""

@@ -38,6 +38,8 @@ class Layers:
     """Bytes that wait to be moved, in place of all that is kept."""
     kept: float = 1.0
     """The share of it that is kept."""
+    own_pool: bool = False
+    """Whether what they keep lies in memory that nothing else may use, gradients of their own among it."""
     again: int | None = None
     """Numbers that a layer keeps of a token where all else is computed again; None where nothing is."""
 

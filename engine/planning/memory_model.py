@@ -106,7 +106,8 @@ def memory(config: RunConfig, facts: Facts, checkpointing: bool | str) -> dict[s
     )
     scores = cut_cross_entropy.head_bytes(cut_cross_entropy.path_of(config), scored)
     # The head is done before the first layer is differentiated: the larger of the two makes the peak.
-    activations = kept + max(0.0, layer - scores) + packed_experts.buffer_bytes(config, facts, layers.size)
+    activations = kept + max(0.0, layer - (0.0 if layers.own_pool else scores))
+    activations += packed_experts.buffer_bytes(config, facts, layers.size)
     # With fsdp2 a device holds its share of them all, and of two layers, the embeddings and the head the whole.
     devices = shard_count(config, facts)
     together = _put_together(config, layers, weights, experts) if devices > 1 else 0.0
@@ -116,12 +117,10 @@ def memory(config: RunConfig, facts: Facts, checkpointing: bool | str) -> dict[s
     # While answers are sampled every layer stays together.
     sampled = max(0.0, weights * (1 - here) - together) if devices > 1 else 0.0
     weights, trained_bytes = weights * here + together, trained_bytes * here
-    # Gradients take the room that activations leave, unless they are kept from one batch to the next.
-    stay = config.optim.gradient_accumulation_steps > 1
     classes = {
         "weights": weights,
         "adapter": 0.0 if config.adapter.kind == "none" else trained_bytes,
-        "gradients": trained_bytes if stay else max(0.0, trained_bytes - activations - scores),
+        "gradients": _gradients(config, layers, trained_bytes, activations, scores),
         "optimizer": state_bytes(config, counts) * here * held,
         "activations": activations,
         "images": _images(config, facts, model, tokens // max(1, length), checkpointing),
@@ -136,6 +135,16 @@ def memory(config: RunConfig, facts: Facts, checkpointing: bool | str) -> dict[s
         classes["kept images"] = kept_images(config, facts)
     overhead = FRAGMENTS * sum(classes.values()) + (CUDA_CONTEXT if on_gpu else CPU_PROCESS)
     return {name: int(size) for name, size in {**classes, "overhead": overhead}.items() if size}
+
+
+def _gradients(config: RunConfig, layers: Layers, trained: float, activations: float, scores: float) -> float:
+    """What gradients take beside the rest: they lie in the room that activations leave, unless they are kept from one batch to
+    the next, or that room is the layers' own; then they are copied out of it."""
+    if layers.own_pool:
+        return trained + max(0.0, trained - activations)
+    if config.optim.gradient_accumulation_steps > 1:
+        return trained
+    return max(0.0, trained - activations - scores)
 
 
 def _images(config: RunConfig, facts: Facts, model: ModelFacts, sequences: int, checkpointing: bool | str) -> float:

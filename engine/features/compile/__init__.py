@@ -14,7 +14,7 @@ from typing import Literal
 from engine import figures
 from engine.config.facts import CompilerWait, Facts, ModelFacts
 from engine.config.findings import Finding, Fix, must
-from engine.config.kernels import COMPILE_OPTIONS
+from engine.config.kernels import COMPILE_OPTIONS, STACK_GRAPH
 from engine.config.method import METHODS
 from engine.config.rule import Refused, one_of, refused, rule, take
 from engine.config.tree import RunConfig, fields
@@ -52,6 +52,7 @@ SHARED = "answers share their prompt's keys, which compiled layers do not"
 _TILES = "A tile is differentiated inside the backward pass, which torch's compiler cannot follow"
 _BY_TIMING = ("coordinate_descent_tuning", "coordinate_descent_check_all_directions", "max_autotune_gemm")
 """Options of torch's compiler that choose by timing, which it leaves out where numbers must be the same."""
+_OPTIONS = *COMPILE_OPTIONS, STACK_GRAPH
 
 
 def in_force(config: RunConfig, facts: Facts) -> bool | Literal["auto"]:
@@ -205,25 +206,27 @@ KEPT = 0.75
 
 
 def memory(config: RunConfig, facts: Facts, layers: Layers) -> Layers:
-    """Compiled layers keep less; they count as compiled where that is asked for."""
+    """Compiled layers keep less; they count as compiled where that is asked for. Recorded ones keep it in their graphs' pool."""
     on_gpu = facts.machine is None or bool(facts.machine.gpus)
-    return replace(layers, kept=KEPT) if on_gpu and config.kernels.torch_compile is True else layers
+    if not on_gpu or config.kernels.torch_compile is not True:
+        return layers
+    return replace(layers, kept=KEPT, own_pool=config.kernels.torch_compile_options.get(STACK_GRAPH) is True)
 
 
 @rule(reads=(fields.kernels.torch_compile_options,))
 def torch_compile_options_are_known(config: RunConfig, facts: Facts) -> Iterator[Finding]:
     for key in config.kernels.torch_compile_options:
-        if key not in COMPILE_OPTIONS:
+        if key not in _OPTIONS:
             path = f"{fields.kernels.torch_compile_options.path}.{key}"
-            close = nearest(str(key), COMPILE_OPTIONS)
+            close = nearest(str(key), _OPTIONS)
             todo = f"Did you mean {close}?" if close else "Remove it."
-            yield must(path, f"one of {', '.join(COMPILE_OPTIONS)}", key, todo)
+            yield must(path, f"one of {', '.join(_OPTIONS)}", key, todo)
 
 
 @rule(reads=(fields.kernels.torch_compile_options,))
 def torch_compile_options_are_switches(config: RunConfig, facts: Facts) -> Iterator[Finding]:
     for key, value in config.kernels.torch_compile_options.items():
-        if key in COMPILE_OPTIONS and not isinstance(value, bool):
+        if key in _OPTIONS and not isinstance(value, bool):
             yield must(
                 f"{fields.kernels.torch_compile_options.path}.{key}", "true or false", value, "Each option is a switch."
             )
@@ -237,6 +240,41 @@ def cuda_graphs_need_one_shape(config: RunConfig, facts: Facts) -> Iterator[Find
         todo = f"A graph is recorded for one shape, and {batches}: each new shape is recorded anew and held in memory."
         path = f"{fields.kernels.torch_compile_options.path}.triton.cudagraphs"
         yield must(path, "false unless all batches have one shape", True, todo, severity="warning")
+
+
+@rule(
+    reads=(
+        fields.kernels.torch_compile_options,
+        fields.method.kind,
+        fields.memory.layer_offloading,
+        fields.memory.activation_offloading,
+        fields.distributed.strategy,
+        fields.distributed.context_parallel_size,
+        fields.distributed.expert_parallel_size,
+        fields.adapter.lora_dropout,
+    )
+)
+def a_recorded_stack_computes_what_was_recorded(config: RunConfig, facts: Facts) -> Iterator[Finding]:
+    if config.kernels.torch_compile_options.get(STACK_GRAPH) is not True:
+        return
+    path = f"{fields.kernels.torch_compile_options.path}.{STACK_GRAPH}"
+    if (reason := _not_recorded(config, facts)) is not None:
+        yield must(path, f"false where {reason}", True, "Remove it.", fix=Fix("launch layer by layer", unset=(path,)))
+
+
+def _not_recorded(config: RunConfig, facts: Facts) -> str | None:
+    memory, distributed = config.memory, config.distributed
+    if facts.machine is not None and not facts.machine.gpus:
+        return "there is no GPU"
+    if METHODS[config.method.kind].rows == "prompts":
+        return "answers are sampled"
+    if memory.layer_offloading or memory.activation_offloading:
+        return "layers or what they keep go to the host"
+    if distributed.strategy == "fsdp2" or distributed.context_parallel_size > 1 or distributed.expert_parallel_size > 1:
+        return "layers send messages to other devices"
+    if config.adapter.kind == "lora" and config.adapter.lora_dropout:
+        return "the adapter has dropout"
+    return None
 
 
 @rule(

@@ -20,12 +20,14 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from transformers import PreTrainedModel
 from transformers.modeling_layers import GradientCheckpointingLayer
 
 from engine.compat.instances import all_of, noted, put, whole
 from engine.compat.router_outputs import call_with_router_logits, install_graph_hooks, recording
 from engine.config.files import place_of
+from engine.config.kernels import STACK_GRAPH
 from engine.config.tree import RunConfig, fields
 from engine.errors import ModelError
 from engine.facts import compiler_waits
@@ -33,7 +35,7 @@ from engine.facts.model_shape import model_facts
 from engine.features import failures
 from engine.features.applied import Applied
 from engine.features.built import Built, cards_here
-from engine.features.compile import fallback
+from engine.features.compile import fallback, stack_graph
 from engine.features.compile.fallback import FEATURE, TURN_OFF, Compiling, Switch, as_many_graphs, watch_first_step
 from engine.features.compile.gate import Gate, gated
 from engine.features.compile.grouped import group
@@ -71,6 +73,7 @@ def apply(config: RunConfig, built: Built) -> Applied | None:
     together, undo_groups = group(layers, gate)
     switch, one = Switch(asked=auto is None), OneGraph(layers)
     options = dict(config.kernels.torch_compile_options)
+    recorded = options.pop(STACK_GRAPH, False)
     if torch.are_deterministic_algorithms_enabled():
         options["deterministic"] = True  # no choice of the compiler by timing
     lean = config.memory.gradient_checkpointing in (True, "full") and part is not IN_PIECES
@@ -83,6 +86,7 @@ def apply(config: RunConfig, built: Built) -> Applied | None:
 
         options["joint_custom_pre_pass"] = Recompute4bit(products=lean)
     undo_layers = compile_layers(layers, options, switch, one_shape=config.data.packing, one=one, part=part)
+    undo_graph = _record(built, layers, part) if recorded else lambda: None
     undo_notes = one.watch_checkpoints(built.pretrained())
     words = f"; adapters' products taken together in {together} modules" if together else ""
     words += "; thin products are added inside wide ones, which saves memory" if together and lean else ""
@@ -92,9 +96,24 @@ def apply(config: RunConfig, built: Built) -> Applied | None:
     compiling = Compiling(len(layers), words, auto, shape, expected)
     undo_step = watch_first_step(built, switch, compiling)
 
-    undo = all_of([undo_gate, undo_cache, undo_checkpoints, undo_groups, undo_layers, undo_notes, undo_step])
+    undo = all_of(
+        [undo_gate, undo_cache, undo_checkpoints, undo_groups, undo_layers, undo_graph, undo_notes, undo_step]
+    )
     requested = True if auto is None else "auto"
     return Applied(FEATURE, requested, "inductor", len(layers), f"layers; {_words(config)}{words}", undo)
+
+
+def _record(built: Built, layers: list[torch.nn.Module], part: Part) -> Callable[[], None]:
+    """Has the layers recorded as CUDA graphs; returns the undo. Raises ModelError where they cannot be."""
+    reason = stack_graph.problem(layers)
+    if dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1:
+        reason = "several processes train together"
+    elif built.reference_by not in ("none", "precomputed"):
+        reason = "a reference answers by layers of its own"
+    if reason is not None:
+        raise ModelError(f"kernels.torch_compile_options.{STACK_GRAPH}: {reason}.", stack_graph.TURN_OFF)
+    device = next(weight.device for weight in layers[0].parameters())
+    return stack_graph.StackGraph(layers, stack_graph.recorder(device), built.report).put(part.attribute)
 
 
 def _one_way(built: Built, layers: list[torch.nn.Module]) -> tuple[Gate | None, str, Callable[[], None]]:

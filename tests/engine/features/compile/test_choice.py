@@ -187,3 +187,21 @@ def test_the_estimate_of_compiled_layers_is_near_what_a_card_measured(tier: bool
 def test_the_help_tells_from_when_on_auto_compiles() -> None:
     told = fields.kernels.torch_compile.help
     assert f"{EARNS} steps or more of packed rows, or {EARNS_PADDED} batches of padded ones" in " ".join(told.split())
+
+
+def test_recorded_layers_are_estimated_with_gradients_beside_a_pool_that_nothing_else_uses() -> None:
+    """They are given out of the graphs' memory: all of them beside the activations, where others lie in the room those leave."""
+    small = model_facts("Qwen/Qwen3-0.6B")
+    settings: dict[str, Any] = {
+        **GOOD, "model": {"name": "Qwen/Qwen3-0.6B"}, "adapter": {"kind": "none"},
+        "memory": {"gradient_checkpointing": False}, "kernels": {"torch_compile": True},
+    }  # fmt: skip
+    settings["optim"] = {**settings["optim"], "gradient_accumulation_steps": 1}
+    recorded = {**settings, "kernels": {"torch_compile": True, "torch_compile_options": {"stack_cudagraph": True}}}
+    facts = Facts(machine=H100, model=small)
+    launched, pooled = (memory(read(each).config, facts, False) or {} for each in (settings, recorded))
+    assert launched.get("gradients", 0) == 0
+    assert pooled["gradients"] == pytest.approx(2 * 596e6, rel=0.02)
+    short = {**recorded, "data": {"packing": True, "max_length": 256}}
+    again = memory(read(short).config, facts, "full") or {}
+    assert again["gradients"] > pooled["gradients"]  # those of the pool no longer lie where activations were

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from engine.config.facts import Facts
+from engine.hardware import Machine
 from tests.engine.rules.rule_cases.shared import (
     LORA,
     Case,
@@ -52,6 +53,21 @@ CASES: dict[str, list[Case]] = {
             "warning",
         )
         for packing in (False, True)
+    ],
+    "a-recorded-stack-computes-what-was-recorded": [
+        (
+            {"kernels.torch_compile_options": {"stack_cudagraph": True}, **changes},
+            facts,
+            "kernels.torch_compile_options.stack_cudagraph",
+            "error",
+        )
+        for changes, facts in (
+            ({}, Facts(machine=Machine())),
+            ({"method": {"kind": "grpo"}}, Facts()),
+            ({"memory.activation_offloading": "cpu"}, Facts()),
+            ({"distributed.strategy": "fsdp2"}, Facts()),
+            ({"adapter": {"kind": "lora", "lora_dropout": 0.1}}, Facts()),
+        )
     ],
     "tiles-are-not-compiled": [
         ({"memory.tiled_mlp": True, "kernels.torch_compile": True}, Facts(), "kernels.torch_compile", "error"),
