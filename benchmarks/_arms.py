@@ -110,6 +110,12 @@ ARMS: dict[str, dict[str, Any]] = {
     "cut, compiled, selective": {**ON, "memory.gradient_checkpointing": "selective"},
     "cut, compiled, auto": {**ON, "memory.gradient_checkpointing": "auto"},
     "cut, compiled, none": {**ON, "memory.gradient_checkpointing": False},
+    "cut, compiled, none, usual head": {
+        **ON,
+        "memory.gradient_checkpointing": False,
+        "kernels.cut_ce_workspace": None,
+    },
+    "cut, compiled, 35 again": {**ON, "memory.recompute_num_layers": 35},
     "cut, compiled, streamed": {**ON, "memory.layer_offloading": True},
     "cut, compiled, graphs": {**ON, "kernels.torch_compile_options": {"triton.cudagraphs": True}},
     "cut, compiled, none, graphs": {

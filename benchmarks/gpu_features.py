@@ -97,7 +97,9 @@ class Arm:
 
     def apply(self, base: Any, features: dict[str, Any]) -> None:
         built = Built(self.model)
-        on = SimpleNamespace(method=None, kernels=SimpleNamespace(use_cut_ce=True, fused_attn_kernel=True))
+        on = SimpleNamespace(
+            method=None, kernels=SimpleNamespace(use_cut_ce=True, cut_ce_workspace=None, fused_attn_kernel=True)
+        )
         tier = features.get("tier")
         if tier in ("selective", "medium"):
             use_tier(base, tier)

@@ -2,7 +2,7 @@
 
 from typing import Annotated, Any, Literal
 
-from engine.config.section import Auto, Control, Expert, Section, Source, Title
+from engine.config.section import Auto, Control, Expert, Ge, Le, Section, Source, Title, Unit
 
 COMPILE_OPTIONS = (
     "coordinate_descent_tuning", "coordinate_descent_check_all_directions", "shape_padding", "epilogue_fusion",
@@ -33,6 +33,15 @@ class Kernels(Section):
     where the head is frozen, and leave out the tokens that are not trained. Same numbers, less memory and time than the
     trainer's own blocks. Methods without a vocabulary head have nothing to save. `auto` takes it in 16 bits on cards on which
     it was measured to be the faster one (H100, H200), on others where it saves 3 % of the memory."""
+
+    cut_ce_workspace: Annotated[
+        Annotated[int, Ge(32), Le(1_048_576)] | Auto | None, Title("Scores held at once"), Unit("MiB"), Expert
+    ] = "auto"
+    """Memory in which `use_cut_ce` forms the scores of a batch. Those of a trained head that fit are kept for the backward
+    pass, others are computed again; a frozen head takes its tokens in larger parts. Sums round otherwise with another size.
+    Empty: 320 MiB on a GPU, of which less is taken where the card is nearly full, and 16 on a CPU. `auto` takes that, and for a
+    trained head on an H100 or H200 all scores of a batch, half or a quarter of them, 4 GiB at most, where the
+    estimate leaves room for them beside what is kept of layers."""
 
     fused_attn_kernel: Annotated[bool | Auto, Title("Fused norm and rotary"), Expert] = "auto"
     """Compute normalisation and rotary embedding of queries and keys in one kernel, on a GPU, for Qwen3, Qwen3-VL, Qwen3.5,

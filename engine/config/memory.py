@@ -23,6 +23,14 @@ class Memory(Section):
     products too; choosing takes the host about 5 ms a layer, so on a card they pay for large layers and for compiled
     ones, where the choice is made once. `auto` takes the cheapest that the estimate says will fit."""
 
+    recompute_num_layers: Annotated[
+        Annotated[int, Ge(1), Le(10_000)] | Auto | None, Title("Layers computed again"), Unit("layers"), Expert
+    ] = None
+    """How many layers `gradient_checkpointing` is for, counted from the first; the layers behind them keep everything. Empty:
+    all. Gradients are the same. Since the last layers are differentiated first, one of them costs no memory at the peak, each
+    further one what it keeps. `auto` leaves out as many as fill the card to 85 % by the estimate; of compiled layers none
+    where that is less than an eighth, since layers that keep everything are compiled once more."""
+
     activation_offloading: Annotated[Literal["cpu", "disk"] | None, Expert] = None
     """Move intermediate results until they are needed: `cpu` to the host's memory, beside the computation, and `disk` to a
     private file in the run folder (or below $WORKBENCH_SCRATCH, where that names a faster disk), which costs the time that

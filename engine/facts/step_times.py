@@ -81,7 +81,7 @@ def kind(row: StepTime) -> tuple[str, str, bool]:
 
 def terms(row: StepTime) -> tuple[float, float, float]:
     """Layers, operations with weights and operations of attention in one batch."""
-    again = AGAIN.get(row.again, 2.0)
+    again = _computed_again(row)
     products = (4.0 if row.weights == "lora" else 6.0) + again + row.reference
     passes = 3.0 + (again + row.reference) / 2
     attention = 2.0 * row.layers * row.width * row.length * row.tokens * passes
@@ -127,7 +127,7 @@ def asked_of(config: RunConfig, facts: Facts, tokens: float, length: float, para
         weights="lora" if config.adapter.kind == "lora" else "full",
         held=config.model.dtype if held == "none" else held,
         compiled=config.kernels.torch_compile is True,
-        again=str(config.memory.gradient_checkpointing),
+        again=_again(config),
         layers=model.layers,
         parameters=parameters,
         width=model.heads * model.head_dim,
@@ -135,6 +135,19 @@ def asked_of(config: RunConfig, facts: Facts, tokens: float, length: float, para
         length=max(1, round(length)),
         seconds=1.0,
     )
+
+
+def _again(config: RunConfig) -> str:
+    """The tier, and how many layers it is for where these are not all."""
+    tier, layers = config.memory.gradient_checkpointing, config.memory.recompute_num_layers
+    return str(tier) if layers is None or not tier else f"{tier} of {layers}"
+
+
+def _computed_again(row: StepTime) -> float:
+    """Operations a parameter and token that are computed again, over all layers."""
+    tier, _, first = row.again.partition(" of ")
+    share = min(1.0, int(first) / row.layers) if first.isdigit() else 1.0
+    return share * AGAIN.get(tier, 2.0)
 
 
 def _times(left: float, right: float) -> float:

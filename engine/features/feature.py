@@ -42,6 +42,8 @@ class Layers:
     """Whether what they keep lies in memory that nothing else may use, gradients of their own among it."""
     again: int | None = None
     """Numbers that a layer keeps of a token where all else is computed again; None where nothing is."""
+    left_out: int = 0
+    """The layers, the last ones, of which nothing is computed again though something is of others."""
 
 
 TIMED = "chosen by timing before the first step"

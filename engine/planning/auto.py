@@ -91,6 +91,60 @@ def _gradient_checkpointing(config: RunConfig, facts: Facts) -> tuple[Any, str]:
     return True, without
 
 
+FILLED = 0.85
+"""Share of a card up to which layers are spared being computed again: where the estimate errs, a step must still fit."""
+WORTH_COMPILING = 1 / 8
+"""Share of the layers that must be spared where they are compiled, since those that keep everything are a graph of their own."""
+
+
+def _recompute_num_layers(config: RunConfig, facts: Facts) -> tuple[Any, str]:
+    tier = config.memory.gradient_checkpointing
+    tier = _gradient_checkpointing(config, facts)[0] if tier == "auto" else tier
+    model, room = counts.known_model(config, facts), memory_model.device_bytes(config, facts)
+    if not tier:
+        return None, "no layer is computed again"
+    if model is None or not model.layers or room is None:
+        return None, f"all, as {'the machine' if room is None else 'the model'} is not known yet"
+    compiled = compile.in_force(config, facts)
+    cut = cut_cross_entropy.chosen(config, facts)[0] if config.kernels.use_cut_ce == "auto" else None
+    taken = {"torch_compile": compiled} | ({} if cut is None else {"use_cut_ce": cut})
+    config = config.model_copy(update={"kernels": config.kernels.model_copy(update=taken)})
+    for again in range(1, model.layers):
+        memory = config.memory.model_copy(update={"recompute_num_layers": again})
+        need = sum((memory_model.memory(config.model_copy(update={"memory": memory}), facts, tier) or {}).values())
+        if need <= FILLED * room:
+            break
+    else:
+        return None, "all: the card has no room for what more of them would keep"
+    spared = model.layers - again
+    if compiled and spared < WORTH_COMPILING * model.layers:
+        return None, f"all: there is room to spare {spared}, which compiling layers twice would not earn"
+    return again, f"{spared} of {model.layers} layers keep everything: {figures.size(need)} of {figures.size(room)}"
+
+
+def _cut_ce_workspace(config: RunConfig, facts: Facts) -> tuple[Any, str]:
+    """The largest of the head's sizes that fits beside what the chosen tier keeps: computing layers again costs more than the
+    head's scores do."""
+    taken = {"use_cut_ce": cut_cross_entropy.chosen(config, facts)[0]} if config.kernels.use_cut_ce == "auto" else {}
+    if config.kernels.torch_compile == "auto":
+        taken["torch_compile"] = compile.in_force(config, facts)
+    again = config.memory.gradient_checkpointing
+    again = _gradient_checkpointing(config, facts)[0] if again == "auto" else again
+    if config.memory.recompute_num_layers == "auto":
+        layers = _recompute_num_layers(config, facts)[0]
+        memory = config.memory.model_copy(update={"recompute_num_layers": layers})
+        config = config.model_copy(update={"memory": memory})
+    kernels = config.kernels.model_copy(update=taken)
+    sizes, why = cut_cross_entropy.room_sizes(config.model_copy(update={"kernels": kernels}), facts)
+    room = memory_model.device_bytes(config, facts)
+    for size in sizes:
+        held = config.model_copy(update={"kernels": kernels.model_copy(update={"cut_ce_workspace": size})})
+        need = sum((memory_model.memory(held, facts, again) or {}).values())
+        if room and 0 < need <= FIT * room:
+            return size, f"{why}; with {size:,} MiB of them {figures.size(need)} fit into {figures.size(room)}"
+    return None, f"the usual size: {why}{', for which the card has no room' if sizes else ''}"
+
+
 def recomputed_within(room: int, config: RunConfig, facts: Facts) -> tuple[Any, str]:
     """What `memory.gradient_checkpointing: auto` becomes where so many bytes of each card are free."""
     if facts.machine is None:
@@ -162,12 +216,14 @@ def _reads_images(config: RunConfig, facts: Facts) -> bool:
 
 _CHOSEN: dict[FieldSpec, Resolve] = {
     **{feature.SETTING: feature.chosen for feature in FEATURES if feature.SETTING and hasattr(feature, "chosen")},
+    fields.kernels.cut_ce_workspace: _cut_ce_workspace,
     fields.data.image_backend: _image_backend,
     fields.data.dataloader_num_workers: _loader_processes,
     fields.method.reference: _reference,
     fields.optim.learning_rate: _learning_rate,
     fields.optim.tf32: _tf32,
     fields.memory.gradient_checkpointing: _gradient_checkpointing,
+    fields.memory.recompute_num_layers: _recompute_num_layers,
     fields.distributed.strategy: sharding.chosen,
     fields.run.devices: _devices,
     fields.run.eval_steps: _evaluations,

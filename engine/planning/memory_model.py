@@ -102,8 +102,9 @@ def memory(config: RunConfig, facts: Facts, checkpointing: bool | str) -> dict[s
     tokens, length = tokens_and_length(config, facts)
     kept, layer = _activations(config, facts, layers, length)
     scored = cut_cross_entropy.Head(
-        tokens, model.hidden_size, model.vocab_size, layers.size, cut_cross_entropy.is_trained(config), on_gpu
-    )
+        tokens, model.hidden_size, model.vocab_size, layers.size, cut_cross_entropy.is_trained(config), on_gpu,
+        cut_cross_entropy.room_of(config),
+    )  # fmt: skip
     scores = cut_cross_entropy.head_bytes(cut_cross_entropy.path_of(config), scored)
     # The head is done before the first layer is differentiated: the larger of the two makes the peak.
     activations = kept + max(0.0, layer - (0.0 if layers.own_pool else scores))
@@ -318,7 +319,10 @@ def _activations(config: RunConfig, facts: Facts, layers: Layers, length: int) -
         return layers.in_flight, layer + gradients
     if layers.again is None:
         return layer * count * layers.kept, gradients
-    return tokens * layers.again * size * count, layer + gradients
+    # The last layers keep everything and are differentiated first: of these one takes the room of one that is computed again.
+    whole = layer * layers.kept * min(layers.left_out, count)
+    kept_again = tokens * layers.again * size * max(0, count - layers.left_out)
+    return kept_again + whole, gradients + max(0.0, layer - whole)
 
 
 def layer_operations(config: RunConfig, facts: Facts) -> int | None:

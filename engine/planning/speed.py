@@ -37,9 +37,13 @@ _AGAIN: dict[Any, float] = {False: 0.0, "selective": 0.0, "medium": 1.0}
 """Operations a parameter and token that checkpointing computes again: all of the forward pass, or a share of it."""
 
 
-def operations(config: RunConfig) -> float:
-    """Floating-point operations a parameter and token: 6, 8 with checkpointing, a third less for a frozen base."""
-    count = (4.0 if config.adapter.kind == "lora" else 6.0) + _AGAIN.get(config.memory.gradient_checkpointing, 2.0)
+def operations(config: RunConfig, layers: int | None = None) -> float:
+    """Floating-point operations a parameter and token: 6, 8 with checkpointing of all the model's layers, a third less for a
+    frozen base."""
+    again = _AGAIN.get(config.memory.gradient_checkpointing, 2.0)
+    if layers and isinstance(config.memory.recompute_num_layers, int):
+        again *= min(1.0, config.memory.recompute_num_layers / layers)
+    count = (4.0 if config.adapter.kind == "lora" else 6.0) + again
     return count + (2.0 if reference_of(config.method) is not None else 0.0)
 
 
@@ -58,8 +62,9 @@ def card_batch_seconds(config: RunConfig, facts: Facts, parameters: Parameters, 
     rate = PEAK[max(known for known in PEAK if known <= capability)] * _MFU * devices
     if config.model.dtype == "float32":
         rate /= 2 if config.optim.tf32 else 8
-    launches = _CARD_LAYER * ((facts.model.layers if facts.model else None) or 0)
-    return max(operations(config) * parameters.base * tokens * longer / rate, launches)
+    layers = facts.model.layers if facts.model else None
+    launches = _CARD_LAYER * (layers or 0)
+    return max(operations(config, layers) * parameters.base * tokens * longer / rate, launches)
 
 
 def _measured_seconds(config: RunConfig, facts: Facts, parameters: Parameters, tokens: float) -> float | None:

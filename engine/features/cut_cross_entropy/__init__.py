@@ -8,6 +8,7 @@ what the code takes.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Literal
@@ -15,12 +16,12 @@ from typing import Literal
 from engine.config.facts import Facts
 from engine.config.findings import Finding, Fix, must
 from engine.config.method import METHODS, CrossEntropy
-from engine.config.rule import rule
+from engine.config.rule import Refused, one_of, refused, rule, take
 from engine.config.tree import FieldSpec, RunConfig, fields
 from engine.facts import counts
 from engine.features.feature import TIMED
 from engine.hardware import Gpu
-from engine.kernels.requirements import CAPABILITY, CPU_WORKSPACE, CUDA_WORKSPACE, FEWEST_ROWS, layout
+from engine.kernels.requirements import CAPABILITY, CPU_WORKSPACE, CUDA_WORKSPACE, FEWEST_ROWS, MiB, layout
 
 SETTING = fields.kernels.use_cut_ce
 AFTER = ("auto_compose",)
@@ -30,6 +31,9 @@ MEASURED, BEYOND = (9, 0), (10, 0)
 take 50 to 57 ms for 61 (hidden 4,096, trained), 31 for 45 (frozen), 17 for 18 and 10 for 14 (hidden 1,024)."""
 WORTH = 0.03
 """The share of a card's memory for which it is taken on others."""
+
+MOST = 4096
+"""MiB of scores at once that `auto` takes at most: larger products are no faster, and the estimate may err by a tenth."""
 
 Path = Literal["none", "fused", "cut"]
 # A tile of TRL's head is so many tokens high and so many words wide, whatever the vocabulary.
@@ -107,6 +111,8 @@ class Head:
     size: float
     trained: bool
     on_gpu: bool
+    room: int | None = None
+    """Bytes for scores; None for the usual."""
 
     @property
     def states(self) -> float:
@@ -138,6 +144,49 @@ def cut_cross_entropy_needs_a_vocabulary_head(config: RunConfig, facts: Facts) -
         yield must(SETTING.path, f"false or auto for {config.method.kind}", True, todo, severity="warning", fix=fix)
 
 
+def room_of(config: RunConfig) -> int | None:
+    """Bytes in which scores are formed, None where it is the usual size."""
+    asked = config.kernels.cut_ce_workspace
+    return None if asked is None or asked == "auto" else asked * MiB
+
+
+def room_sizes(config: RunConfig, facts: Facts) -> tuple[tuple[int, ...], str]:
+    """The sizes in MiB beyond the usual that are worth their memory, the largest first: of a trained head those of all scores
+    of a batch, half and a quarter of them. Beside them what they are, or why there are none."""
+    if facts.machine is None:
+        return (), "the machine is not known yet; the launch decides"
+    if not facts.machine.gpus:
+        return (), "a CPU wants it near its caches"
+    if path_of(config) != "cut":
+        return (), f"not used without {SETTING.path}"
+    if not is_trained(config):
+        return (), "before a frozen head twice the size was no faster on an H100"
+    if config.model.dtype == "float32" or not all(MEASURED <= gpu.capability < BEYOND for gpu in facts.machine.gpus):
+        names = ", ".join(dict.fromkeys(gpu.name for gpu in facts.machine.gpus))
+        return (), f"more was not measured on {names} in {config.model.dtype}"
+    model = counts.known_model(config, facts)
+    if model is None or not model.vocab_size:
+        return (), "the model's vocabulary is not known yet"
+    tokens, _ = counts.tokens_and_length(config, facts)
+    scores = math.ceil(tokens * model.vocab_size * 2 / MiB)
+    sizes = tuple(size for size in (scores, scores // 2, scores // 4) if CUDA_WORKSPACE // MiB < size <= MOST)
+    return sizes, f"all scores of {tokens:,} tokens take {scores:,} MiB"
+
+
+refused(
+    __name__,
+    Refused(
+        "cut-ce-workspace-needs-use-cut-ce",
+        fields.kernels.cut_ce_workspace,
+        lambda value: isinstance(value, int),
+        f"empty or auto while {SETTING.path} is false",
+        "It is where that forms its scores.",
+        take(SETTING, True, "use it"),
+        beside={SETTING: one_of(False)},
+    ),
+)
+
+
 def is_trained(config: RunConfig) -> bool:
     """Whether the head's weight gets a gradient."""
     return config.adapter.kind == "none" or "lm_head" in config.adapter.modules_to_save
@@ -162,7 +211,7 @@ def _fused(head: Head) -> float:
 
 
 def _cut(head: Head) -> float:
-    room = CUDA_WORKSPACE if head.on_gpu else CPU_WORKSPACE
+    room = head.room or (CUDA_WORKSPACE if head.on_gpu else CPU_WORKSPACE)
     scores = head.tokens * head.vocabulary * head.size
     if not head.trained:
         by_rows = _worked(head, min(scores, max(room, FEWEST_ROWS * head.vocabulary * head.size)), COPIES_BY_ROWS)

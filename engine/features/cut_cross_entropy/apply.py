@@ -37,6 +37,7 @@ class CutCrossEntropy:
 
     label_smoothing: float = 0.0
     z_loss: float = 0.0
+    workspace_bytes: int | None = None
 
     def __call__(
         self,
@@ -49,8 +50,8 @@ class CutCrossEntropy:
         added = self.label_smoothing or self.z_loss
         outputs = (*head.outputs, "cross_entropy") if added else head.outputs
         found = LinearLogp.apply(
-            hidden, weight, bias, labels, head.temperature, workspace(hidden.device), head.soft_cap, head.logit_scale,
-            outputs, self.label_smoothing, self.z_loss, torch.is_grad_enabled(),
+            hidden, weight, bias, labels, head.temperature, workspace(hidden.device, self.workspace_bytes), head.soft_cap,
+            head.logit_scale, outputs, self.label_smoothing, self.z_loss, torch.is_grad_enabled(),
         )  # fmt: skip
         fields = TokenFields(*found[: len(TokenFields._fields)])
         return fields._replace(log_probs=-found[-1]) if added else fields
@@ -78,11 +79,13 @@ def apply(config: RunConfig, built: Built) -> Applied | None:
         if (reason := refusal(model.get_output_embeddings())) is not None:
             way = f"leave {' and '.join(added)} out" if added else "set it to auto or false"
             raise ModelError(f"kernels.use_cut_ce: {reason}.", f"{way.capitalize()}: TRL's own head serves it.")
-    op = CutCrossEntropy(**added)
+    op = CutCrossEntropy(**added, workspace_bytes=cut_cross_entropy.room_of(config))
     undo = all_of([put(model, "forward", fused_forward(model, op)) for model in heads])
     matrix = heads[0].get_output_embeddings()
     requested, words = (True, "") if auto is None else ("auto", f"; {auto}")
-    detail = describe(matrix) + op.describe() + words
+    held = built.notes.reasons.get(fields.kernels.cut_ce_workspace.path)
+    words += f"; {held}" if held is not None else ""
+    detail = describe(matrix, op.workspace_bytes) + op.describe() + words
     return Applied(FEATURE, requested, effective(matrix.weight), len(heads), detail, undo)
 
 
@@ -139,10 +142,10 @@ def effective(weight: torch.Tensor) -> str:
     return "torch, in chunks: no kernel serves float64" if weight.dtype == torch.float64 else "Triton"
 
 
-def describe(head: Any) -> str:
+def describe(head: Any, workspace_bytes: int | None = None) -> str:
     """Which plan the op takes for this head, in words."""
     vocabulary, hidden = head.weight.shape
-    room = figures.size(workspace(head.weight.device))
+    room = figures.size(workspace(head.weight.device, workspace_bytes))
     plan = (
         "trained head: slices of the vocabulary, logits computed again in the backward pass where they do not fit"
         if head.weight.requires_grad

@@ -17,6 +17,7 @@ from torch.utils.checkpoint import CheckpointPolicy, create_selective_checkpoint
 from transformers import PreTrainedModel
 
 from engine.compat.instances import put
+from engine.features.built import decoder_layers
 from engine.features.tiled_mlp.tiling import computing
 from engine.kernels.experts import in_tiles
 
@@ -96,6 +97,26 @@ def use_tier(model: PreTrainedModel, tier: str) -> Callable[[], None]:
         return enable(gradient_checkpointing_kwargs=settings, **kwargs)
 
     return put(model, "gradient_checkpointing_enable", gradient_checkpointing_enable)
+
+
+def leave_out(model: PreTrainedModel, first: int) -> Callable[[], None]:
+    """Whenever this instance's checkpointing is turned on from now on, it is for the decoder's `first` layers alone; returns
+    the undo."""
+    enable = model.gradient_checkpointing_enable
+
+    def gradient_checkpointing_enable(*args: Any, **kwargs: Any) -> Any:
+        done = enable(*args, **kwargs)
+        for layer in decoder_layers_of(model)[first:]:
+            layer.gradient_checkpointing = False
+        return done
+
+    return put(model, "gradient_checkpointing_enable", gradient_checkpointing_enable)
+
+
+def decoder_layers_of(model: PreTrainedModel) -> list[Any]:
+    """The layers of the part that reads text, in their order."""
+    decoder = model.get_decoder() if hasattr(model, "get_decoder") else model
+    return list(decoder_layers(decoder if isinstance(decoder, torch.nn.Module) else model))
 
 
 def tier_of(module: Any) -> str | None:

@@ -112,11 +112,14 @@ def _apply(
     )  # fmt: skip
 
 
-def workspace(device: torch.device) -> int:
-    """Bytes of logits held at once: less where the card is nearly full, since speed hardly depends on it.
+def workspace(device: torch.device, asked: int | None = None) -> int:
+    """Bytes of logits held at once: those that were asked for, else the usual, and of these less where the card is nearly
+    full, since speed hardly depends on it.
 
     Products of other sizes round otherwise, so where numbers must be the same the size does not look at the card.
     """
+    if asked is not None:
+        return asked
     if device.type != "cuda":
         return CPU_WORKSPACE
     if torch.are_deterministic_algorithms_enabled():

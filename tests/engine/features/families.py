@@ -110,7 +110,7 @@ def stored_in_mxfp4(folder: Path) -> dict[str, torch.Tensor]:
 def with_kernels(model: Any, family: str) -> Any:
     """The model with TRL's head, our op in it, and fused attention where there is one; returns the model."""
     add_fused_lm_head(model)
-    on = SimpleNamespace(method=None, kernels=SimpleNamespace(use_cut_ce=True))
+    on = SimpleNamespace(method=None, kernels=SimpleNamespace(use_cut_ce=True, cut_ce_workspace=None))
     assert cut_cross_entropy.apply(on, built_of(SimpleNamespace(model=model))).count == 1
     if family in FUSED:
         layers = fused_norm_rope.attention_layers(built_of(SimpleNamespace(model=model)))

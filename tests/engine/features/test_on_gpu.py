@@ -205,7 +205,7 @@ def test_the_cut_head_gives_trls_numbers_with_less_memory(dtype, trained):
         model.lm_head.requires_grad_(trained)
         add_fused_lm_head(model)
         if name == "ours":
-            on = SimpleNamespace(method=None, kernels=SimpleNamespace(use_cut_ce=True))
+            on = SimpleNamespace(method=None, kernels=SimpleNamespace(use_cut_ce=True, cut_ce_workspace=None))
             said = cut_cross_entropy.apply(on, built_of(SimpleNamespace(model=model)))
             assert said.effective == "Triton"
         ids = torch.randint(32_001, (4, 1024), device="cuda", generator=torch.Generator("cuda").manual_seed(0))

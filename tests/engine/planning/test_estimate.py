@@ -115,6 +115,10 @@ def test_trained_parameters_are_those_of_the_adapter_that_is_built(
     assert estimate(config, Facts(model=model_facts("builtin/tiny"))).trainable_parameters == counted
 
 
+# A head that holds all scores of a batch makes the peak by itself, whatever one layer takes.
+USUAL_HEAD: dict[str, Any] = {"kernels": {"cut_ce_workspace": None}}
+
+
 @pytest.mark.parametrize(
     ("cheaper", "dearer"),
     [
@@ -127,8 +131,8 @@ def test_trained_parameters_are_those_of_the_adapter_that_is_built(
         ({"adapter": {"kind": "lora"}, "kernels": {"fused_lora": True}}, {"adapter": {"kind": "lora"}}),
         ({"model": {"dtype": "bfloat16"}}, {"model": {"dtype": "float32"}}),
         (
-            {"memory": {"gradient_checkpointing": True}},
-            {"memory": {"gradient_checkpointing": True}, "model": {"attention": "eager"}},
+            {"memory": {"gradient_checkpointing": True}, **USUAL_HEAD},
+            {"memory": {"gradient_checkpointing": True}, "model": {"attention": "eager"}, **USUAL_HEAD},
         ),
     ],
 )

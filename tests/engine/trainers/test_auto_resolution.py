@@ -96,3 +96,16 @@ def test_several_processes_keep_what_was_chosen_for_all(run, tmp_path, monkeypat
     config = stored(run)
     why = reasons(run, config)
     assert by_free_memory(config, why, tmp_path, (8 * GiB, 80 * GiB)) == (config, why)
+
+
+def test_the_head_gets_no_more_than_the_usual_where_others_hold_the_cards_memory(tmp_path, monkeypatch):
+    mapping = {**MAPPING, "model": {"name": "Qwen/Qwen3-0.6B"}, "adapter": {"kind": "none"}}
+    facts = replace(FACTS, model=model_facts("Qwen/Qwen3-0.6B"))
+    monkeypatch.setattr(auto_resolution, "look_at", lambda *_, **__: facts)
+    asked = read(mapping).config
+    config, why = resolved(asked, facts), {path: found["reason"] for path, found in choices(asked, facts).items()}
+    assert config.kernels.cut_ce_workspace == 2374
+    found, said = by_free_memory(config, why, tmp_path, (30 * GiB, 79 * GiB))
+    assert (found.kernels.cut_ce_workspace, found.memory.gradient_checkpointing) == (None, False)
+    assert "others hold 49.0 GiB" in said["kernels.cut_ce_workspace"]
+    assert by_free_memory(config, why, tmp_path, (79 * GiB, 79 * GiB)) == (config, why)

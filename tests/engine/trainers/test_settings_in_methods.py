@@ -292,6 +292,8 @@ ELSEWHERE = {
     "data.min_pixels": "tests/engine/data/test_vision.py::test_pixel_limits_decide_the_tokens_of_an_image",
     "data.max_pixels": "tests/engine/data/test_vision.py::test_pixel_limits_decide_the_tokens_of_an_image",
     # the same losses with any number, by their purpose
+    "memory.recompute_num_layers": f"{F}/gradient_checkpointing/test_tiers.py::test_layers_behind_the_first_few_are_not_computed_again_and_no_gradient_changes",
+    "kernels.cut_ce_workspace": f"{F}/cut_cross_entropy/test_apply.py::test_scores_that_fit_into_the_given_memory_are_not_computed_again",
     "data.dataloader_num_workers": f"{T}/test_loader_processes.py::test_other_processes_make_the_batches_and_nothing_else_changes",
     "data.dataloader_prefetch_factor": f"{T}/test_loader_processes.py::test_so_many_batches_are_made_ahead_and_no_more",
     "data.image_cache_size": "tests/engine/data/test_decoded_images.py::test_what_comes_again_is_decoded_once_within_the_bound",

@@ -6,6 +6,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
 from trl.trainer.utils import add_fused_lm_head
 
 from engine.config.method import METHODS
@@ -20,8 +21,8 @@ from tests.engine.trainers.conftest import CONVERSATIONS, PAIRS, lines
 OUTPUTS = ("log_probs", "entropy", "log_sum_sq_probs", "mean_logits", "is_top1")
 
 
-def config(value=True):
-    return SimpleNamespace(method=None, kernels=SimpleNamespace(use_cut_ce=value))
+def config(value=True, room=None):
+    return SimpleNamespace(method=None, kernels=SimpleNamespace(use_cut_ce=value, cut_ce_workspace=room))
 
 
 def batch(vocab=128, rows=3, length=24):
@@ -76,6 +77,37 @@ def test_its_memory_stays_far_below_the_logits_and_below_trls():
     assert losses["ours"] == pytest.approx(losses["trl"], rel=1e-6)
     assert peaks["ours"] < 0.4 * peaks["trl"]
     assert peaks["ours"] < 4 * 256 * vocab * 4  # float32 logits of all tokens, which a plain loss holds
+
+
+class Products(TorchDispatchMode):
+    """Counts the words of the products with the vocabulary that are formed: V for each pass over all of it."""
+
+    def __init__(self, tokens: int) -> None:
+        super().__init__()
+        self.tokens, self.words = tokens, 0
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        out = func(*args, **(kwargs or {}))
+        if func in (torch.ops.aten.mm.default, torch.ops.aten.mm.out) and args[0].shape[0] == self.tokens:
+            self.words += out.shape[1]
+        return out
+
+
+def test_scores_that_fit_into_the_given_memory_are_not_computed_again():
+    """20 MiB of them beside the 16 of a CPU, where some wait in the weight's gradient and the rest is formed once more."""
+    vocab, seen, gradients = 8192, {}, {}
+    ids = torch.randint(vocab, (1, 641), generator=torch.Generator().manual_seed(0))
+    for room in (None, 32):
+        model = tiny_model(vocab)
+        add_fused_lm_head(model)
+        done = cut_cross_entropy.apply(config(room=room), built_of(SimpleNamespace(model=model)))
+        assert ("33.6 MB" in done.detail or "32.0 MiB" in done.detail) == (room == 32), done.detail
+        with Products(640) as products:
+            model(input_ids=ids, labels=ids, fused_lm_head=True).loss.backward()
+        seen[room], gradients[room] = products.words, model.lm_head.weight.grad
+    assert seen[32] == vocab
+    assert vocab < seen[None] < 2 * vocab
+    torch.testing.assert_close(gradients[32], gradients[None], rtol=1e-4, atol=1e-7)
 
 
 def test_a_batch_without_a_label_gives_a_differentiable_zero():

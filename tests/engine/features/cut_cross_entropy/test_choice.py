@@ -59,10 +59,58 @@ def test_the_estimate_counts_what_it_saves() -> None:
     facts = Facts(machine=parse_machine("1xH100-80GB"), model=QWEN)
     asked = {**GOOD, "adapter": {"kind": "none"}}
     taken, left = (
-        resolved(read({**asked, "kernels": kernels}).config, facts) for kernels in ({}, {"use_cut_ce": False})
+        resolved(read({**asked, "kernels": kernels}).config, facts)
+        for kernels in ({"cut_ce_workspace": None}, {"use_cut_ce": False})
     )
     ours, theirs = (sum((memory(each, facts, checkpointing=True) or {}).values()) for each in (taken, left))
     assert theirs - ours > 2**30
+
+
+ROOM = "kernels.cut_ce_workspace"
+SMALL = model_facts("Qwen/Qwen3-0.6B")
+FULL = {**GOOD, "model": {"name": "Qwen/Qwen3-0.6B"}, "adapter": {"kind": "none"}}
+
+
+def room(mapping: dict[str, Any], machine: str | Machine = "1xH100-80GB") -> tuple[Any, str]:
+    config = read(mapping).config
+    here = parse_machine(machine) if isinstance(machine, str) else machine
+    found = choices(config, Facts(machine=here, model=SMALL))[ROOM]
+    return found["value"], found["reason"]
+
+
+@pytest.mark.parametrize(
+    ("mapping", "machine", "taken", "word"),
+    [
+        (FULL, "1xH100-80GB", 2374, "all scores of 8,192 tokens take 2,374 MiB"),
+        ({**FULL, "optim": {**GOOD["optim"], "per_device_train_batch_size": 1}}, "1xH100-80GB", 594, "2,048 tokens"),
+        ({**FULL, "adapter": {"kind": "lora"}}, "1xH100-80GB", None, "frozen head"),
+        ({**FULL, "kernels": {"use_cut_ce": False}}, "1xH100-80GB", None, "not used without kernels.use_cut_ce"),
+        ({**FULL, "kernels": {"use_cut_ce": True}}, "1xA100-80GB", None, "not measured on"),
+        (FULL, Machine(cpu_count=4), None, "near its caches"),
+    ],
+)
+def test_a_trained_head_gets_room_for_its_scores_where_that_was_measured(
+    mapping: dict[str, Any], machine: Any, taken: int | None, word: str
+) -> None:
+    found, why = room(mapping, machine)
+    assert (found, word in why) == (taken, True), why
+
+
+@pytest.mark.parametrize(
+    ("rows", "taken", "tier"), [(8, 2374, False), (16, 2374, False), (22, None, False), (24, 3561, "selective")]
+)
+def test_the_head_gets_what_layers_leave_and_the_estimate_counts_it(rows: int, taken: Any, tier: Any) -> None:
+    """Half or a quarter of the scores of more tokens; never so much that more of the layers is computed again."""
+    mapping = {**FULL, "optim": {**GOOD["optim"], "per_device_train_batch_size": rows}}
+    facts = Facts(machine=parse_machine("1xH100-80GB"), model=SMALL)
+    ours, usual = (
+        resolved(read({**mapping, "kernels": kernels}).config, facts) for kernels in ({}, {"cut_ce_workspace": None})
+    )
+    assert (ours.kernels.cut_ce_workspace, ours.memory.gradient_checkpointing) == (taken, tier)
+    assert ours.memory == usual.memory
+    need, before = (sum((memory(each, facts, tier) or {}).values()) for each in (ours, usual))
+    # Where layers are computed again, what one of them takes is there when the scores are gone.
+    assert need - before >= (0 if tier else 2**20 * ((taken or 320) - 320) * 0.5)
 
 
 class Answering(torch.nn.Module):

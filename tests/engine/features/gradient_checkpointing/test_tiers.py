@@ -9,10 +9,12 @@ import torch
 from peft import LoraConfig, get_peft_model
 
 from engine.config.facts import Facts, ModelFacts
+from engine.facts.model_shape import model_facts
 from engine.features.gradient_checkpointing import tier_width
-from engine.features.gradient_checkpointing.tiers import tier_of, use_tier
+from engine.features.gradient_checkpointing.tiers import leave_out, tier_of, use_tier
 from engine.hardware import GiB, Gpu, Machine
 from engine.planning.auto import resolved
+from engine.planning.memory_model import memory
 from engine.rules import read
 from tests.engine.features.conftest import Meter, tiny_model
 from tests.engine.trainers.conftest import CONVERSATIONS, PAIRS, lines
@@ -51,6 +53,51 @@ def test_each_tier_keeps_less_and_the_gradients_stay():
         assert found[tier][3] == [tier] * 4
         for name, gradient in found[False][2].items():
             torch.testing.assert_close(found[tier][2][name], gradient, rtol=1e-5, atol=1e-8)
+
+
+@pytest.mark.parametrize("tier", ["full", "medium"])
+def test_layers_behind_the_first_few_are_not_computed_again_and_no_gradient_changes(tier):
+    found = {}
+    for first in (4, 1):
+        model, blocks = tiny_model(**SHAPE), []
+        undo = leave_out(model, first)
+        if tier == "medium":
+            use_tier(model, tier)
+        model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
+        for number, layer in enumerate(model.model.layers):
+            layer.mlp.register_forward_pre_hook(lambda *_, number=number, blocks=blocks: blocks.append(number))
+        ids = torch.arange(2 * 96).reshape(2, 96) % 128
+        model.model(ids).last_hidden_state.square().mean().backward()
+        found[first] = blocks, {name: p.grad for name, p in model.named_parameters() if p.grad is not None}
+        model.gradient_checkpointing_disable()
+        undo()
+        model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
+        assert all(layer.gradient_checkpointing for layer in model.model.layers)
+    assert found[4][0] == [0, 1, 2, 3, 3, 2, 1, 0]
+    assert found[1][0] == [0, 1, 2, 3, 0]
+    for name, gradient in found[4][1].items():
+        assert torch.equal(found[1][1][name], gradient), name
+
+
+def test_layers_are_left_out_as_far_as_the_card_has_room():
+    """8B with LoRA on 20, 24 and 32 GiB, of 36 layers; compiled ones are left out from five on."""
+    mapping = {
+        "model": {"name": "Qwen/Qwen3-8B"}, "adapter": {"kind": "lora"}, "data": {"max_length": 2048},
+        "optim": {"per_device_train_batch_size": 2, "max_steps": 1000},
+        "memory": {"gradient_checkpointing": "full", "recompute_num_layers": "auto"},
+    }  # fmt: skip
+    shape, taken = model_facts("Qwen/Qwen3-8B"), {}
+    for gib in (20, 24, 32):
+        for compiled in (False, True):
+            machine = Machine(gpus=(Gpu("card", gib * GiB, (9, 0)),))
+            asked = {**mapping, "kernels": {"torch_compile": compiled}}
+            facts = Facts(machine=machine, model=shape)
+            config = resolved(read(asked).config, facts)
+            taken[gib, compiled] = config.memory.recompute_num_layers
+            need = sum((memory(config, facts, "full") or {}).values())
+            assert taken[gib, compiled] is None or need <= 0.85 * gib * GiB
+    of_plain, of_compiled = ([taken[gib, compiled] for gib in (20, 24, 32)] for compiled in (False, True))
+    assert (of_plain, of_compiled) == ([None, 33, 23], [None, None, 19])
 
 
 @pytest.mark.parametrize("tier", ["selective", "medium", "full"])

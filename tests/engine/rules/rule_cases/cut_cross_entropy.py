@@ -21,6 +21,14 @@ CASES: dict[str, list[Case]] = {
             "error",
         ),
     ],
+    "cut-ce-workspace-needs-use-cut-ce": [
+        (
+            {"kernels.cut_ce_workspace": 640, "kernels.use_cut_ce": False},
+            Facts(),
+            "kernels.cut_ce_workspace",
+            "error",
+        )
+    ],
     "cut-cross-entropy-needs-a-vocabulary-head": [
         ({"method.kind": kind, "kernels.use_cut_ce": True}, Facts(), "kernels.use_cut_ce", "warning")
         for kind in ("reward", "prm", "embedding")
