@@ -15,7 +15,8 @@ from itertools import takewhile
 from pathlib import Path
 from typing import Any
 
-from engine.data.prepare import Prepared, Row
+from engine.data.prepare import Prepared
+from engine.data.prepared_rows import Row
 from engine.data.pretokenized import IGNORED
 from engine.data.shown import token_texts
 from engine.errors import WorkbenchError, visible

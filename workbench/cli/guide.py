@@ -14,7 +14,8 @@ from engine.errors import WorkbenchError
 from engine.hardware import this_machine
 from engine.run.index import open_view
 from engine.run.view import RunView
-from engine.session.first_run import DATES, STEPS, TINY, TITLES, FirstRun, Verdict, examine
+from engine.session.first_run import TINY, TITLES, FirstRun
+from engine.session.guided_rehearsal import DATES, STEPS, Verdict, examine
 from engine.session.pages import Block
 from workbench.calling import run_name
 from workbench.cli.output import echo, print_json, rewrite, styled
