@@ -98,10 +98,6 @@ def _alpha_default(file: File) -> Any:
     return rank * 2 if _is_lora(file) and isinstance(rank, int) else NO_DEFAULT
 
 
-def _for_lora(value: Any) -> Any:
-    return lambda file: value if _is_lora(file) else NO_DEFAULT
-
-
 def _targets(value: Any, file: File) -> Answer:
     names = value if isinstance(value, list) else [name.strip() for name in str(value).split(",") if name.strip()]
     return mapped({"adapter.target_modules": "all-linear" if names == ["all"] else names})
@@ -320,7 +316,7 @@ KEYS: dict[str, Key] = {
     "pure_bf16": Key(_pure, default=False),
     # The adapter
     "finetuning_type": Key(_finetuning, default="lora"),
-    "lora_rank": same("adapter.r", default=_for_lora(8)),
+    "lora_rank": same("adapter.r", default=lambda file: 8 if _is_lora(file) else NO_DEFAULT),
     "lora_alpha": same("adapter.lora_alpha", default=_alpha_default, why="It is twice lora_rank there."),
     "lora_dropout": trainer_keys.lora_dropout(method_of),
     "lora_target": Key(_targets),

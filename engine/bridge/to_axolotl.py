@@ -26,8 +26,6 @@ from engine.bridge.keys import Answer, changed, mapped, needless, unsupported
 from engine.config.data import DataSource
 from engine.config.tree import fields
 
-_FORMATS = {"messages": "chat_template", "text": "completion", "stepwise_supervision": "stepwise_supervised"}
-
 
 def _kind(value: Any, giving: Giving) -> Answer:
     if value in ("dpo", "ipo", "simpo", "orpo", "kto", "grpo", "gdpo"):

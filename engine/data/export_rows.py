@@ -18,7 +18,6 @@ from engine.data.prepare import prepare
 from engine.data.prepared_rows import BATCH
 from engine.errors import DataError, WorkbenchError, visible
 
-SUFFIXES = (".jsonl", ".parquet")
 _OURS = ("row", "rows", "documents")
 """Columns of prepared rows that teach nothing."""
 
