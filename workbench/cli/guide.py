@@ -42,7 +42,8 @@ def command(rows: str, model: str, save: Path | None, runs: str | None, as_json:
     """See a model learn a few rows by heart, and know why it did.
 
     ROWS is a JSON, JSONL or CSV file of questions and answers, the built-in ones without it. The rehearsal stops by
-    itself once the model answers a question of these rows right; if it never does, the step that failed is named.
+    itself once the model answers up to three of their questions word for word; if it never does, the step that failed is
+    named.
     """
     if save is not None and save.exists():
         raise WorkbenchError(f"--save {save}: the file exists.", "Name another one.")
