@@ -258,7 +258,8 @@ def _rows(
 ) -> tuple[RunConfig, Prepared, Prepared | None]:
     """The prepared rows to train on and those held out, None where there are none; and the config, with the steps of a
     stream whose epochs are counted in it."""
-    from engine.data.prepare import SAMPLE, keep_counts, prepare
+    from engine.data.counting import SAMPLE, keep_counts
+    from engine.data.prepare import prepare
     from engine.data.streaming.stream import open_stream, with_steps
 
     say.phase("Preparing the data")

@@ -15,8 +15,9 @@ from pydantic import Field
 from engine.errors import UsageError, visible
 from engine.session.build import BuildSession
 from engine.session.collector import Ask
-from engine.session.first_run import CHOICES, DATES, PAGES, ROWS_NOTE, TITLES, choices
+from engine.session.first_run import CHOICES, PAGES, ROWS_NOTE, TITLES, choices
 from engine.session.guide import Guide
+from engine.session.guided_rehearsal import DATES
 from engine.session.start import GUIDED
 from widgets.pages import drawn
 from widgets.protocol import Part, shown, verb

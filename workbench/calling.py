@@ -25,30 +25,25 @@ def program() -> str:
     if started.name == "__main__.py" and started.parent.name == NAME:
         beside = Path(sys.executable).with_name(NAME)
         if not beside.is_file():
-            return f"{_place(Path(sys.executable))} -m {NAME}"
+            return f"{file_name(Path(sys.executable))} -m {NAME}"
         started = beside
     if started.name != NAME or not started.is_file():
         return NAME  # called from another program, as a test is
     path = shutil.which(NAME)
     if path is not None and os.path.samefile(path, started):
         return NAME
-    return _place(started)
+    return file_name(started)
 
 
 def run_name(run: RunFolder) -> str:
     """A run as an argument: its id where that is found from here without more, else its folder."""
     from engine.run.store import runs_dir
 
-    return shlex.quote(run.id) if run.path.parent == runs_dir() else _place(run.path)
+    return shlex.quote(run.id) if run.path.parent == runs_dir() else file_name(run.path)
 
 
 def file_name(path: Path) -> str:
-    """A file as an argument."""
-    return _place(path)
-
-
-def _place(path: Path) -> str:
-    """The path from here where it lies below, else the absolute one; for a shell."""
+    """A file as an argument: the path from here where it lies below, else the absolute one; for a shell."""
     path = Path(os.path.abspath(path))
     try:
         beside = path.relative_to(Path.cwd())

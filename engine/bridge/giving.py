@@ -152,6 +152,24 @@ def optimizer(key: str, more: Mapping[str, str]) -> Meaning:
     return means
 
 
+def quantization(tool: str, four_bits: Callable[[str], Mapping[str, Any]]) -> Meaning:
+    """The base in few bits; `four_bits` gives the tool's keys beside `load_in_4bit` for nf4 and fp4."""
+
+    def means(value: Any, giving: Giving) -> Answer:
+        if value == "none":
+            return needless("Weights stay as they are by themselves.")
+        if value == "int8":
+            return mapped({"load_in_8bit": True})
+        known = "nf4, fp4 and int8 are known there."
+        if value == "fp8":
+            return unsupported(f"{tool} does not hold base weights in 8-bit floating point: {known}")
+        if value in ("mxfp4", "nvfp4"):
+            return unsupported(f"{tool} does not pack experts into {value.upper()}: {known}")
+        return mapped({"load_in_4bit": True, **four_bits(value)})
+
+    return means
+
+
 def checkpointing(value: Any, giving: Giving) -> Answer:
     """Recomputation: on or off there."""
     if isinstance(value, bool):

@@ -17,6 +17,7 @@ from engine.bridge.giving import (
     module_of,
     optimizer,
     placed,
+    quantization,
     reference,
     resolved_rate,
     rewards,
@@ -25,8 +26,6 @@ from engine.bridge.giving import (
 from engine.bridge.keys import Answer, changed, mapped, needless, unsupported
 from engine.config.data import DataSource
 from engine.config.tree import fields
-
-_FORMATS = {"messages": "chat_template", "text": "completion", "stepwise_supervision": "stepwise_supervised"}
 
 
 def _kind(value: Any, giving: Giving) -> Answer:
@@ -55,21 +54,6 @@ def _dtype(value: Any, giving: Giving) -> Answer:
     if value == "float16":
         return mapped({"bf16": False, "fp16": True})
     return mapped({"bf16": True} if value == "bfloat16" else {"bf16": False, "float32": True})
-
-
-def _quantization(value: Any, giving: Giving) -> Answer:
-    if value == "none":
-        return needless("Weights stay as they are by themselves.")
-    if value == "int8":
-        return mapped({"load_in_8bit": True})
-    if value == "fp8":
-        return unsupported(
-            "Axolotl does not hold base weights in 8-bit floating point: nf4, fp4 and int8 are known there."
-        )
-    if value in ("mxfp4", "nvfp4"):
-        return unsupported(f"Axolotl does not pack experts into {value.upper()}: nf4, fp4 and int8 are known there.")
-    more = {"bnb_config_kwargs": {"bnb_4bit_quant_type": "fp4"}} if value == "fp4" else {}
-    return mapped({"load_in_4bit": True, **more})
 
 
 def _experts(value: Any, giving: Giving) -> Answer:
@@ -333,7 +317,7 @@ TABLE: dict[str, Meaning] = {
     "model.chat_template": _template,
     "model.chat_template_kwargs": filled("chat_template_kwargs"),
     "model.dtype": _dtype,
-    "model.quantization": _quantization,
+    "model.quantization": quantization("Axolotl", lambda value: {"bnb_config_kwargs": {"bnb_4bit_quant_type": value}} if value == "fp4" else {}),
     "model.quantize_moe_experts": _experts,
     "model.attention": attention,
     "method.kind": _kind,

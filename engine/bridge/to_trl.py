@@ -16,6 +16,7 @@ from engine.bridge.giving import (
     module_of,
     optimizer,
     placed,
+    quantization,
     reference,
     resolved_rate,
     rewards,
@@ -67,22 +68,6 @@ def _dtype(value: Any, giving: Giving) -> Answer:
     return mapped(
         {"dtype": value, "bf16": True} if value == "bfloat16" else {"dtype": value, "bf16": False, "fp16": True}
     )
-
-
-def _quantization(value: Any, giving: Giving) -> Answer:
-    if value == "none":
-        return needless("Weights stay as they are by themselves.")
-    if value == "int8":
-        return mapped({"load_in_8bit": True})
-    if value == "fp8":
-        return unsupported(
-            "TRL's command does not hold base weights in 8-bit floating point: nf4, fp4 and int8 are known there."
-        )
-    if value in ("mxfp4", "nvfp4"):
-        return unsupported(
-            f"TRL's command does not pack experts into {value.upper()}: nf4, fp4 and int8 are known there."
-        )
-    return mapped({"load_in_4bit": True, "bnb_4bit_quant_type": value, "use_bnb_nested_quant": True})
 
 
 def _experts(value: Any, giving: Giving) -> Answer:
@@ -342,7 +327,7 @@ TABLE: dict[str, Meaning] = {
     "model.chat_template": _template,
     "model.chat_template_kwargs": _template_values,
     "model.dtype": _dtype,
-    "model.quantization": _quantization,
+    "model.quantization": quantization("TRL's command", lambda value: {"bnb_4bit_quant_type": value, "use_bnb_nested_quant": True}),
     "model.quantize_moe_experts": _experts,
     "model.attention": attention,
     "method.kind": _kind,

@@ -30,7 +30,7 @@ from engine.bridge.keys import (
     unsupported,
     where_known,
 )
-from engine.bridge.sources import READERS, SPLIT_OF_FILE, named_split
+from engine.bridge.sources import READERS, SPLIT_OF_FILE, named_split, reward_function
 from engine.config.renames import is_off, sentence_for
 
 COMMANDS = ("sft", "dpo", "kto", "reward", "grpo", "rloo")
@@ -354,7 +354,7 @@ def _aggregation(value: Any, file: File) -> Answer:
 
 def _rewards(value: Any, file: File) -> Answer:
     names = value if isinstance(value, list) else [value]
-    rewards = [_reward(str(name), file) for name in names]
+    rewards = [reward_function(str(name), file) for name in names]
     if not all(rewards):
         return unsupported("A reward function of a module is written as `file.py:function` in method.reward_funcs.")
     weights = file.get("reward_weights")
@@ -367,12 +367,6 @@ def _rewards(value: Any, file: File) -> Answer:
     if isinstance(weights, list) and len(weights) == len(rewards):
         rewards = [f"{weight} * {name}" for weight, name in zip(weights, rewards, strict=True)]
     return changed({"method.reward_funcs": rewards}, "Functions are taken from the files of their modules.")
-
-
-def _reward(name: str, file: File) -> str:
-    module, _, function = name.rpartition(".")
-    there = file.found(module.replace(".", "/") + ".py") if module else None
-    return f"{file.from_out(there)}:{function}" if there is not None else ""
 
 
 def _reward_model(value: Any, file: File) -> Answer:

@@ -108,13 +108,13 @@ class SavedRows(ArrowRows):
         return DataError(f"row {index}: {message}", hint, path=visible(self.path))
 
 
-def hub_rows(name: str, split: str | None, subset: str | None) -> SavedRows:
+def hub_rows(name: str, split: str | None) -> SavedRows:
     """A data set from the hub (or its local cache when offline)."""
     import datasets
 
     try:
         with reaching_hub(name):
-            loaded = datasets.load_dataset(name, subset, split=split or "train")
+            loaded = datasets.load_dataset(name, split=split or "train")
     except (OSError, ValueError, RuntimeError, datasets.exceptions.DatasetsError) as problem:
         reason = str(problem).splitlines()[0].rstrip(".") if str(problem) else type(problem).__name__
         message = f"is no local file, and as a data set on the hub it cannot be loaded ({visible(reason)})"

@@ -15,7 +15,8 @@ from itertools import takewhile
 from pathlib import Path
 from typing import Any
 
-from engine.data.prepare import Prepared, Row
+from engine.data.prepare import Prepared
+from engine.data.prepared_rows import Row
 from engine.data.pretokenized import IGNORED
 from engine.data.shown import token_texts
 from engine.errors import WorkbenchError, visible
@@ -255,7 +256,11 @@ def _both(old: list[Row], new: list[Row], tokenizer: Any) -> dict[str, Any]:
     parts = {}
     for name in names:
         before, now = ([token for row in rows for token in _parts(row).get(name, [])] for rows in (old, new))
-        parts[name] = _merged(before, now, tokenizer) if old else _one_side("added", now, tokenizer)
+        parts[name] = (
+            _merged(before, now, tokenizer)
+            if old
+            else _items("added", now, token_texts(tokenizer, [each for each, _ in now]))
+        )
     values: dict[str, list[Any]] = {}
     if old and new:
         for name in new[0]:
@@ -296,10 +301,6 @@ def _merged(old: list[Token], new: list[Token], tokenizer: Any) -> list[dict[str
         span = slice(same + right, same + after_right)
         items += _items("added", new[span], texts[1][span])
     return items + _items("same", new[len(new) - tail :], texts[1][len(new) - tail :])
-
-
-def _one_side(op: str, tokens: list[Token], tokenizer: Any) -> list[dict[str, Any]]:
-    return _items(op, tokens, token_texts(tokenizer, [each for each, _ in tokens]))
 
 
 def _items(op: str, tokens: Sequence[Token], texts: Sequence[str]) -> list[dict[str, Any]]:

@@ -36,6 +36,11 @@ def leave_out_duplicates(plan: Plan, progress: Progress | None = None) -> None:
     plan.duplicates = {(number, index): first for number, index, first in pairs}
 
 
+def left_out(plan: Plan) -> int:
+    """How many rows are left out as equal ones; those of rows from which some are held out are told of once."""
+    return 0 if plan.val_set_size is not None and plan.split == "eval" else len(plan.duplicates or ())
+
+
 def _found(plan: Plan, progress: Progress) -> list[tuple[int, int, int]]:
     """(source, row, number of the earlier row over all sources) of each that says nothing new."""
     places = sorted(set(plan.everything()))

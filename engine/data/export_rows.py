@@ -13,10 +13,11 @@ from pathlib import Path
 from typing import Any
 
 from engine.config.tree import RunConfig
-from engine.data.prepare import BATCH, Progress, prepare
+from engine.data.cache_entries import Progress
+from engine.data.prepare import prepare
+from engine.data.prepared_rows import BATCH
 from engine.errors import DataError, WorkbenchError, visible
 
-SUFFIXES = (".jsonl", ".parquet")
 _OURS = ("row", "rows", "documents")
 """Columns of prepared rows that teach nothing."""
 

@@ -1,4 +1,6 @@
-"""Which documents share a pack: best-fit decreasing, so packs are nearly full, and the same for the same lengths.
+"""Packs of several rows: which rows share one, and what it holds.
+
+Best-fit decreasing, so packs are nearly full, and the same for the same lengths.
 
 Documents are taken from the longest down; each goes into the fullest pack that still has room (the newest of equals).
 Packs are kept by their free room, of which there are at most `capacity` sizes, so a million documents take seconds.
@@ -9,6 +11,8 @@ from __future__ import annotations
 
 from bisect import bisect_left, insort
 from collections.abc import Sequence
+
+from engine.data.prepared_rows import Row
 
 
 def best_fit(lengths: Sequence[int], capacity: int) -> list[list[int]]:
@@ -44,3 +48,15 @@ def best_fit(lengths: Sequence[int], capacity: int) -> list[list[int]]:
                 by_free[left] = []
             by_free[left].append(pack)
     return packs
+
+
+def joined(rows: Sequence[Row], *, separate: bool) -> Row:
+    """Rows as one pack, which names its source rows in `rows`. Documents that are `separate` have their lengths in
+    `seq_lengths`; without it a pack is one stream: positions run through and tokens see the documents before."""
+    documents = [len(row["input_ids"]) for row in rows]
+    return {
+        "input_ids": [token for row in rows for token in row["input_ids"]],
+        "labels": [label for row in rows for label in row["labels"]],
+        "rows": [row["row"] for row in rows],
+        "seq_lengths" if separate else "documents": documents,
+    }

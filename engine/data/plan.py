@@ -306,7 +306,7 @@ def source_rows(
     if not local.exists() and not local.suffix and path.count("/") <= 1 and not local.is_absolute():
         from engine.data.columnar import hub_rows
 
-        return hub_rows(path, own_split or ("train" if split == "train" else "test"), None)
+        return hub_rows(path, own_split or ("train" if split == "train" else "test"))
     return open_rows(path)
 
 

@@ -24,6 +24,8 @@ if TYPE_CHECKING:
     from engine.data.tokens import Tokens
 
 Row = dict[str, Any]
+BATCH = 256
+"""Rows that are read, rendered and written together."""
 OTHER_SORT = "Add rows of the other sort, or choose another method."
 
 

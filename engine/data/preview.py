@@ -14,31 +14,25 @@ from pathlib import Path
 from typing import Any
 
 from engine.config.tree import RunConfig
-from engine.data.chat import token_mask
+from engine.data.cache_entries import Progress
+from engine.data.chat_masks import token_mask
 from engine.data.collate import collator_for
 from engine.data.column_map import brief
+from engine.data.counting import SAMPLE, streamed_note
 from engine.data.detect import CAREFUL
 from engine.data.held_out import hold_out
 from engine.data.image_references import short
 from engine.data.plan import Plan, Source, plan_of, use_template
-from engine.data.prepare import (
-    FIXED_ROWS,
-    SAMPLE,
-    Counts,
-    Prepared,
-    Progress,
-    fingerprint,
-    prepare,
-    streamed_note,
-    token_rows,
-)
-from engine.data.prepare import fit as fit_row
+from engine.data.prepare import FIXED_ROWS, Prepared, fingerprint, prepare
 from engine.data.prepared_rows import SHAPES, shape_of
 from engine.data.pretokenized import IGNORED
 from engine.data.prompts import reward_columns
+from engine.data.row_counts import Counts
 from engine.data.shown import parts_of, token_texts, window_start
 from engine.data.streaming.files import looked_at_plan
 from engine.data.streaming.stream import open_stream
+from engine.data.token_rows import fit as fit_row
+from engine.data.token_rows import token_rows
 from engine.data.tokens import Piece, Tokens
 from engine.data.vision import ImageTokens, small_copy
 from engine.errors import DataError, WorkbenchError

@@ -6,7 +6,8 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from engine.data.chat import Chat, says
+from engine.data.chat import Chat
+from engine.data.chat_masks import says
 from engine.data.chat_template import SENTINEL, MaskError, Message
 
 CONTROL = re.compile("[\x00-\x08\x0b\x0e-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]")

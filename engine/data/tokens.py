@@ -16,7 +16,8 @@ from typing import Any
 
 from engine.config.method import learns_from_images
 from engine.config.tree import RunConfig
-from engine.data.chat import Chat, Conversation, Rendered, Turn, answer_start, flag_of, token_mask
+from engine.data.chat import Chat, Conversation
+from engine.data.chat_masks import Rendered, Turn, answer_start, flag_of, token_mask
 from engine.data.chat_template import FLAGS, MaskError, Message, Span
 from engine.data.parts import IMAGE, Example, FormatError, with_image_parts
 from engine.data.plan import Plan, named_template, template_of

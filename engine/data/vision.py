@@ -19,7 +19,7 @@ from dataclasses import dataclass, replace
 from importlib.metadata import version
 from typing import TYPE_CHECKING, Any
 
-from engine.data.chat import Turn
+from engine.data.chat_masks import Turn
 from engine.data.chat_template import Span
 from engine.data.image_limits import BOMB, FORMATS, UNREADABLE, why_refused
 from engine.data.image_references import DATA, content_of, embedded, short, stamp_image

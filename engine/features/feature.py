@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from types import ModuleType
-from typing import Literal
 
 from engine.config.facts import Facts, ModelFacts
 from engine.config.findings import Finding
@@ -48,11 +47,6 @@ class Layers:
 
 TIMED = "chosen by timing before the first step"
 """Why a kernel is still `auto` when a run starts."""
-
-
-def kernel_chosen(config: RunConfig, otherwise: str) -> tuple[bool | Literal["auto"], str]:
-    """Off for this reason, or left to be chosen by timing: the one `auto` that a run stores."""
-    return ("auto", TIMED) if config.kernels.kernel_auto_compose else (False, otherwise)
 
 
 def no_mixed_precision(name: str, setting: FieldSpec) -> Refused:

@@ -153,7 +153,7 @@ def _data(warm: Warm, params: Params) -> Any:
     sample = params.get("sample")
 
     def run(report: Report) -> Any:
-        from engine.data.prepare import count, of_both
+        from engine.data.counting import count, of_both
         from engine.data.stored_counts import store_counts
         from engine.facts.model_shape import model_facts
 

@@ -38,7 +38,6 @@ if TYPE_CHECKING:
     from engine.models.stored_packed.loading import HeldPacked
 
 UNREADABLE = (*model_files.UNREADABLE, SafetensorError)
-DTYPES = ("bfloat16", "float16", "float32")
 
 
 def model_folder(config: RunConfig) -> str:

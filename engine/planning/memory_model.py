@@ -35,7 +35,6 @@ from engine.features.table import FEATURES
 FIT = 0.92
 """Share of a device that a run may plan to fill."""
 MiB = 1024**2
-GiB = 1024**3
 BYTES = {"bfloat16": 2.0, "float16": 2.0, "float32": 4.0}
 # bits of a quantized weight with its scales: nf4 with double quantization 4.127, int8 with row scales 8.03
 QUANTIZED = {"nf4": 4.127 / 8, "fp4": 4.127 / 8, "int8": 8.03 / 8, "mxfp4": 4.25 / 8, "nvfp4": 4.5 / 8}

@@ -22,17 +22,8 @@ from engine.run.index import Watch, open_view
 from engine.run.store import RunFolder
 from engine.run.view import RunView
 from engine.session.collector import Ask
-from engine.session.first_run import (
-    CHOICES,
-    DATES,
-    PAGES,
-    TINY,
-    WORDS,
-    FirstRun,
-    about_choice,
-    examine,
-    judge,
-)
+from engine.session.first_run import CHOICES, PAGES, TINY, WORDS, FirstRun, about_choice
+from engine.session.guided_rehearsal import DATES, examine, judge
 from engine.session.pages import GAP, Block
 
 _PAGE_OF = {"run": "rehearsal"}

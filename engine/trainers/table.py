@@ -24,5 +24,5 @@ METHODS: dict[str, str] = {
 
 
 def method(kind: str) -> ModuleType:
-    """The method's module: `arguments(config, run_folder)` and `build(config, run_folder, model, ...)`."""
+    """The method's module: `build(job)`, which gives the trainer."""
     return import_module(METHODS[kind])

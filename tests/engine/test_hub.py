@@ -126,7 +126,7 @@ def test_a_data_set_that_is_nowhere_is_one_sentence_in_seconds(nowhere, tmp_path
     monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", str(tmp_path))
     begun = time.monotonic()
     with pytest.raises(DataError, match="as a data set on the hub it cannot be loaded") as caught:
-        hub_rows("nobody/no-such-data", None, None)
+        hub_rows("nobody/no-such-data", None)
     assert "without a network use a local file" in caught.value.hint
     assert time.monotonic() - begun < 20
 

@@ -8,9 +8,10 @@ import pytest
 from rich.color import Color, ColorSystem
 
 from engine.session.draft import Draft
-from workbench.app import THEMES, WorkbenchApp
+from workbench.app import WorkbenchApp
 from workbench.panels.drawn import STYLES
 from workbench.panels.form import Form
+from workbench.theme import THEMES
 
 GROUNDS = ("background", "wb-field", "wb-cursor")
 

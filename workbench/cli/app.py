@@ -60,7 +60,6 @@ def open_app(
     run: str | RunFolder | None = None,
     config: Path | None = None,
     settings: Sequence[str] = (),
-    recipe: str | None = None,
     runs_dir: str | Path | None = None,
     chat: ChatSession | None = None,
 ) -> int:
@@ -75,7 +74,7 @@ def open_app(
         os.environ.pop(name, None)
     # Nothing that is imported now becomes garbage; looking for it is a tenth of the time to the first frame.
     gc.disable()
-    draft, ledger = _opened(config, settings, recipe)
+    draft, ledger = _opened(config, settings)
     with guarded_terminal():
         from workbench.app import WorkbenchApp
 
@@ -91,17 +90,17 @@ def open_app(
     return (app.return_code or 0) if app.left else (app.return_code or 1)
 
 
-def _opened(config: Path | None, settings: Sequence[str], recipe: str | None) -> tuple[Draft | None, Ledger | None]:
-    """The draft of a file or recipe with these settings, or what becomes of a config of another tool.
+def _opened(config: Path | None, settings: Sequence[str]) -> tuple[Draft | None, Ledger | None]:
+    """The draft of a file with these settings, or what becomes of a config of another tool.
 
     Raises ConfigUnreadable, UsageError.
     """
-    if config is None and recipe is None:
+    if config is None:
         return None, None
     from engine.session.draft import Draft
     from engine.session.start import open_config
 
-    opened = open_config(config) if config is not None else Draft.new(recipe)
+    opened = open_config(config)
     if not isinstance(opened, Draft):
         if settings:
             raise UsageError(

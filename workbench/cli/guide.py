@@ -14,7 +14,8 @@ from engine.errors import WorkbenchError
 from engine.hardware import this_machine
 from engine.run.index import open_view
 from engine.run.view import RunView
-from engine.session.first_run import DATES, STEPS, TINY, TITLES, FirstRun, Verdict, examine
+from engine.session.first_run import TINY, TITLES, FirstRun
+from engine.session.guided_rehearsal import DATES, STEPS, Verdict, examine
 from engine.session.pages import Block
 from workbench.calling import run_name
 from workbench.cli.output import echo, print_json, rewrite, styled
@@ -41,7 +42,8 @@ def command(rows: str, model: str, save: Path | None, runs: str | None, as_json:
     """See a model learn a few rows by heart, and know why it did.
 
     ROWS is a JSON, JSONL or CSV file of questions and answers, the built-in ones without it. The rehearsal stops by
-    itself once the model answers a question of these rows right; if it never does, the step that failed is named.
+    itself once the model answers up to three of their questions word for word; if it never does, the step that failed is
+    named.
     """
     if save is not None and save.exists():
         raise WorkbenchError(f"--save {save}: the file exists.", "Name another one.")

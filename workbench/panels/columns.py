@@ -21,14 +21,9 @@ def beside(label: str, cells: Sequence[str], signs: Sequence[str], first: int, w
     """A label and its cells in columns behind `first` cells; below a label that is longer, a line each where one is wider."""
     room = max(1, (width - first) // max(1, len(cells)))
     if all(cell_len(cell) <= room - GAP for cell in cells):
-        columns = "".join(padded(cell, room) for cell in cells).rstrip()
+        columns = "".join(set_cell_size(cell, room) for cell in cells).rstrip()
         if cell_len(label) <= first - GAP:
-            return [(padded(label, first), columns)]
+            return [(set_cell_size(label, first), columns)]
         return [(label, ""), (" " * first, columns)]
     rows = [(f"{INDENT}{sign}  ", cell) for sign, cell in zip(signs, cells, strict=True)]
     return [(label, ""), *rows] if label else rows
-
-
-def padded(text: str, width: int) -> str:
-    """`text` in exactly so many cells."""
-    return set_cell_size(text, width)

@@ -32,7 +32,6 @@ def row_of(
     given: bool,
     raw: Any = None,
     invalid: bool = False,
-    changed: bool = False,
 ) -> Row:
     """The row of one setting; `raw` is what was written where it could not be read."""
     mine = findings_at(spec.path, findings)
@@ -46,8 +45,6 @@ def row_of(
         )
     else:
         value = value_parts(spec, spec.value(config), effective.get(spec.path), given)
-    if changed:
-        value = (*value, (" •", "accent"))
     return Row(
         key=spec.path,
         label=spec.title,

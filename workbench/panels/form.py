@@ -18,7 +18,6 @@ from textual.content import Content
 from textual.geometry import Offset
 from textual.message import Message
 from textual.reactive import reactive
-from textual.suggester import Suggester
 from textual.widget import Widget
 from textual.widgets import Input, OptionList
 
@@ -309,10 +308,10 @@ class FormPane(Widget):
         y = form.line_of(form.at) - form.top
         return Offset(GUTTER + form.label_width, max(0, min(y, self.size.height - 1)))
 
-    def edit_text(self, row: Row, text: str, suggester: Suggester | None = None) -> None:
+    def edit_text(self, row: Row, text: str) -> None:
         """Open the one-line editor on the row."""
         place = self._place()
-        editor = Line1(text, compact=True, suggester=suggester, select_on_focus=False, id="editor")
+        editor = Line1(text, compact=True, select_on_focus=False, id="editor")
         editor.styles.width = max(8, self.size.width - place.x - 1)
         editor.offset = place
         self._begin(row, editor)

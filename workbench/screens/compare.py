@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, ClassVar
 
-from rich.cells import cell_len
+from rich.cells import cell_len, set_cell_size
 from textual.app import ComposeResult
 from textual.binding import BindingType
 from textual.content import Content
@@ -34,7 +34,7 @@ from workbench.actions import bindings
 from workbench.panels import raster
 from workbench.panels.bars import Bar, KeyLine
 from workbench.panels.chart import Chart
-from workbench.panels.columns import GAP, beside, padded
+from workbench.panels.columns import GAP, beside
 from workbench.panels.curve import Line as Curve
 from workbench.panels.drawn import Scrolled
 from workbench.panels.glyphs import ascii_only, look, sign
@@ -95,7 +95,7 @@ class Table(Scrolled):
     def _called(self) -> list[str]:
         """Each run by sign and name, equally wide."""
         heads = [f"{sign} {clean(name)}" for sign, name in zip(signs(len(self.names)), self.names, strict=True)]
-        return [padded(head, max(map(cell_len, heads))) for head in heads]
+        return [set_cell_size(head, max(map(cell_len, heads))) for head in heads]
 
     def _heads(self, views: Sequence[RunView], first: int, width: int) -> list[Line]:
         """What each column is of: name, state and step; a list of them where the names do not fit side by side."""

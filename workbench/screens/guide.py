@@ -16,8 +16,9 @@ from textual.message import Message
 from textual.screen import Screen
 
 from engine.session.browsing import Wanted
-from engine.session.first_run import DATES, PAGES, ROWS_NOTE, TITLES, choices
+from engine.session.first_run import PAGES, ROWS_NOTE, TITLES, choices
 from engine.session.guide import Guide
+from engine.session.guided_rehearsal import DATES
 from engine.session.pages import GAP
 from workbench.actions import bindings
 from workbench.panels.bars import Bar, KeyLine

@@ -143,7 +143,7 @@ class Resuming:
 
         self._screen.app.push_screen(Pick("Train longer", items), answered)
 
-    def build_from(self, run: RunFolder, step: str = "method") -> None:
+    def build_from(self, run: RunFolder) -> None:
         """The form on a copy of the run's config."""
         from engine.session.draft import Draft
 
@@ -153,4 +153,4 @@ class Resuming:
         except WorkbenchError as problem:
             self._beside.show(problem.full_message, SECONDS)
         else:
-            self._screen.app.navigation.build(draft, step)  # type: ignore[attr-defined]
+            self._screen.app.navigation.build(draft, "method")  # type: ignore[attr-defined]

@@ -177,7 +177,7 @@ KEYS: dict[str, Key] = {
     "simpo_gamma": same("method.simpo_gamma", default=lambda file: 0.5 if values.method_of(file) == "simpo" else NO_DEFAULT),
     "cpo_alpha": same("method.cpo_alpha", default=lambda file: 1.0 if values.method_of(file) == "simpo" else NO_DEFAULT),
     "rpo_alpha": same("method.rpo_alpha"),
-    "dpo_label_smoothing": Key(values.of_pairs("method.label_smoothing")),
+    "dpo_label_smoothing": Key(values.label_smoothing_of_pairs),
     "dpo_loss_type": Key(values.loss_types),
     "dpo_loss_weights": unless_off("method.loss_type takes one loss."),
     "dpo_use_weighting": unless_off("Pairs are weighed alike here."),

@@ -19,6 +19,7 @@ from engine.bridge.keys import (
     unless_off,
     unsupported,
 )
+from engine.bridge.sources import reward_function
 from engine.config.renames import is_off
 
 
@@ -50,7 +51,7 @@ _REWARD = "A reward function of a module is written as `file.py:function` in met
 
 def _rewards(value: Any, file: File) -> Answer:
     names = value if isinstance(value, list) else [value]
-    rewards = [_reward(str(name), file) for name in names]
+    rewards = [reward_function(str(name), file) for name in names]
     if not all(rewards):
         return unsupported(_REWARD)
     trl = file.get("trl")
@@ -58,13 +59,6 @@ def _rewards(value: Any, file: File) -> Answer:
     if isinstance(weights, list) and len(weights) == len(rewards):
         rewards = [f"{weight} * {name}" for weight, name in zip(weights, rewards, strict=True)]
     return changed({"method.reward_funcs": rewards}, "The function is taken from the file of that module.")
-
-
-def _reward(name: str, file: File) -> str:
-    """`file.py:function` for `module.function`, where that file is there."""
-    module, _, function = name.rpartition(".")
-    there = file.found(module.replace(".", "/") + ".py") if module else None
-    return f"{file.from_out(there)}:{function}" if there is not None else ""
 
 
 def _scaled(value: Any, file: File) -> Answer:

@@ -229,13 +229,9 @@ def eval_strategy(value: Any, file: File) -> Answer:
     )
 
 
-def of_pairs(setting: str) -> Any:
+def label_smoothing_of_pairs(value: Any, file: File) -> Answer:
     """A setting of DPO's alone, though other methods here have one of that name."""
-
-    def means(value: Any, file: File) -> Answer:
-        return mapped({setting: value}) if method_of(file) == "dpo" else needless("It counts with rl dpo.")
-
-    return means
+    return mapped({"method.label_smoothing": value}) if method_of(file) == "dpo" else needless("It counts with rl dpo.")
 
 
 def loss_types(value: Any, file: File) -> Answer:

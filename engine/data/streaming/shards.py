@@ -16,13 +16,15 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from engine.data.arrow_file import ArrowFile
 from engine.data.cache import Store
 from engine.data.cache_entries import Held
-from engine.data.packing import best_fit
+from engine.data.packing import best_fit, joined
 from engine.data.plan import Plan
-from engine.data.prepare import ArrowFile, Counts, Row, joined, token_rows, too_long_error
-from engine.data.prepared_rows import shape_of
+from engine.data.prepared_rows import Row, shape_of
+from engine.data.row_counts import Counts, too_long_error
 from engine.data.streaming.files import Files
+from engine.data.token_rows import token_rows
 from engine.data.tokens import Tokens
 
 Key = tuple[int, int]
@@ -163,6 +165,9 @@ class ShardMaker:
     def _packs(self, rows: list[Row], counts: Counts) -> list[Row]:
         """The rows of this shard as packs."""
         lengths = array("I", (len(row["input_ids"]) for row in rows))
-        packs = [joined(self.plan, [rows[place] for place in pack]) for pack in best_fit(lengths, self.plan.max_length)]
+        packs = [
+            joined([rows[place] for place in pack], separate=self.plan.separate)
+            for pack in best_fit(lengths, self.plan.max_length)
+        ]
         counts.packs = len(packs)
         return packs

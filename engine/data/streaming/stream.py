@@ -19,26 +19,17 @@ from typing import Any
 from engine.config.facts import DataFacts, Facts, counting_limits
 from engine.config.tree import RunConfig
 from engine.data.cache import Store, about, digest_of
-from engine.data.packing import best_fit
+from engine.data.counting import SAMPLE
+from engine.data.packing import best_fit, joined
 from engine.data.plan import Plan, use_template
-from engine.data.prepare import (
-    FIXED_ROWS,
-    NAMED,
-    SAMPLE,
-    Counts,
-    Prepared,
-    Row,
-    fingerprint,
-    joined,
-    nothing_left,
-    token_rows,
-    too_long_error,
-)
-from engine.data.prepared_rows import SHAPES, shape_of
+from engine.data.prepare import FIXED_ROWS, Prepared, fingerprint
+from engine.data.prepared_rows import SHAPES, Row, shape_of
+from engine.data.row_counts import NAMED, Counts, nothing_left, too_long_error
 from engine.data.streaming.files import Files, stream_parts, streamed_plan
 from engine.data.streaming.order import Pick, Walk, generator
 from engine.data.streaming.producer import Producer
 from engine.data.streaming.shards import Key, Note, ShardFolder, ShardMaker
+from engine.data.token_rows import token_rows
 from engine.data.tokens import Tokens
 from engine.errors import DataError, visible
 from engine.facts.counts import total_steps
@@ -346,5 +337,8 @@ def _dataset(rows: list[Row], plan: Plan) -> Any:
 
     if plan.packing:
         lengths = [len(row["input_ids"]) for row in rows]
-        rows = [joined(plan, [rows[place] for place in pack]) for pack in best_fit(lengths, plan.max_length)]
+        rows = [
+            joined([rows[place] for place in pack], separate=plan.separate)
+            for pack in best_fit(lengths, plan.max_length)
+        ]
     return Dataset.from_list(rows)

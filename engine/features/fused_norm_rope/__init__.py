@@ -11,7 +11,7 @@ from engine.config.kernels import NORM_ROPE_MODELS, ROPE_MODELS
 from engine.config.rule import Refused, leave_out, one_of, refused, rule
 from engine.config.tree import RunConfig, fields
 from engine.features import compile
-from engine.features.feature import kernel_chosen
+from engine.features.feature import TIMED
 from engine.kernels.requirements import CAPABILITY
 
 SETTING = fields.kernels.fused_attn_kernel
@@ -44,7 +44,7 @@ refused(
 
 def chosen(config: RunConfig, facts: Facts) -> tuple[bool | Literal["auto"], str]:
     """What `auto` takes, and why."""
-    return kernel_chosen(config, "it is taken where it is asked for")
+    return ("auto", TIMED) if config.kernels.kernel_auto_compose else (False, "it is taken where it is asked for")
 
 
 @rule(reads=(SETTING, fields.model.name))

@@ -144,7 +144,7 @@ def test_a_full_disk_leaves_nothing_half_written(
 ) -> None:
     import errno
 
-    from engine.data.prepare import ArrowFile
+    from engine.data.arrow_file import ArrowFile
 
     def full(self: Any) -> None:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))

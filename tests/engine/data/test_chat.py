@@ -14,7 +14,8 @@ import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from engine.data.chat import COMPARED, Chat, Masking, token_mask
+from engine.data.chat import Chat
+from engine.data.chat_masks import COMPARED, Masking, token_mask
 from engine.data.chat_template import GENERATION, MaskError, in_parts, takes_parts
 
 Message = dict[str, Any]

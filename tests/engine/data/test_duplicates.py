@@ -7,7 +7,8 @@ from pathlib import Path
 from typing import Any
 
 from engine.config.data import DataSource
-from engine.data.prepare import count, prepare
+from engine.data.counting import count
+from engine.data.prepare import prepare
 from engine.data.preview import preview
 
 Write = Callable[..., Path]

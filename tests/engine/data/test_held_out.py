@@ -8,8 +8,9 @@ from typing import Any
 
 import pytest
 
+from engine.data.counting import count
 from engine.data.plan import plan_of
-from engine.data.prepare import count, prepare
+from engine.data.prepare import prepare
 from engine.data.preview import preview
 from engine.errors import DataError
 

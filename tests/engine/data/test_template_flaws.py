@@ -12,9 +12,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from engine.data.chat import Chat
+from engine.data.counting import count
 from engine.data.gather_facts import outcome
 from engine.data.plan import TEMPLATES
-from engine.data.prepare import count
 from engine.data.preview import preview
 from tests.engine.data.test_chat import conversations
 

@@ -10,7 +10,7 @@ from typing import Any
 
 from tokenizers.processors import TemplateProcessing
 
-from engine.data.chat import token_mask
+from engine.data.chat_masks import token_mask
 from engine.data.prepare import prepare
 from engine.data.pretokenized import IGNORED
 from engine.data.tokens import _learned

@@ -12,7 +12,8 @@ from engine.config.facts import DataFacts, Facts
 from engine.hardware import Machine
 from engine.rules import read
 from engine.run.view import RunView, fold_many
-from engine.session.first_run import PAGES, ROWS, FirstRun, examine, judge
+from engine.session.first_run import PAGES, FirstRun
+from engine.session.guided_rehearsal import ROWS, examine, judge
 
 QUESTIONS = [{"prompt": f"What is {number} and one?", "completion": f"It is {number + 1}."} for number in range(6)]
 
