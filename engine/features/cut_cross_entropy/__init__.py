@@ -1,9 +1,9 @@
 """Bytes of the vocabulary head at the peak of a batch, for each way in which the scores of tokens are computed here.
 
-No way holds all scores: they are formed in tiles, and what counts is the tile, the hidden states gathered for it, and the
-buffers of gradients. `fused` is what TRL 1.16 does in every method with a vocabulary head, `cut` is `kernels.use_cut_ce`;
-methods without a head take nothing. A test holds the sizes of tiles to those of the installed code, another the bytes to
-what the code takes.
+Scores are formed in tiles, all at once only where `cut` has room for them, and what counts is the tile, the hidden states
+gathered for it, and the buffers of gradients. `fused` is what TRL 1.16 does in every method with a vocabulary head, `cut` is
+`kernels.use_cut_ce`; methods without a head take nothing. A test holds the sizes of tiles to those of the installed code,
+another the bytes to what the code takes.
 """
 
 from __future__ import annotations

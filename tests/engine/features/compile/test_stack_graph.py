@@ -212,9 +212,9 @@ def test_on_a_card_recorded_layers_have_the_numbers_of_layers_that_are_launched(
     undo = stack.put("_compiled_call_impl" if layers_are == "compiled" else "forward")
 
     def close(what, ours, theirs):
-        assert ours[0] == pytest.approx(theirs[0], rel=1e-6), what
+        assert ours[0] == pytest.approx(theirs[0], rel=1e-5), what
         apart = {name: float((ours[1][name] - g).norm() / g.norm().clamp_min(1e-12)) for name, g in theirs[1].items()}
-        assert max(apart.values()) < 1e-5, (what, sorted(apart.items(), key=lambda each: -each[1])[:5])
+        assert max(apart.values()) < 1e-4, (what, sorted(apart.items(), key=lambda each: -each[1])[:5])
 
     for batches in ([0], [1], [2], [3], [4, 5], [6, 7, 8], [9]):
         rows = [ids(seed).cuda() for seed in batches]
