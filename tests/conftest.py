@@ -119,6 +119,7 @@ def _turn(file: str, files: dict[str, int]) -> tuple[int, int, str]:
 
 def pytest_collection_finish(session: pytest.Session) -> None:
     _keep_imports()
+    gc.enable()
     _take_back(_AT_FIRST)
 
 
@@ -137,6 +138,10 @@ def _keep_imports() -> None:
 
 
 _KEPT = {"modules": 0}
+# Garbage is looked for while torch and its friends are imported, for a fifth of what that takes, and none is found. The tests of an
+# app, which makes thousands of small objects and keeps few, spent a sixth of their time so.
+gc.disable()
+gc.set_threshold(20_000, 10, 10)
 # So does what is installed: libraries ask for versions a dozen times a run, and each time a file of metadata is read.
 importlib.metadata.version = functools.cache(importlib.metadata.version)
 renderers.install()
