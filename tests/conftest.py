@@ -20,10 +20,12 @@ from typing import Any
 
 import psutil
 import pytest
+from _pytest.assertion import rewrite
 
 from tests import caches, renderers
 from tests.prestarted import prestarted
 
+HERE = Path(__file__).parent
 NOBODY = 65534
 MARK = f"WORKBENCH_TESTS_{uuid.uuid4().hex[:8]}"
 """Stands in the environment of every process that these tests start, also of those that outlive their parent. Each
@@ -96,8 +98,26 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
 def pytest_xdist_setupnodes(config: pytest.Config) -> None:
     """Processes of tests are forked from the one that has imported torch, but for those of a card: it was told that there is
     none."""
+    _rewrite_once(config)
     if "not gpu" in config.option.markexpr:
         prestarted.wait(600)
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_auto_num_workers() -> int:
+    """One process more than cores: a third of the time of two on two cores was spent waiting, for browsers, terminals, runs
+    and ranks."""
+    return len(os.sched_getaffinity(0)) + 1 if hasattr(os, "sched_getaffinity") else (os.cpu_count() or 1) + 1
+
+
+def _rewrite_once(config: pytest.Config) -> None:
+    """In a fresh clone pytest rewrites the asserts of 400 files, in each process of tests anew if they begin together: five
+    seconds each. Meanwhile torch is imported elsewhere, and a core is free."""
+    for file in (*HERE.rglob("test_*.py"), *HERE.rglob("conftest.py")):
+        kept = rewrite.get_cache_dir(file) / (file.stem + rewrite.PYC_TAIL)
+        if rewrite.try_makedirs(kept.parent) and rewrite._read_pyc(file, kept) is None:
+            stat, code = rewrite._rewrite_test(file, config)
+            rewrite._write_pyc(config.stash[rewrite.assertstate_key], code, stat, kept)
 
 
 @pytest.hookimpl(trylast=True)

@@ -20,7 +20,7 @@ from engine.data import rendering
 
 Alone = rendering.Child
 MOST = 4
-READ = ("tokenizer", "special_tokens", "added_tokens", "vocab", "merges", "spiece", "chat_template", "processor", "preprocessor")
+READ = tuple("tokenizer special_tokens added_tokens vocab merges spiece chat_template processor preprocessor".split())
 """How names of files begin that a tokenizer is read from."""
 _SHARED: OrderedDict[Any, tuple[Any, rendering.Child]] = OrderedDict()
 _NUMBERS = itertools.count()
