@@ -105,8 +105,8 @@ def pytest_xdist_setupnodes(config: pytest.Config) -> None:
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_auto_num_workers() -> int:
-    """One process more than cores: a third of the time of two on two cores was spent waiting, for browsers, terminals, runs
-    and ranks."""
+    """One process more than cores: with two on two cores at least a quarter of the time was spent waiting, for browsers,
+    terminals, runs and ranks."""
     return len(os.sched_getaffinity(0)) + 1 if hasattr(os, "sched_getaffinity") else (os.cpu_count() or 1) + 1
 
 

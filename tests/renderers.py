@@ -11,6 +11,7 @@ import functools
 import hashlib
 import itertools
 import os
+import re
 from collections import OrderedDict
 from collections.abc import Callable
 from pathlib import Path
@@ -20,7 +21,7 @@ from engine.data import rendering
 
 Alone = rendering.Child
 MOST = 4
-READ = tuple("tokenizer special_tokens added_tokens vocab merges spiece chat_template processor preprocessor".split())
+READ = re.compile("tokenizer|special_tokens|added_tokens|vocab|merges|spiece|chat_template|processor|preprocessor")
 """How names of files begin that a tokenizer is read from."""
 _SHARED: OrderedDict[Any, tuple[Any, rendering.Child]] = OrderedDict()
 _NUMBERS = itertools.count()
@@ -76,7 +77,7 @@ def _digest(folder: Path) -> str:
     """Of all that a tokenizer is read from."""
     read = hashlib.sha256()
     for name in sorted(os.listdir(folder)):
-        if name.startswith(READ) and (folder / name).is_file():
+        if READ.match(name) and (folder / name).is_file():
             read.update(f"{name}\n".encode() + (folder / name).read_bytes())
     return read.hexdigest()
 
