@@ -20,10 +20,12 @@ from typing import Any
 
 import psutil
 import pytest
+from _pytest.assertion import rewrite
 
 from tests import caches, renderers
 from tests.prestarted import prestarted
 
+HERE = Path(__file__).parent
 NOBODY = 65534
 MARK = f"WORKBENCH_TESTS_{uuid.uuid4().hex[:8]}"
 """Stands in the environment of every process that these tests start, also of those that outlive their parent. Each
@@ -96,8 +98,26 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
 def pytest_xdist_setupnodes(config: pytest.Config) -> None:
     """Processes of tests are forked from the one that has imported torch, but for those of a card: it was told that there is
     none."""
+    _rewrite_once(config)
     if "not gpu" in config.option.markexpr:
         prestarted.wait(600)
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_auto_num_workers() -> int:
+    """One process more than cores: with two on two cores at least a quarter of the time was spent waiting, for browsers,
+    terminals, runs and ranks."""
+    return len(os.sched_getaffinity(0)) + 1 if hasattr(os, "sched_getaffinity") else (os.cpu_count() or 1) + 1
+
+
+def _rewrite_once(config: pytest.Config) -> None:
+    """In a fresh clone pytest rewrites the asserts of 400 files, in each process of tests anew if they begin together: five
+    seconds each. Meanwhile torch is imported elsewhere, and a core is free."""
+    for file in (*HERE.rglob("test_*.py"), *HERE.rglob("conftest.py")):
+        kept = rewrite.get_cache_dir(file) / (file.stem + rewrite.PYC_TAIL)
+        if rewrite.try_makedirs(kept.parent) and rewrite._read_pyc(file, kept) is None:
+            stat, code = rewrite._rewrite_test(file, config)
+            rewrite._write_pyc(config.stash[rewrite.assertstate_key], code, stat, kept)
 
 
 @pytest.hookimpl(trylast=True)
@@ -119,6 +139,7 @@ def _turn(file: str, files: dict[str, int]) -> tuple[int, int, str]:
 
 def pytest_collection_finish(session: pytest.Session) -> None:
     _keep_imports()
+    gc.enable()
     _take_back(_AT_FIRST)
 
 
@@ -137,6 +158,10 @@ def _keep_imports() -> None:
 
 
 _KEPT = {"modules": 0}
+# Garbage is looked for while torch and its friends are imported, for a fifth of what that takes, and none is found. The tests of an
+# app, which makes thousands of small objects and keeps few, spent a sixth of their time so.
+gc.disable()
+gc.set_threshold(20_000, 10, 10)
 # So does what is installed: libraries ask for versions a dozen times a run, and each time a file of metadata is read.
 importlib.metadata.version = functools.cache(importlib.metadata.version)
 renderers.install()

@@ -52,6 +52,7 @@ engine.features.router_load.apply engine.features.vision_attention.apply"""
 
 def serve(place: Path) -> None:
     os.environ.pop("ZZ_ROOM")
+    gc.disable()  # a fifth of what the imports take is looking for garbage in them
     try:
         _import()
     except BaseException:
@@ -71,6 +72,7 @@ def serve(place: Path) -> None:
         print(*[(each / "comm").read_text().strip() for each in Path("/proc/self/task").iterdir()], flush=True)
         gc.collect()
         gc.freeze()
+        gc.enable()
         known: dict[str, Any] = {"at_import": prestarted.at_import(dict(os.environ))}
         known["surroundings"] = prestarted.surroundings()
         known["modules"] = sorted({name.partition(".")[0] for name in sys.modules})

@@ -66,6 +66,7 @@ class Terminal:
         try:
             data = os.read(self.fd, 1 << 16)
         except OSError:
+            time.sleep(min(seconds, 0.05))  # nobody holds the other end any more, and the program is about to end
             return False
         self.seen += data
         return bool(data)

@@ -140,9 +140,9 @@ def ranked(count: int) -> list[dict[str, Any]]:
     ("method", "choice"),
     [
         pytest.param("dpo", "best_worst", marks=pytest.mark.slow),
-        ("dpo", "adjacent"),
+        pytest.param("dpo", "adjacent", marks=pytest.mark.slow),
         ("reward", "all"),
-        ("dpo", "best_rest"),
+        pytest.param("dpo", "best_rest", marks=pytest.mark.slow),
         ("kto", "best_worst"),
     ],
 )

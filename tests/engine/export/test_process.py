@@ -62,7 +62,10 @@ def test_a_part_that_fails_leaves_the_others_and_cancelling_leaves_nothing(make_
     assert sorted(os.listdir(tmp_path)) == ["base", "runs", "small", "there"]
 
 
-def test_a_limit_on_files_in_the_middle_is_named_and_leaves_nothing(make_run: Make, tmp_path: Path) -> None:
+def test_a_limit_on_files_in_the_middle_is_named_and_leaves_nothing(
+    make_run: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("WORKBENCH_TESTS_WARM", "1")
     run = make_run(adapter={})
     limit = (
         "import resource, runpy, sys; sys.argv = ['export']; resource.setrlimit(resource.RLIMIT_FSIZE, (300_000, 300_000)); "

@@ -99,21 +99,23 @@ def test_a_checkpoint_is_that_of_one_process_and_goes_on_anywhere(place: Divided
     moved = [
         place.two.train_alone(place.again(lora.shared, **ALONE, **{"run.devices": 1, SPEC: 1})),
         place.two.train(place.again(lora.alone, **SHORT, **TWO)),
-        place.two.train(place.again(lora.shared, **{SPEC: 1})),
+        place.two.train(place.again(lora.shared, **{SPEC: 1, "distributed.strategy": "fsdp2"})),
     ]
     for run in moved:
         assert sorted(curve(run, segment=1)) == [3, 4]
         alike(run, lora.alone)
 
 
-def test_a_checkpoint_in_shares_goes_on_with_divided_experts_and_the_other_way(place: Divided) -> None:
-    fsdp2 = {"run.devices": 2, "distributed.strategy": "fsdp2"}
-    given = {"model.name": mixture(place, "qwen3_moe"), **ON_EXPERTS}
-    divided, shares = place.both(CONVERSATIONS, given, fsdp2)
-    for run, settings in ((shares, TWO | {"distributed.strategy": "ddp"}), (divided, fsdp2 | {SPEC: 1})):
-        going_on = place.two.train(place.again(run, **settings))
-        assert sorted(curve(going_on, segment=1)) == [3, 4]
-        alike(going_on, divided)
+def test_a_checkpoint_in_shares_goes_on_with_divided_experts(place: Divided) -> None:
+    """The other way is `test_a_checkpoint_is_that_of_one_process_and_goes_on_anywhere`."""
+    given = {**SHORT, "data.train": place.rows(CONVERSATIONS), "model.name": mixture(place, "qwen3_moe"), **ON_EXPERTS}
+    shares = place.two.train(
+        run_folder(place.root / "runs", given | {"run.devices": 2, "distributed.strategy": "fsdp2"})
+    )
+    going_on = place.two.train(place.again(shares, **TWO, **{"distributed.strategy": "ddp"}))
+    assert entry(going_on, "expert parallelism")["effective"] == 2
+    assert sorted(curve(going_on, segment=1)) == [3, 4]
+    alike(going_on, shares)
 
 
 @pytest.fixture(scope="module")
@@ -219,9 +221,13 @@ PACKED: dict[str, tuple[Callable[[Divided], str], dict[str, Any], str, int]] = {
     "stored in mxfp4": (in_mxfp4, {}, "mxfp4", 16),
     "stored in fp8": (in_fp8, {}, "fp8", 4),
 }
+PACKED_BY_DEFAULT = ("nf4", "stored in mxfp4")
+"""One kind that is packed while it is read, one that lies packed in the files."""
 
 
-@pytest.mark.parametrize("name", PACKED)
+@pytest.mark.parametrize(
+    "name", [name if name in PACKED_BY_DEFAULT else pytest.param(name, marks=pytest.mark.slow) for name in PACKED]
+)
 def test_packed_experts_are_divided_as_they_are_read(place: Divided, name: str) -> None:
     folder, settings, kind, experts = PACKED[name]
     pair = place.both(CONVERSATIONS, {**ON_EXPERTS, "model.name": folder(place), **settings})
