@@ -198,7 +198,9 @@ def lines(estimated: Any, facts: Any, longest: int) -> list[tuple[str, str]]:
         ("checkpoints at most", size(estimated.checkpoints_bytes) if estimated.checkpoints_bytes is not None else model)
     )
     if estimated.communication_seconds is not None:
-        rows.append(("comm wait a step, roughly", f"{brief(estimated.communication_seconds)} ({estimated.communication_by})"))
+        rows.append(
+            ("comm wait a step, roughly", f"{brief(estimated.communication_seconds)} ({estimated.communication_by})")
+        )
     if estimated.communication_bytes:
         rows.append(("sent by each GPU a step", size(estimated.communication_bytes)))
     if estimated.seconds_left is not None:
