@@ -124,6 +124,8 @@ def join(file: Path, overrides: tuple[str, ...], runs: str | None, rank: int, me
     assert meeting is not None
     reading = read(with_overrides(load(file).mapping, file.resolve().parent, overrides))
     place = runs_dir_of(reading.config, reading.given, runs)
+    if rank >= (nodes := reading.config.distributed.nodes):
+        raise UsageError(f"--node-rank: must be from 0 to {nodes - 1} in a run on {nodes} nodes; got {rank}.")
     require_place(meeting, rank, os.environ)
     echo(f"node {rank} waits for the first at {visible(meeting.endpoint or meeting.id)}", err=True)
     run = member.find(place, meeting, lambda: None)
