@@ -378,8 +378,10 @@ def as_fully_shard(order: dict[str, Any], turn: Turn) -> None:
         if order["compiled"]:
             layers[number] = torch.compile(layers[number])  # a module around it, so that messages stay outside
         fully_shard(layers[number], mesh=mesh, reshard_after_forward=True)
-    fully_shard(model.model.embed_tokens, mesh=mesh)
-    if not model.config.tie_word_embeddings:
+    if model.config.tie_word_embeddings:  # one weight is of one group
+        fully_shard([model.model.embed_tokens, model.model.norm, model.lm_head], mesh=mesh, reshard_after_forward=False)
+    else:
+        fully_shard(model.model.embed_tokens, mesh=mesh)
         fully_shard([model.model.norm, model.lm_head], mesh=mesh, reshard_after_forward=False)
     fully_shard(model, mesh=mesh)
     optimizer = torch.optim.AdamW(model.parameters(), lr=order["learning_rate"], weight_decay=0.0, fused=True)

@@ -8,7 +8,7 @@
 `lora`: 8B, r=16 on all linear layers, 4x2048 a card, one card beside two under DDP, then DDP beside FSDP2. `full`: 8B full
 weights under FSDP2, ours against a plain `fully_shard` loop with compiled layers and TRL's trainer under accelerate's FSDP2,
 one after the other. `moe`: LoRA on a mixture of 30B-A3B's width. `ep`: the same on two cards that
-each hold all experts, and that divide them (`distributed.expert_parallel_size`). `save`: how long a sharded checkpoint of 8B full
+each hold all experts, and that divide them (`distributed.expert_parallel_size`), compiled and not. `save`: how long a sharded checkpoint of 8B full
 weights with its optimizer keeps the training waiting. `overhead`: our trainer on two ranks against TRL's with the same settings.
 `context`: one row of 131,072 tokens, by `context_parallel.py`.
 
@@ -58,6 +58,7 @@ LORA: dict[str, Any] = {"adapter.kind": "lora", "adapter.r": 16, "adapter.lora_a
 FULL: dict[str, Any] = {"adapter.kind": "none", "optim.learning_rate": 1e-5}
 DDP: dict[str, Any] = {"run.devices": CARDS, "distributed.strategy": "ddp"}
 FSDP2: dict[str, Any] = {"run.devices": CARDS, "distributed.strategy": "fsdp2"}
+KEPT: dict[str, Any] = {"distributed.reshard_after_forward": False}
 DIVIDED: dict[str, Any] = {"distributed.expert_parallel_size": CARDS}
 CUT: dict[str, Any] = {"kernels.use_cut_ce": True}
 COMPILED: dict[str, Any] = {"kernels.torch_compile": True}
@@ -398,10 +399,10 @@ def lora(stage: Stage) -> None:
         until = max(begun + 0.55 * whole, time.monotonic() + 0.15 * whole)
         scaling(stage, stage.turns(["one card", "ddp"], until, stage.given.rounds), 1.96)
     stage.arms["one card"].end()
-    shared = stage.begin("fsdp2, compiled", "fsdp2, plain layers", within=0.65 * stage.left())
+    shared = stage.begin("fsdp2, compiled", "fsdp2, kept together", "fsdp2, plain layers", within=0.65 * stage.left())
     if "ddp" in stage.ready and shared:
         beside(stage, "ddp", shared, stage.until - 0.35 * stage.left())
-    for name in ("ddp", "fsdp2, compiled"):
+    for name in ("ddp", "fsdp2, compiled", "fsdp2, kept together"):
         stage.arms[name].end()
     if "fsdp2, plain layers" in shared and stage.begin("ddp, plain layers"):
         beside(stage, "ddp, plain layers", ["fsdp2, plain layers"], stage.until - 3)
@@ -451,7 +452,7 @@ def full(stage: Stage) -> None:
 def moe(stage: Stage) -> None:
     """One card beside two; a whole mixture fits on a card once, so its arms then come one after the other."""
     names = ["one card", "ddp"]
-    if stage.given.moe_layers <= 16:
+    if stage.given.moe_layers <= 24:  # twice on the first card: 34 GiB each
         if stage.begin(*names, within=0.6 * stage.left()):
             until = stage.until - 0.4 * stage.left()
             scaling(stage, stage.turns(sorted(stage.ready, reverse=True), until, stage.given.rounds), 1.9)
@@ -473,15 +474,19 @@ def moe(stage: Stage) -> None:
 
 def divided(stage: Stage) -> None:
     """Two cards with all experts each beside two that divide them; time, and the peaks of memory."""
-    ready = stage.begin("all experts", "divided", "divided, PEFT's pass")
-    if "all experts" not in ready or len(ready) < 2:
-        return
-    times = stage.turns(ready, stage.until - 3, stage.given.rounds)
-    stage.report(times)
-    for name in ready[1:]:
-        if times.both(name, "all experts"):
-            found = times.ratio(name, "all experts")
-            say(f"{stage.name}: a step, {name} / all experts {found[0]:.3f} [{found[1]:.3f}, {found[2]:.3f}]")
+    for whole, *parts in (
+        ("all experts, compiled", "divided, compiled"),
+        ("all experts", "divided", "divided, PEFT's pass"),
+    ):
+        ready = stage.begin(whole, *parts, within=0.6 * stage.left()) if stage.left() > 30 else []
+        if whole in ready and len(ready) > 1:
+            times = stage.turns(ready, stage.until - 0.4 * stage.left(), stage.given.rounds)
+            stage.report(times)
+            for name in (name for name in parts if times.both(name, whole)):
+                found = times.ratio(name, whole)
+                say(f"{stage.name}: a step, {name} / {whole} {found[0]:.3f} [{found[1]:.3f}, {found[2]:.3f}]")
+        for name in (whole, *parts):
+            stage.arms[name].end()
 
 
 def save(stage: Stage) -> None:
@@ -541,7 +546,7 @@ def overhead(stage: Stage) -> None:
     ours, theirs = stage.arms
     if len(stage.begin(ours, theirs)) < 2:
         return
-    times = stage.turns([ours, theirs], stage.until - 3, stage.given.rounds, 1 if stage.bench.tiny else 8)
+    times = stage.turns([ours, theirs], stage.until - 3, stage.given.rounds, 1 if stage.bench.tiny else 4)
     stage.report(times)
     if times.both(ours, theirs):
         found = times.ratio(ours, theirs)
@@ -598,6 +603,7 @@ PARTS: dict[str, Part] = {
             Spec("one card", processes=1, wanted=COMPILED),
             Spec("ddp", settings=DDP, wanted=COMPILED),
             Spec("fsdp2, compiled", settings=FSDP2, wanted=COMPILED),
+            Spec("fsdp2, kept together", settings={**FSDP2, **KEPT}, wanted=COMPILED),
             Spec("fsdp2, plain layers", settings=FSDP2),
             Spec("ddp, plain layers", settings=DDP),
         ),
@@ -622,6 +628,8 @@ PARTS: dict[str, Part] = {
     "ep": Part(
         150, "30b-a3b", {**_MIXTURE, **DDP},
         (
+            Spec("all experts, compiled", wanted=COMPILED),
+            Spec("divided, compiled", settings=DIVIDED, wanted=COMPILED),
             Spec("all experts"),
             Spec("divided", settings=DIVIDED),
             Spec("divided, PEFT's pass", settings={**DIVIDED, "kernels.fused_experts": False}),

@@ -16,8 +16,9 @@ import click
 
 from engine.errors import WorkbenchError, nearest
 from workbench.cli.ending import ended_by, ends_are_interrupts
-from workbench.cli.output import document, refuse
+from workbench.cli.output import document, echo, refuse
 from workbench.crash import crashed
+from workbench.home import provide_home
 
 # name -> (module, what it does); the help text stands here so that `--help` imports no command.
 COMMANDS: dict[str, tuple[str, str]] = {
@@ -128,6 +129,8 @@ def _run(*, as_json: bool) -> int:
     """Run the command that was called; the exit code. Asked for by the words alone, JSON answers a wrong call too."""
     usage = ""
     try:
+        if words := provide_home():
+            echo(words, err=True)
         result = cli.main(prog_name="workbench", standalone_mode=False)
         return result if isinstance(result, int) else 0
     except (click.exceptions.Abort, KeyboardInterrupt):

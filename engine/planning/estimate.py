@@ -14,6 +14,7 @@ from engine.config.tree import RunConfig
 from engine.facts import counts as counted
 from engine.planning import memory_model
 from engine.planning.auto import resolved
+from engine.planning.messages import Exchange, exchange
 from engine.planning.speed import card_batch_seconds, operations, streaming_share
 
 # What a CPU core does, for a first guess at the time.
@@ -54,6 +55,12 @@ class Estimate:
     memory: dict[str, int] = field(default_factory=dict)
     memory_total: int | None = None
     device_bytes: int | None = None
+    communication_seconds: float | None = None
+    """What a step takes because devices send each other messages and wait for the slowest; part of `seconds_left`."""
+    communication_bytes: int | None = None
+    """What one device sends in a step."""
+    communication_by: str = ""
+    """How, and at which speed, in words."""
     seconds_left: float | None = None
     exact: bool = False
     """Whether rows and tokens were counted rather than guessed."""
@@ -96,6 +103,7 @@ def estimate(config: RunConfig, facts: Facts | None = None) -> Estimate:
     batches = counted.batches_per_epoch(whole, facts)
     per_epoch = -(-batches // whole.optim.gradient_accumulation_steps) if batches else None
     tokens = data.tokens if data else None
+    sent = _exchange(whole, facts, counts, per_epoch)
     return Estimate(
         effective_batch=counted.effective_batch(whole, facts),
         steps=steps,
@@ -116,7 +124,10 @@ def estimate(config: RunConfig, facts: Facts | None = None) -> Estimate:
         memory=memory,
         memory_total=sum(memory.values()) if memory else None,
         device_bytes=memory_model.device_bytes(config, facts),
-        seconds_left=_seconds(whole, facts, counts, steps, per_epoch),
+        communication_seconds=sent.seconds if sent else None,
+        communication_bytes=round(sent.sent) if sent else None,
+        communication_by=sent.way if sent else "",
+        seconds_left=_seconds(whole, facts, counts, steps, per_epoch, sent.seconds if sent else 0.0),
         exact=bool(data and data.exact),
         counted=data.counted if data else None,
     )
@@ -162,10 +173,28 @@ def _kept(config: RunConfig, checkpoint: int | None, steps: int | None) -> int |
     return checkpoint * (min(written, config.run.save_total_limit + 1) + best)
 
 
+def _exchange(
+    config: RunConfig, facts: Facts, counts: counted.Parameters | None, per_epoch: int | None
+) -> Exchange | None:
+    """What cards send each other in a step; None where the time of a step is not known."""
+    data = facts.data
+    if config.method.rows == "prompts" or counts is None or not per_epoch or data is None or not data.tokens:
+        return None
+    tokens = data.tokens / (per_epoch * config.optim.gradient_accumulation_steps)
+    seconds = card_batch_seconds(config, facts, counts, tokens)
+    return None if seconds is None else exchange(config, facts, counts, seconds, tokens)
+
+
 def _seconds(
-    config: RunConfig, facts: Facts, counts: counted.Parameters | None, steps: int | None, per_epoch: int | None
+    config: RunConfig,
+    facts: Facts,
+    counts: counted.Parameters | None,
+    steps: int | None,
+    per_epoch: int | None,
+    communication: float,
 ) -> float | None:
-    """A first guess: 6 FLOP a parameter and token (8 with checkpointing, a third less for a frozen base).
+    """A first guess: 6 FLOP a parameter and token (8 with checkpointing, a third less for a frozen base), and `communication`
+    of cards in each step.
 
     On a card no less than the host takes to launch the layers; on a CPU it is for a machine as busy as it was when it was
     looked at.
@@ -186,4 +215,4 @@ def _seconds(
         return alone / machine.cpu_share
     accumulated = config.optim.gradient_accumulation_steps
     seconds = card_batch_seconds(config, facts, counts, data.tokens / (per_epoch * accumulated))
-    return None if seconds is None else seconds * accumulated * steps
+    return None if seconds is None else (seconds * accumulated + communication) * steps

@@ -15,7 +15,7 @@ import os
 import re
 import secrets
 import stat
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -180,11 +180,13 @@ def _seal(run: Path, path: Path) -> dict[str, Any]:
     return {"size": size, "sha256": digest}
 
 
-def _hash(handle: int) -> tuple[str, int]:
+def _hash(handle: int, between: Callable[[], None] | None = None) -> tuple[str, int]:
     digest, size = hashlib.sha256(), 0
     while block := os.read(handle, 1 << 20):
         digest.update(block)
         size += len(block)
+        if between is not None:
+            between()
     return digest.hexdigest(), size
 
 
@@ -208,17 +210,18 @@ def read_commit(path: Path) -> dict[str, Any] | None:
     return commit
 
 
-def problem_with(path: Path, *, hashes: bool = False) -> str:
-    """Why this checkpoint cannot be used, in a few words; empty if it is whole."""
+def problem_with(path: Path, *, hashes: bool = False, between: Callable[[], None] | None = None) -> str:
+    """Why this checkpoint cannot be used, in a few words; empty if it is whole. `between` is called again and again while files
+    are read for their hashes."""
     try:
-        return _problem_with(path, hashes)
+        return _problem_with(path, hashes, between)
     except UnsafeRunFile as problem:
         return problem.message
     except OSError as problem:
         return f"cannot be read: {problem.strerror or problem}"
 
 
-def _problem_with(path: Path, hashes: bool) -> str:
+def _problem_with(path: Path, hashes: bool, between: Callable[[], None] | None) -> str:
     run = _run_of(path)
     if not inside.exists(run, path):
         return "is not there"
@@ -236,7 +239,7 @@ def _problem_with(path: Path, hashes: bool) -> str:
             size = os.fstat(handle).st_size
             if size != entry["size"]:
                 return f"{visible(name)} has {size} bytes instead of {entry['size']}"
-            if hashes and _hash(handle)[0] != entry["sha256"]:
+            if hashes and _hash(handle, between)[0] != entry["sha256"]:
                 return f"{visible(name)} has changed since it was saved"
         finally:
             os.close(handle)
@@ -264,22 +267,26 @@ def newest_first(folder: RunFolder) -> list[Path]:
     return sorted(checkpoints, key=lambda path: step_of(path) or 0, reverse=True)
 
 
-def newest_valid(folder: RunFolder, *, hashes: bool = True) -> tuple[Path | None, list[tuple[Path, str]]]:
+def newest_valid(
+    folder: RunFolder, *, hashes: bool = True, between: Callable[[], None] | None = None
+) -> tuple[Path | None, list[tuple[Path, str]]]:
     """The newest whole checkpoint, and those newer than it with the reason why they were skipped."""
     skipped: list[tuple[Path, str]] = []
     for path in newest_first(folder):
-        reason = problem_with(path, hashes=hashes)
+        reason = problem_with(path, hashes=hashes, between=between)
         if not reason:
             return path, skipped
         skipped.append((path, reason))
     return None, skipped
 
 
-def to_go_on_from(folder: RunFolder) -> tuple[Path | None, list[tuple[Path, str]]]:
+def to_go_on_from(
+    folder: RunFolder, between: Callable[[], None] | None = None
+) -> tuple[Path | None, list[tuple[Path, str]]]:
     """As `newest_valid` for a run whose worker is gone, what that left half done collected as the next one will."""
     with RunLock(folder).acquire_soon():
-        collect(folder)
-    return newest_valid(folder)
+        collect(folder, between)
+    return newest_valid(folder, between=between)
 
 
 def prune(folder: RunFolder, keep: int, best: int | None = None) -> list[Path]:
@@ -308,7 +315,7 @@ def doomed(folder: RunFolder, keep: int, best: int | None = None, *, hashes: boo
     return gone
 
 
-def collect(folder: RunFolder) -> list[Path]:
+def collect(folder: RunFolder, between: Callable[[], None] | None = None) -> list[Path]:
     """Remove what an earlier worker left half done. Call with the run's lock held, before the first save.
 
     A `.tmp` whose COMMIT.json is whole was complete (its worker died just before the rename): it gets its name.
@@ -321,7 +328,7 @@ def collect(folder: RunFolder) -> list[Path]:
             gone.append(path)
         elif path.suffix == ".tmp" and step_of(path.with_suffix("")) is not None:
             final = path.with_suffix("")
-            if not inside.exists(folder, final) and is_valid(path, hashes=True):
+            if not inside.exists(folder, final) and not problem_with(path, hashes=True, between=between):
                 inside.rename(folder, path, final)
                 inside.sync(folder, folder.checkpoints)
             else:

@@ -159,7 +159,7 @@ def _owner_lives(record: dict[str, Any], folder: RunFolder, handle: int) -> bool
     if owner is None:
         return False
     there = record.get("file", here)
-    if owner.host == host():
+    if owner.host == host() and owner.here:  # a container of the same name, too, has pids of its own
         return there == here and owner.pid != os.getpid() and owner.alive
     # A network file system has another device number on each host; the inode is the same.
     if not isinstance(there, list) or there[1:] != here[1:]:

@@ -69,7 +69,9 @@ def endpoint_of(text: str) -> str:
     if not colon:
         name, port = text, str(DEFAULT_PORT)
     if not name or not name.isprintable() or " " in name or not port.isdigit() or not 0 < int(port) < 65536:
-        raise UsageError(f"--rdzv-endpoint: must be HOST or HOST:PORT; got {visible(text)!r}.")
+        raise UsageError(
+            f"--rdzv-endpoint: must be HOST or HOST:PORT, the port from 1 to 65535; got {visible(text)!r}."
+        )
     return f"{name}:{port}"
 
 

@@ -13,16 +13,25 @@ from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
+_OUTERMOST = "pid:[4026531836]"
+"""The kernel's own name of the PID namespace that is no container's."""
+
 
 @cache
 def boot_id() -> str:
+    """This boot of this machine, and the container whose processes can be seen: another counts pids of its own."""
     try:
         with open("/proc/sys/kernel/random/boot_id", encoding="ascii") as file:
-            return file.read().strip()
+            boot = file.read().strip()
     except OSError:
         import psutil
 
         return f"boot-{int(psutil.boot_time())}"
+    try:
+        namespace = os.readlink("/proc/self/ns/pid")
+    except OSError:
+        return boot
+    return boot if namespace == _OUTERMOST else f"{boot} {namespace}"
 
 
 @cache
@@ -52,6 +61,25 @@ def start_time(pid: int) -> int | None:
         return None if process.status() == psutil.STATUS_ZOMBIE else int(process.create_time() * 100)
     except psutil.Error:
         return None
+
+
+def busy_seconds(pid: int) -> float:
+    """How long the threads of a process have computed or waited for a core to compute on; 0.0 where that cannot be known."""
+    if not os.path.isdir("/proc/self"):
+        import psutil
+
+        try:
+            return float(sum(psutil.Process(pid).cpu_times()[:2]))
+        except psutil.Error:
+            return 0.0
+    total = 0
+    try:
+        for thread in os.listdir(f"/proc/{pid}/task"):
+            with open(f"/proc/{pid}/task/{thread}/schedstat", "rb") as file:
+                total += sum(map(int, file.read().split()[:2]))
+    except (OSError, ValueError):  # one that is gone by now
+        pass
+    return total / 1e9
 
 
 @dataclass(frozen=True)

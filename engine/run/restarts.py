@@ -5,7 +5,7 @@ A new checkpoint is progress and lets the count begin anew. The count stands in 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from engine.errors import WorkbenchError
@@ -19,8 +19,9 @@ PAUSE_SECONDS = (1.0, 5.0, 20.0, 60.0)
 class Restarts:
     """How often the worker of a run was started anew without a new checkpoint."""
 
-    def __init__(self, run: RunFolder) -> None:
-        self.run = run
+    def __init__(self, run: RunFolder, between: Callable[[], None] | None = None) -> None:
+        """`between` is called again and again while checkpoints are read, which may take minutes."""
+        self.run, self.between = run, between
 
     def again(self, final: Mapping[str, Any]) -> str:
         """That the run goes on after this end, and from where, as a sentence, and the count with it; empty where the end
@@ -29,7 +30,7 @@ class Restarts:
             return ""
         most = self._most()
         try:
-            newest, _ = checkpoint.to_go_on_from(self.run)
+            newest, _ = checkpoint.to_go_on_from(self.run, self.between)
         except (OSError, WorkbenchError):
             return ""  # no worker could begin either
         step = (checkpoint.step_of(newest) if newest is not None else None) or 0

@@ -1,8 +1,9 @@
 """Requests to stop that a worker does not answer: it is sent SIGTERM, and SIGKILL where that does not end it either.
 
 How long it has is `grace_seconds` of run.json. A save under way is not cut short for as long as it moves: the time counts from
-its end, or from `STILL_SECONDS` after it last wrote anything. Who asks with `now` waits for no save. A worker that has said how
-the run ended, and stays all the same, is ended too. Standard library only.
+its end, or from `STILL_SECONDS` after it last wrote anything. Nor is a step that is to be saved, for as long as the worker
+computes: a request is answered between steps, and one may take minutes. Who asks with `now` waits for neither. A worker that
+has said how the run ended, and stays all the same, is ended too. Standard library only.
 """
 
 from __future__ import annotations
@@ -25,6 +26,11 @@ LEAVE_SECONDS = 30.0
 STILL_SECONDS = 600.0
 """How long a save may change nothing in its folder before it is taken to hang: ranks gather shares, a file is read for its hash
 or goes to a slow disk."""
+LONG_STEP_SECONDS = 1800.0
+"""How long a step may go on before a worker that computes all the time is taken to go round in circles: as long as ranks wait for
+each other."""
+WORKS = 0.2
+"""Of a core: what a worker that computes takes, or waits for a GPU, whose end the host looks for all the time."""
 LOOK_SECONDS = 1.0
 _WHY = {
     "now": "The worker is ended at once, as asked",
@@ -64,6 +70,21 @@ class Save:
             return []  # one of them went meanwhile
 
 
+class Work:
+    """Whether a worker computes, by the last `LOOK_SECONDS` in which that was looked at."""
+
+    def __init__(self, worker: WorkerProcess, now: float) -> None:
+        self._looked, self._busy, self._works = now, worker.busy_seconds(), False
+
+    def goes_on(self, worker: WorkerProcess, now: float) -> bool:
+        """Whether it computes at the moment."""
+        if (passed := now - self._looked) >= LOOK_SECONDS:
+            busy = worker.busy_seconds()
+            self._works = busy - self._busy >= WORKS * passed
+            self._looked, self._busy = now, busy
+        return self._works
+
+
 class StopRequests:
     """What was asked of one worker, as its supervisor sees it."""
 
@@ -76,6 +97,7 @@ class StopRequests:
         self._saves: str | None = None
         self._save: Save | None = None
         self._saved_at = 0.0
+        self._work: Work | None = None
         self._term_at: dict[str, float] = {}
         self._killed: set[str] = set()
 
@@ -117,6 +139,10 @@ class StopRequests:
                 return
         if request.do == "stop" or request.id not in self._answered or self._saves is not None:
             since, grace = max(since, self._saved_at), self._grace()
+            if request.do != "stop" and self._saves is None and now - since < LONG_STEP_SECONDS:
+                self._work = self._work or Work(worker, now)
+                if self._work.goes_on(worker, now):
+                    return
             if now - since >= grace:
                 self.overdue = request
                 self._end(worker, now, since, grace, grace, "answer" if self._saves is None else "save")

@@ -58,7 +58,7 @@ class Supervisor:
         self.ended_at: float | None = None
         self.forwarded = False
         self.notifier = Notifier(run)
-        self.restarts = Restarts(run)
+        self.restarts = Restarts(run, self.peers.beat)
 
     def wait(self) -> bool:
         """Stay until it is this run's turn, and note its devices; False where it was taken out of the queue."""

@@ -10,7 +10,7 @@ import signal
 import subprocess
 
 from engine.run import cause
-from engine.run.process import Identity, boot_id, host, identity, send
+from engine.run.process import Identity, boot_id, busy_seconds, host, identity, send
 from engine.run.process_group import Family
 from engine.run.store import RunFolder
 
@@ -63,6 +63,10 @@ class WorkerProcess:
     def may_be_signalled(self, *, leaving: bool) -> bool:
         """A child of this process is the worker for certain; of any other that has to be proven at this very moment."""
         return self._child is not None or self.family.may_be_signalled(self.run, leaving=leaving)
+
+    def busy_seconds(self) -> float:
+        """How long the worker, its ranks and whatever they started have computed, or waited for a core to."""
+        return sum(map(busy_seconds, (self.who.pid, *self.family.members())))
 
     def send(self, number: int) -> None:
         """Signal the worker itself, if it is still the same process."""

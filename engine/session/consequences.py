@@ -24,6 +24,7 @@ CONSEQUENCES: tuple[tuple[str, str, str, Callable[[Any], str], bool], ...] = (
     ("memory", "memory", "memory_total", size, True),
     ("one checkpoint", "checkpoint", "checkpoint_bytes", size, True),
     ("disk for checkpoints", "checkpoints", "checkpoints_bytes", size, True),
+    ("comm wait a step, roughly", "comm wait", "communication_seconds", brief, True),
     ("time, roughly", "time, roughly", "seconds_left", brief, True),
 )
 WHERE_ANY = ("dropped_rows", "images", "image_tokens")

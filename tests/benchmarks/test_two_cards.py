@@ -82,7 +82,7 @@ def test_a_rank_that_is_gone_or_silent_is_named_in_time(script, monkeypatch, tmp
 
 @pytest.mark.slow
 @pytest.mark.timeout(900)
-@pytest.mark.parametrize("parts", [["lora", "overhead"], ["full", "save", "moe", "context"]])
+@pytest.mark.parametrize("parts", [["lora", "overhead"], ["full", "save", "moe", "ep", "context"]])
 def test_every_part_runs_on_two_processes_of_a_cpu(tmp_path: Path, parts: list[str]) -> None:
     results = tmp_path / "results.csv"
     told = ["--shape", "tiny", "--rounds", "3", "--seconds", "800", "--check", "--logs", tmp_path / "logs"]
@@ -97,12 +97,14 @@ def test_every_part_runs_on_two_processes_of_a_cpu(tmp_path: Path, parts: list[s
     assert "FAILED" not in done.stdout
     rows = [(row["work"].removeprefix("cards_"), row["impl"]) for row in csv.DictReader(results.open())]
     expected = {
-        "lora": ["ours, one card", "ours, ddp", "ours, ddp", "ours, fsdp2, compiled", "ours, fsdp2, plain layers",
-                 "ours, ddp, plain layers", "ours, fsdp2, plain layers"],
+        "lora": ["ours, one card", "ours, ddp", "ours, ddp", "ours, fsdp2, compiled", "ours, fsdp2, kept together",
+                 "ours, fsdp2, plain layers", "ours, ddp, plain layers", "ours, fsdp2, plain layers"],
         "overhead": ["ours", "trl, same settings"],
         "full": ["ours, compiled", "trl under accelerate's fsdp2", "fully_shard, compiled", "ours, plain layers"],
         "save": ["ours, fsdp2"],
         "moe": ["ours, one card", "ours, ddp", "ours, fsdp2"],
+        "ep": ["ours, all experts, compiled", "ours, divided, compiled", "ours, all experts", "ours, divided",
+               "ours, divided, PEFT's pass"],
         "context": [],
     }  # fmt: skip
     assert rows == [(part, impl) for part in parts for impl in expected[part]]

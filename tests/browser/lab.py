@@ -15,7 +15,6 @@ import os
 import secrets
 import shutil
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -91,26 +90,24 @@ class Lab:
 
 @contextlib.contextmanager
 def serve(root: Path, *, lean: bool = False, **environment: str) -> Iterator[Lab]:
-    """A JupyterLab on a free port, its settings in `root`, gone afterwards with all it started. `lean` without what no notebook
-    needs, which takes a while of a processor to load."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
+    """A JupyterLab on a port that it finds itself, since another test may take one that was free before its imports; its settings
+    in `root`, gone afterwards with all it started. `lean` without what no notebook needs, which takes a while of a processor to load."""
     token = secrets.token_hex(16)
     homes = ("JUPYTER_CONFIG_DIR", "JUPYTER_DATA_DIR", "JUPYTER_RUNTIME_DIR", "IPYTHONDIR")
     env = {**os.environ, **{name: str(root / ".jupyter" / name.lower()) for name in homes}, **environment}
     env["JUPYTER_PREFER_ENV_PATH"] = "1"
     _quiet(Path(env["JUPYTER_CONFIG_DIR"]), UNNEEDED if lean else [])
-    command = [sys.executable, "-m", "jupyterlab", "--no-browser", "--allow-root", "--ip=127.0.0.1", f"--port={port}"]
-    command += ["--ServerApp.port_retries=0", f"--IdentityProvider.token={token}", f"--ServerApp.root_dir={root}"]
+    command = [sys.executable, "-m", "jupyterlab", "--no-browser", "--allow-root", "--ip=127.0.0.1", "--port=0"]
+    command += [f"--IdentityProvider.token={token}", f"--ServerApp.root_dir={root}"]
     command += ["--LabApp.news_url=None", "--LabApp.check_for_updates_class=jupyterlab.NeverCheckForUpdate"]
     command += ["--LabApp.expose_app_in_browser=True"]
     log = (root / "lab.log").open("wb")
     process = subprocess.Popen(
         command, env=env, start_new_session=True, stdin=subprocess.DEVNULL, stdout=log, stderr=log, cwd=root
     )
-    url = f"http://127.0.0.1:{port}"
+    url = ""
     try:
+        url = f"http://127.0.0.1:{_port(Path(env['JUPYTER_RUNTIME_DIR']), process, root)}"
         _wait(f"{url}/api/status?token={token}", process, root)
         yield Lab(root, url, token, process)
     finally:
@@ -127,9 +124,23 @@ def _quiet(config: Path, without: list[str]) -> None:
         (config / name).write_text(json.dumps(told), "utf-8")
 
 
+def _port(folder: Path, process: subprocess.Popen[bytes], root: Path) -> int:
+    """The port that the server wrote down once it listened there."""
+
+    def written() -> dict[str, Any]:
+        if process.poll() is not None:
+            raise RuntimeError(f"JupyterLab ended with {process.returncode}: {_end_of(root / 'lab.log')}")
+        with contextlib.suppress(OSError, ValueError):
+            return dict(json.loads((folder / f"jpserver-{process.pid}.json").read_text()))
+        return {}
+
+    until(written, "JupyterLab writes down its port", state=lambda: _end_of(root / "lab.log"))
+    return int(written()["port"])
+
+
 def _stop(url: str, token: str, process: subprocess.Popen[bytes]) -> None:
     """Asked to, the server ends its kernels too; on SIGTERM it waits for them much longer."""
-    with contextlib.suppress(OSError):
+    with contextlib.suppress(OSError, ValueError):  # without an address it had none yet
         asked = urllib.request.Request(f"{url}/api/shutdown?token={token}", method="POST", data=b"")
         urllib.request.urlopen(asked, timeout=5).close()
     try:

@@ -1,4 +1,4 @@
-"""A SLURM of one node on the loopback, with everything of its own: for tests, as root. `with cluster(folder) as environ: ...`"""
+"""A SLURM on the loopback, with everything of its own: for tests, as root. `with cluster(folder) as environ: ...`"""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import signal
 import socket
 import subprocess
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
@@ -23,53 +23,61 @@ def lacks() -> str:
 
 
 @contextmanager
-def cluster(place: Path) -> Iterator[dict[str, str]]:
-    """Start munged, slurmctld and slurmd with their files in `place`; gives the variables that lead commands to them."""
+def cluster(place: Path, nodes: int = 1) -> Iterator[dict[str, str]]:
+    """Start munged, slurmctld and a slurmd for each of so many nodes of this machine, with their files in `place`; gives the
+    variables that lead commands to them."""
     place.mkdir(mode=0o755)
     key = place / "munge.key"
     key.write_bytes(os.urandom(1024))
     key.chmod(0o400)
     (place / "state").mkdir()
-    (place / "spool").mkdir()
-    (place / "slurm.conf").write_text(_config(place))
+    names = [f"node{number}" for number in range(nodes)]
+    for name in names:
+        (place / f"spool-{name}").mkdir()
+    (place / "slurm.conf").write_text(_config(place, names))
     environ = {"SLURM_CONF": str(place / "slurm.conf"), "PATH": _PATH}
     with ExitStack() as ends:
         munge = [f"--{name}={place / name}" for name in ("socket", "pid-file", "log-file", "seed-file")]
         for argv in (
             ["munged", "-F", "--force", f"--key-file={key}", *munge],
             ["slurmctld", "-D", "-c"],
-            ["slurmd", "-D"],
+            *(["slurmd", "-D", "-N", name] for name in names),
         ):
-            log = ends.enter_context(open(place / f"{argv[0]}.out", "wb"))
+            log = ends.enter_context(
+                open(place / f"{argv[0]}-{argv[-1]}.out" if "-N" in argv else place / f"{argv[0]}.out", "wb")
+            )
             process = subprocess.Popen(
                 argv, stdout=log, stderr=log, env={**os.environ, **environ}, start_new_session=True
             )
             ends.callback(_end, process)
             if argv[0] == "munged":
                 _until(lambda: (place / "socket").exists(), process, place)
-        _until(lambda: _states(environ) == "idle", process, place)
+        _until(lambda: _states(environ) == nodes * ["idle"], process, place)
         try:
             yield environ
         finally:
             subprocess.run(["scancel", "--me"], env={**os.environ, **environ}, timeout=60)
 
 
-def _config(place: Path) -> str:
-    controller, node = _free_port(), _free_port()
+def _config(place: Path, names: Sequence[str]) -> str:
+    controller, host = _free_port(), socket.gethostname()
+    nodes = "\n".join(
+        f"NodeName={name} NodeHostname={host} NodeAddr=127.0.0.1 Port={_free_port()} CPUs=1 State=UNKNOWN"
+        for name in names
+    )
     return f"""
 ClusterName=test
-SlurmctldHost={socket.gethostname()}(127.0.0.1)
+SlurmctldHost={host}(127.0.0.1)
 SlurmctldPort={controller}
-SlurmdPort={node}
 SlurmUser=root
 SlurmdUser=root
 AuthType=auth/munge
 AuthInfo=socket={place}/socket
 CredType=cred/munge
 StateSaveLocation={place}/state
-SlurmdSpoolDir={place}/spool
+SlurmdSpoolDir={place}/spool-%n
 SlurmctldPidFile={place}/slurmctld.pid
-SlurmdPidFile={place}/slurmd.pid
+SlurmdPidFile={place}/slurmd-%n.pid
 ProctrackType=proctrack/linuxproc
 TaskPlugin=task/none
 SelectType=select/linear
@@ -81,7 +89,7 @@ MpiDefault=none
 KillWait=20
 ReturnToService=2
 PlugStackConfig=/dev/null
-NodeName={socket.gethostname()} NodeAddr=127.0.0.1 CPUs=1 State=UNKNOWN
+{nodes}
 PartitionName=main Nodes=ALL Default=YES MaxTime=INFINITE State=UP
 """
 
@@ -92,11 +100,12 @@ def _free_port() -> int:
         return int(probe.getsockname()[1])
 
 
-def _states(environ: dict[str, str]) -> str:
+def _states(environ: dict[str, str]) -> list[str]:
+    """The state of each node."""
     said = subprocess.run(
-        ["sinfo", "-h", "-o", "%t"], env={**os.environ, **environ}, capture_output=True, text=True, timeout=60
+        ["sinfo", "-h", "-N", "-o", "%t"], env={**os.environ, **environ}, capture_output=True, text=True, timeout=60
     )
-    return said.stdout.strip()
+    return said.stdout.split()
 
 
 def _until(hold: object, process: subprocess.Popen[bytes], place: Path) -> None:

@@ -27,13 +27,13 @@ optim: {per_device_train_batch_size: 4, gradient_accumulation_steps: 1}
 
 
 @pytest.fixture
-def desk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """A working directory whose commands reach the cluster."""
+def desk(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """A working directory whose commands reach the cluster; its parameter is how many nodes that has, one by default."""
     if why := lacks():
         pytest.skip(why)
     (tmp_path / "my.yaml").write_text(CONFIG)
     monkeypatch.delenv("WORKBENCH_RUNS", raising=False)
-    with cluster(tmp_path / "cluster") as environ:
+    with cluster(tmp_path / "cluster", getattr(request, "param", 1)) as environ:
         for name, value in environ.items():
             monkeypatch.setenv(name, value)
         yield tmp_path
@@ -132,3 +132,21 @@ def test_the_runs_of_an_array_wait_work_are_requeued_and_stopped_each_by_itself(
     done = warm.command("stop", one.id, cwd=desk)
     assert done.returncode == 0, done.stderr
     assert reaches(one, "stopped").step > requeued.step
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize("desk", [2], indirect=True)
+def test_a_sweep_whose_runs_take_both_nodes_each_is_followed_to_its_table(desk: Path) -> None:
+    words = ("optim.max_steps=4,6", "--to", "slurm", "--nodes", "2", "--time", "30", "--json")
+    done = warm.command("sweep", "my.yaml", *words, cwd=desk, timeout=800)
+    assert done.returncode == 0, done.stderr + "".join(path.read_text() for path in desk.glob("runs/*/*.log"))
+    told = json.loads(done.stdout)
+    assert sorted(row["step"] for row in told["runs"]) == [4, 6]
+    runs = sorted(runs_in(desk / "runs"), key=lambda run: run.id)
+    assert [slurm.number(run).partition("_")[2] for run in runs] == ["0", "1"]
+    for run in runs:
+        assert run.state == "finished"
+        (start,) = [json.loads(line) for line in run.events.read_text().splitlines() if '"kind":"started"' in line]
+        assert start["world_size"] == 2
+        assert (run.path / "worker-1.log").exists(), "the second node had its part"

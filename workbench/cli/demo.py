@@ -11,7 +11,7 @@ from engine.errors import UsageError
 from engine.run.index import open_view
 from workbench.calling import run_name
 from workbench.cli.output import echo
-from workbench.cli.train import attach, start_mapping
+from workbench.cli.train import attach, hold_container, start_mapping
 
 
 @click.command(short_help="Train the built-in tiny model; no network needed.")
@@ -32,6 +32,7 @@ def command(
 
     if in_app and (detach or as_json):
         raise UsageError("--app excludes --detach and --json; choose one.")
+    hold_container(detach=detach)
     run = start_mapping(recipe_mapping("demo"), Path.cwd(), overrides, runs, name="demo")
     if in_app:
         return int(ctx.invoke(import_module("workbench.cli.app").command, run=str(run.path)) or 0)

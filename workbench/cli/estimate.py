@@ -107,6 +107,8 @@ _NAMES = {
     "memory in all": "memory_total",
     "one checkpoint": "checkpoint_bytes",
     "checkpoints at most": "checkpoints_bytes",
+    "comm wait a step, roughly": "communication_seconds",
+    "sent by each GPU a step": "communication_bytes",
     "time, very roughly": "seconds_left",
 }
 
@@ -195,6 +197,12 @@ def lines(estimated: Any, facts: Any, longest: int) -> list[tuple[str, str]]:
     rows.append(
         ("checkpoints at most", size(estimated.checkpoints_bytes) if estimated.checkpoints_bytes is not None else model)
     )
+    if estimated.communication_seconds is not None:
+        rows.append(
+            ("comm wait a step, roughly", f"{brief(estimated.communication_seconds)} ({estimated.communication_by})")
+        )
+    if estimated.communication_bytes:
+        rows.append(("sent by each GPU a step", size(estimated.communication_bytes)))
     if estimated.seconds_left is not None:
         cores = 1.0 if on_gpu or facts.machine is None else facts.machine.cpu_share
         beside = f", with {percent(cores)} of this busy machine's cores" if cores < 1 else ""

@@ -16,7 +16,7 @@ from engine.run.store import RunFolder
 from engine.session.resume import resume
 from workbench.calling import run_name
 from workbench.cli.output import echo
-from workbench.cli.train import attach, meeting_of, meets
+from workbench.cli.train import attach, hold_container, meeting_of, meets
 
 
 @click.command(short_help="Go on from the newest whole checkpoint.")
@@ -60,6 +60,7 @@ def command(
     A run on several machines is resumed on each of them, with its --node-rank; an address that is given on the first takes the
     place of the one before.
     """
+    hold_container(detach=detach)
     folder = store.find(run, store.runs_dir(runs))
     several = rendezvous_of(folder).nodes
     step = from_slurm(os.environ) if several > 1 else None

@@ -1,11 +1,13 @@
 """`workbench train FILE`: start a run and watch it; the window may go at any time.
 
-With a terminal Ctrl-C asks, and leaves the run going unless told otherwise. Without one the command is the run's
-foreground: SIGTERM and SIGINT save and stop it within `run.grace_seconds`, and the exit code says so.
+With a terminal Ctrl-C asks, and leaves the run going unless told otherwise. Without one, and as the first process of a
+container, whose end is that of all in it, the command is the run's foreground: SIGTERM and SIGINT save and stop it within
+`run.grace_seconds`, and the exit code says so.
 """
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import sys
@@ -18,7 +20,7 @@ from typing import Any, TypeVar
 
 import click
 
-from engine.errors import UsageError, WorkbenchError, visible
+from engine.errors import Cancelled, UsageError, WorkbenchError, visible
 from engine.run import control, member
 from engine.run.index import Watch, open_view
 from engine.run.nodes import MEET_SECONDS, Rendezvous, endpoint_of, from_slurm, require_place
@@ -83,6 +85,7 @@ def command(
     """
     if nodes is not None:
         overrides = (*overrides, f"distributed.nodes={nodes}")
+    hold_container(detach=detach)
     rank, meeting = meeting_of(node_rank, rdzv_endpoint, rdzv_id, rdzv_timeout, nodes or 1)
     if rank > 0:
         run = join(file, overrides, runs, rank, meeting)
@@ -121,6 +124,8 @@ def join(file: Path, overrides: tuple[str, ...], runs: str | None, rank: int, me
     assert meeting is not None
     reading = read(with_overrides(load(file).mapping, file.resolve().parent, overrides))
     place = runs_dir_of(reading.config, reading.given, runs)
+    if rank >= (nodes := reading.config.distributed.nodes):
+        raise UsageError(f"--node-rank: must be from 0 to {nodes - 1} in a run on {nodes} nodes; got {rank}.")
     require_place(meeting, rank, os.environ)
     echo(f"node {rank} waits for the first at {visible(meeting.endpoint or meeting.id)}", err=True)
     run = member.find(place, meeting, lambda: None)
@@ -220,6 +225,32 @@ def start_mapping(
     )
 
 
+def hold_container(*, detach: bool) -> None:
+    """As the first process of a container, where the system leaves out what nobody handles: SIGTERM ends this command from the
+    start, not only once a run is followed. Raises UsageError where nothing would hold the container until the run's end."""
+    if os.getpid() != 1:
+        return
+    if detach:
+        raise UsageError(
+            "--detach: must be left out in a command that is a container's first process; with its end the run would end.",
+            "Or start the container with a process that stays, and give the command inside (docker exec).",
+        )
+    signal.signal(signal.SIGTERM, _end_early)
+
+
+def _end_early(number: int, _: FrameType | None) -> None:
+    raise Cancelled(f"Ended by {signal.Signals(number).name} before the run was followed.", exit_code=128 + number)
+
+
+def reap() -> None:
+    """Takes note of processes that ended after their parents had: those are the children of a container's first process, and
+    would stay in its table as zombies."""
+    if os.getpid() == 1:
+        with contextlib.suppress(ChildProcessError):
+            while os.waitpid(-1, os.WNOHANG)[0]:
+                pass
+
+
 def attach(run: RunFolder, *, detach: bool = False, as_json: bool = False, after: int = -1) -> int:
     """Follow the run as this kind of window does; returns the exit code. Phases are told of segments after `after`."""
     with open_view(run) as watch:
@@ -234,7 +265,7 @@ def attach(run: RunFolder, *, detach: bool = False, as_json: bool = False, after
                     exit_code=130,
                 ) from None
             return _detached(watch, view, as_json)
-        if sys.stdin.isatty() and sys.stderr.isatty() and not as_json:
+        if sys.stdin.isatty() and sys.stderr.isatty() and not as_json and os.getpid() != 1:
             return _with_terminal(run, follower)
         return _foreground(run, follower, as_json)
 
@@ -299,7 +330,12 @@ def _foreground(run: RunFolder, follower: Follower, as_json: bool) -> int:
 
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, note)
-    view = follower.until(lambda view: bool(received))
+
+    def told(_: RunView) -> bool:
+        reap()
+        return bool(received)
+
+    view = follower.until(told)
     code = None
     if received and not view.over:
         code = 128 + received[0]

@@ -170,6 +170,9 @@ def _counting(switch: Switch) -> Iterator[None]:
 
     switch.counting = True
     limits = {"recompile_limit": MOST_GRAPHS, "fail_on_recompile_limit_hit": True, "specialize_float": True}
+    # DistributedDataParallel would have each graph cut where a bucket of gradients is full, the first after 1 MiB. Layers are
+    # graphs of their own: messages pass between them as it is.
+    limits["optimize_ddp"] = False
     # What a checkpointed layer puts down beside its answer (routers are heard and counted) is put down once.
     try:
         with config.patch({**limits, "skip_fwd_side_effects_in_bwd_under_checkpoint": True}):

@@ -134,6 +134,16 @@ def test_a_process_with_the_same_number_but_another_start_is_not_the_owner(run):
     assert not is_held(run)
 
 
+def test_a_heartbeat_counts_from_another_container_of_this_machine_and_name(run):
+    me = lock.identity().as_json()
+    there = {**me, "boot": f"{me['boot']} pid:[1]", "how": "heartbeat", "token": "x"}
+    run.lock.write_text(json.dumps(there))
+    assert is_held(run)
+    long_ago = time.time() - 2 * lock.STALE_SECONDS
+    os.utime(run.lock, (long_ago, long_ago))
+    assert not is_held(run)
+
+
 def test_doctor_can_tell_whether_locks_hold_here(tmp_path):
     holds, words = locks_hold(tmp_path)
     assert holds, words

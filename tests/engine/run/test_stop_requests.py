@@ -201,3 +201,22 @@ def test_requests_that_cannot_be_listed_are_none(run, start, tmp_path, link):
     assert worker.gone(requests) is None
     assert not control.asks_to_end(run)
     assert control.Controls(run).pending() == []
+
+
+COMPUTES = "import time; print(flush=True); end = time.time() + 60\nwhile time.time() < end: pass"
+
+
+def test_a_long_step_that_is_to_be_saved_is_waited_for_while_it_computes_and_no_longer(run, start, monkeypatch):
+    monkeypatch.setattr(stop_requests, "LOOK_SECONDS", 0.1)
+    worker, requests = start(COMPUTES, grace=0.3)
+    control.request(run, "save_stop")
+    assert [worker.gone(requests) for _ in range(3)] == [None] * 3
+    assert requests.overdue is None
+    monkeypatch.setattr(stop_requests, "LONG_STEP_SECONDS", 1.0)
+    assert worker.gone(requests) == -signal.SIGTERM
+
+
+def test_who_wants_a_computing_worker_to_stop_without_a_save_gets_it_within_the_grace(run, start):
+    worker, requests = start(COMPUTES)
+    control.request(run, "stop")
+    assert worker.gone(requests) == -signal.SIGTERM

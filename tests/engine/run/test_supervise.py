@@ -10,7 +10,7 @@ import sys
 import pytest
 
 from engine.errors import RunBusy
-from engine.run import nodes
+from engine.run import checkpoint, nodes
 from engine.run.control import Request
 from engine.run.devices import Choice
 from engine.run.events import EventWriter
@@ -128,3 +128,18 @@ def test_a_node_whose_folder_is_no_folder_any_more_goes_on(run, tmp_path):
     supervisor.peers.beat()
     supervisor.peers.close_round()
     assert list(tmp_path.glob("*.json")) == []
+
+
+def test_the_first_node_speaks_while_checkpoints_are_read_for_a_start_anew(run, monkeypatch):
+    monkeypatch.setattr(nodes, "BEAT_SECONDS", 0.0)
+    run.config.write_text("run: {max_restarts: 1}\n")
+    tmp = checkpoint.begin(run, 5)
+    (tmp / "weights").write_bytes(bytes(5 << 20))
+    checkpoint.commit(tmp, {})
+    supervisor = Supervisor(run)
+    supervisor.peers.node = FirstNode(run, Rendezvous(2))
+    supervisor.peers.close_round()
+    before = nodes.said_by(run, 0)["beat"]
+    words = supervisor.restarts.again({"kind": "failed", "cause": "signal SIGKILL"})
+    assert words == "It is started again from checkpoint-5."
+    assert nodes.said_by(run, 0)["beat"] >= before + 5

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
-from engine.errors import WorkbenchError
+from engine.errors import UsageError, WorkbenchError
 from engine.run.process import host
 from workbench.cli.train import command as train_command
 
@@ -37,6 +37,14 @@ def test_several_nodes_without_an_address_are_refused_before_anything_is_started
         "--rdzv-endpoint: needed on 2 nodes, the address of the first machine as the others reach it." in ended.stderr
     )
     assert not list(tmp_path.glob("runs/*/run.json"))
+
+
+def test_a_node_beyond_the_last_is_refused_before_it_waits(tmp_path: Path) -> None:
+    (tmp_path / "two.yaml").write_text(CONFIG)
+    words = ["--nodes", "2", "--node-rank", "2", "--rdzv-endpoint", "127.0.0.1:1", "--runs", str(tmp_path / "runs")]
+    ended = CliRunner().invoke(train_command, [str(tmp_path / "two.yaml"), *words])
+    assert isinstance(ended.exception, UsageError)
+    assert str(ended.exception) == "--node-rank: must be from 0 to 1 in a run on 2 nodes; got 2."
 
 
 def test_the_first_node_says_what_is_to_be_typed_on_the_others(tmp_path: Path) -> None:

@@ -13,7 +13,7 @@ import time
 import pytest
 from click.testing import CliRunner
 
-from engine.errors import UsageError, WorkbenchError
+from engine.errors import Cancelled, UsageError, WorkbenchError
 from engine.run import launch, store
 from engine.run.events import EventWriter
 from engine.run.in_flight import InFlight
@@ -21,6 +21,7 @@ from engine.run.index import open_view, peek
 from engine.run.store import ENDED, RunFolder, create
 from tests import warm
 from workbench.__main__ import cli
+from workbench.cli import train
 from workbench.cli.following import Follower
 from workbench.cli.runs import command as runs_command
 
@@ -370,3 +371,19 @@ def test_who_resumes_is_told_of_the_new_start_alone(tmp_path, capsys, monkeypatc
         EventWriter(run, segment=1).write("phase", name="Reading the config")
         follower.until(lambda view: True)
     assert [line for line in capsys.readouterr().err.splitlines() if line] == ["Reading the config"]
+
+
+def test_a_containers_first_process_is_ended_by_sigterm_from_the_start_and_refuses_to_leave(monkeypatch):
+    before = signal.getsignal(signal.SIGTERM)
+    monkeypatch.setattr(os, "getpid", lambda: 1)
+    try:
+        with pytest.raises(
+            UsageError, match="--detach: must be left out in a command that is a container's first process"
+        ):
+            train.hold_container(detach=True)
+        train.hold_container(detach=False)
+        with pytest.raises(Cancelled, match="Ended by SIGTERM") as told:
+            signal.raise_signal(signal.SIGTERM)
+        assert told.value.exit_code == 143
+    finally:
+        signal.signal(signal.SIGTERM, before)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import datetime
+import functools
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -85,3 +87,33 @@ def test_a_compiler_that_fails_on_one_of_two_processes_stops_neither(tmp_path: A
     ((effective, detail),) = told
     assert effective == "off"
     assert "compiling failed at step 1 (RuntimeError: no compiler)" in detail
+
+
+class Wide(Layer):
+    """Has more than the first bucket of gradients takes, 1 MiB."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.up, self.down = torch.nn.Linear(600, 600), torch.nn.Linear(600, 600)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x + self.down(self.up(x).relu())
+
+
+def test_buckets_of_gradients_cut_no_layers_graph(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def note(graph: torch.fx.GraphModule, _: Any) -> Any:
+        graphs.append(graph)
+        return graph.forward
+
+    graphs: list[torch.fx.GraphModule] = []
+    monkeypatch.setattr(torch, "compile", functools.partial(torch.compile, backend=note))
+    torch._dynamo.reset()
+    dist.init_process_group("gloo", init_method=f"file://{tmp_path}/meet", rank=0, world_size=1)
+    try:
+        model = torch.nn.Sequential(Wide(), Wide())
+        compiled.compile_layers(list(model), {})
+        DistributedDataParallel(model)(torch.ones(2, 600)).sum().backward()
+    finally:
+        dist.destroy_process_group()
+        torch._dynamo.reset()
+    assert len(graphs) == 1
