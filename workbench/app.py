@@ -21,6 +21,7 @@ from rich.segment import Segment, Segments
 from textual import events
 from textual.app import App, ComposeResult
 from textual.binding import BindingType
+from textual.css.stylesheet import Stylesheet
 from textual.screen import Screen
 from textual.theme import BUILTIN_THEMES, Theme
 from textual.widgets import Static
@@ -348,6 +349,27 @@ class Navigation:
         return isinstance(screen, BuildScreen) and screen.session.draft is not self._app.draft
 
 
+class ReadOnce(Stylesheet):
+    """Style sheets that are read anew where a colour has changed. Textual has them read twice as an app starts, with the same ones."""
+
+    def __init__(self, *, variables: dict[str, str]) -> None:
+        self._colours = dict(variables)
+        self._changed = False
+        super().__init__(variables=variables)
+
+    def set_variables(self, variables: dict[str, str]) -> None:
+        """Take these colours."""
+        self._changed = self._changed or variables != self._colours
+        self._colours = dict(variables)
+        super().set_variables(variables)
+
+    def reparse(self) -> None:
+        """Read them with the colours of now; what was added since is read when it is needed."""
+        if self._changed:
+            super().reparse()
+            self._changed = False
+
+
 class WorkbenchApp(App[None]):
     """The workbench in a terminal."""
 
@@ -386,6 +408,7 @@ class WorkbenchApp(App[None]):
             self.register_theme(theme)
         self._ansi = no_colour or few_colours()
         self.theme = theme_name(self._ansi, not wants_light())
+        self.stylesheet = ReadOnce(variables=self.get_css_variables())
 
     # What the screens share
 

@@ -21,7 +21,7 @@ from engine.config.steps import STEPS as QUESTIONS
 from engine.config.tree import fields
 from engine.errors import WorkbenchError, visible
 from engine.figures import brief, count
-from engine.hardware import Machine
+from engine.hardware import Machine, machine_text
 from engine.run import control
 from engine.run.phases import before_first_step
 from engine.run.store import RunFolder
@@ -31,7 +31,7 @@ from engine.session.build import BuildSession
 from engine.session.collector import Ask
 from engine.session.draft import Draft
 from engine.session.first_rows import COLUMNAR, Look, look_at
-from engine.session.pages import FIRST_ROWS, GAP, Block, machine_text
+from engine.session.pages import FIRST_ROWS, GAP, Block
 from engine.session.rows import tokens_of
 
 PAGES = ("machine", "goal", "rows", "tokens", "rehearsal", "next")
