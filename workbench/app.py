@@ -468,7 +468,8 @@ class WorkbenchApp(App[None]):
         if problem:
             self.notify(visible(redact(problem)), severity="warning", markup=False)
         # Behind what the screen has yet to do: on a busy machine it may not have given the focus to its form by now.
-        self.screen.call_later(self._early.hand_on)
+        if self.screen_stack:  # an app that was closed before its first frame has none any more
+            self.screen.call_later(self._early.hand_on)
 
     def on_resize(self, event: events.Resize) -> None:
         """Too little room: a sentence stands over whatever is open, and goes when there is room."""

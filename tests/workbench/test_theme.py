@@ -76,7 +76,7 @@ async def test_style_sheets_are_read_once_at_the_start_and_again_for_other_colou
     usual = stylesheet.parse
 
     def parse(scope, css, where, **more):
-        read[scope, css, where] += 1
+        read[scope, css, where, more["tie_breaker"]] += 1
         return usual(scope, css, where, **more)
 
     monkeypatch.setattr(stylesheet, "parse", parse)
