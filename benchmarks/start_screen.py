@@ -36,7 +36,7 @@ def folder_of(place: Path, runs: int) -> str:
 
 
 def opened(checkout: Path, runs: str, words: bytes, room: Path) -> tuple[float, float]:
-    """Seconds until the words are painted, and the processor's seconds that the app has taken by then."""
+    """Seconds until the words are painted (given up after two minutes), and the processor's seconds that the app has taken by then."""
     env = {
         "PYTHONPATH": str(checkout),
         "XDG_CACHE_HOME": str(room / checkout.name),
@@ -44,7 +44,7 @@ def opened(checkout: Path, runs: str, words: bytes, room: Path) -> tuple[float, 
     }
     terminal = Terminal([sys.executable, "-m", "workbench", "--runs", runs], env=env)
     try:
-        seconds = terminal.wait_for(words) - terminal.started
+        seconds = terminal.wait_for(words, timeout=120) - terminal.started
         fields = Path(f"/proc/{terminal.pid}/stat").read_text().rpartition(")")[2].split()
     finally:
         terminal.close()
