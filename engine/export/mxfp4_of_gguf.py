@@ -8,6 +8,7 @@ j + 16.
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -28,7 +29,8 @@ def refuse_unserved(model: Model) -> None:
     if not any(name.endswith("_blocks") for name in every):
         place = model_files.place(model.whole)
         raise ModelError(
-            f"gguf: {MXFP4} keeps experts that the files hold in it, and those of {place} hold none.", _WAY
+            f"gguf: {MXFP4} keeps experts that the files hold in it, and those of {place} hold none.",
+            "Take --quant BF16 or Q8_0.",
         )
     if model.config.model.quantization != "none":
         held = model.config.model.quantization
@@ -38,7 +40,7 @@ def refuse_unserved(model: Model) -> None:
         raise ModelError(f"gguf: {MXFP4} keeps the base's experts to the bit, and this run's adapter is on them.", _WAY)
 
 
-def blocks(base: Path, part: Part) -> np.ndarray:
+def blocks(base: Path, part: Part) -> np.ndarray[Any, np.dtype[np.uint8]]:
     """One expert's part of a weight of the base's files as llama.cpp's bytes [rows, 17 x blocks], uint8."""
     numbers, scales = (_of_expert(base, f"{part.name}_{end}", part) for end in ("blocks", "scales"))
     codes = torch.stack([numbers & 15, numbers >> 4], dim=-1).flatten(-2)

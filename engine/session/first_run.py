@@ -399,7 +399,9 @@ class FirstRun:
                 yield Block("warn", "No mark of an end is learned here: asked, the model may not know when to stop.")
             else:
                 last = f"{visible(repr(learned[-1]['text']))} (number {learned[-1]['id']})"
-                yield _text(f"The last that is learned, {last}, is no part of the answer: it teaches the model to stop.")
+                yield _text(
+                    f"The last that is learned, {last}, is no part of the answer: it teaches the model to stop."
+                )
 
     def _about_rehearsal(self, view: RunView | None, verdict: Verdict | None) -> Iterator[Block]:
         waits = before_first_step(view) if view is not None else []
