@@ -1,6 +1,7 @@
 """The method section: how the model learns. Each kind is a section of its own, told apart by `kind`.
 
-A new kind is a class (see `engine.config.kinds`) and one line in each of the two tables below.
+A new kind is a class (see `engine.config.kinds`), one line in each of the two tables below and what it is called in
+`engine.config.method_names`.
 """
 
 from typing import Annotated, ClassVar, Literal
