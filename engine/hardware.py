@@ -18,6 +18,7 @@ from types import ModuleType
 from typing import TypeVar
 
 from engine.errors import UsageError, nearest, visible
+from engine.figures import size
 
 GiB = 1024**3
 
@@ -329,3 +330,14 @@ def installed(package: str) -> str | None:
 
 _SMALLER = {"mlflow": ("mlflow-skinny",)}
 """Distributions that bring the same package with less beside it."""
+
+
+def machine_text(machine: Machine | None) -> str:
+    """The machine in a few words."""
+    if machine is None:
+        return "this machine"
+    if machine.gpus:
+        gpu = machine.gpus[0]
+        many = f"{len(machine.gpus)} x " if len(machine.gpus) > 1 else ""
+        return visible(f"{many}{gpu.name.removeprefix('NVIDIA ')}, {size(gpu.memory_bytes)}")
+    return f"CPU, {machine.cpu_count or '?'} cores, {size(machine.memory_bytes)}"

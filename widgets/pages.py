@@ -16,11 +16,12 @@ from engine.config.text_values import as_typed
 from engine.config.tree import fields
 from engine.errors import visible
 from engine.figures import size
+from engine.hardware import machine_text
 from engine.session import pages
 from engine.session.build import BuildSession, step_statuses
 from engine.session.draft import Draft
 from engine.session.explain import of_kind, of_recipe
-from engine.session.start import goal_of
+from engine.session.opening import goal_of
 
 Block = dict[str, Any]
 
@@ -160,7 +161,7 @@ def _launch(session: BuildSession) -> Iterator[Block]:
         yield from drawn(pages.uncounted(session))
         yield from drawn(pages.waiting(session))
     yield title("Where")
-    yield say(f"On {pages.machine_text(session.draft.facts.machine)}.")
+    yield say(f"On {machine_text(session.draft.facts.machine)}.")
     yield say(f"Its folder is made in {session.runs_dir}.")
     yield title("When this notebook closes")
     yield say(

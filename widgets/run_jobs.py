@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from engine.errors import WorkbenchError
-from engine.export.places import FORMS, K_QUANTS, QUANTS, places, refuse_existing
+from engine.export.places import FORMS, K_QUANTS, MXFP4, QUANTS, places, refuse_existing
 from engine.export.process import Export, part_summary, request
 from engine.figures import progress
 from engine.run.data_record import DataChanged
@@ -95,7 +95,7 @@ class RunJobs:
         for form in forms:
             if form not in FORMS:
                 raise WorkbenchError(f"form: must be one of {', '.join(FORMS)}; got {shown(form, 40)}.")
-        if "gguf" in forms and quant not in (known := (*QUANTS, *K_QUANTS)):
+        if "gguf" in forms and quant not in (known := (*QUANTS, MXFP4, *K_QUANTS)):
             raise WorkbenchError(f"quant: must be one of {', '.join(known)}; got {shown(quant, 40)}.")
         where = places(run, forms, folder, quant)
         for place in where.values():

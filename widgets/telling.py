@@ -118,7 +118,7 @@ def pruning(choice: Choice) -> dict[str, Any]:
 def _forms(run: RunFolder) -> dict[str, Any]:
     """What a model can be taken along as, each with what it is for; number formats of a GGUF, and what others need."""
     needs = "" if makes_k_quants() else "Q4_K_M and other K-quants need llama.cpp: pip install llama-cpp-python"
-    return {"forms": list(forms_of(run).items()), "quants": offered_quants(), "needs": needs}
+    return {"forms": list(forms_of(run).items()), "quants": offered_quants(run), "needs": needs}
 
 
 def _end(view: RunView) -> str:

@@ -20,7 +20,7 @@ from engine.run.store import ENDED, RunFolder, runs_in
 from engine.run.view import RunView
 from engine.session.build import BuildSession
 from engine.session.draft import Draft
-from engine.session.start import open_config
+from engine.session.opening import open_config
 from widgets.asking import Asker
 from widgets.chat import ChatPart
 from widgets.columns import ColumnsPart

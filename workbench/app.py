@@ -21,6 +21,7 @@ from rich.segment import Segment, Segments
 from textual import events
 from textual.app import App, ComposeResult
 from textual.binding import BindingType
+from textual.css.stylesheet import Stylesheet
 from textual.screen import Screen
 from textual.widgets import Static
 
@@ -304,6 +305,27 @@ class Navigation:
         return isinstance(screen, BuildScreen) and screen.session.draft is not self._app.draft
 
 
+class ReadOnce(Stylesheet):
+    """Style sheets that are read anew where a colour has changed. Textual has them read twice as an app starts, with the same ones."""
+
+    def __init__(self, *, variables: dict[str, str]) -> None:
+        self._colours = dict(variables)
+        self._changed = False
+        super().__init__(variables=variables)
+
+    def set_variables(self, variables: dict[str, str]) -> None:
+        """Take these colours."""
+        self._changed = self._changed or variables != self._colours
+        self._colours = dict(variables)
+        super().set_variables(variables)
+
+    def reparse(self) -> None:
+        """Read them with the colours of now; what was added since is read when it is needed."""
+        if self._changed:
+            super().reparse()
+            self._changed = False
+
+
 class WorkbenchApp(App[None]):
     """The workbench in a terminal."""
 
@@ -342,6 +364,7 @@ class WorkbenchApp(App[None]):
             self.register_theme(theme)
         self._ansi = no_colour or few_colours()
         self.theme = theme_name(self._ansi, not wants_light())
+        self.stylesheet = ReadOnce(variables=self.get_css_variables())
 
     # What the screens share
 
@@ -401,7 +424,8 @@ class WorkbenchApp(App[None]):
         if problem:
             self.notify(visible(redact(problem)), severity="warning", markup=False)
         # Behind what the screen has yet to do: on a busy machine it may not have given the focus to its form by now.
-        self.screen.call_later(self._early.hand_on)
+        if self.screen_stack:  # an app that was closed before its first frame has none any more
+            self.screen.call_later(self._early.hand_on)
 
     def on_resize(self, event: events.Resize) -> None:
         """Too little room: a sentence stands over whatever is open, and goes when there is room."""

@@ -3,6 +3,7 @@
 from typing import Annotated, ClassVar, Literal
 
 from engine.config.kinds import Kind, MethodSection, Rows
+from engine.config.method_names import CALLED
 from engine.config.section import Advanced, Ge, Gt, Le, Source, Title
 
 
@@ -12,7 +13,7 @@ class Distill(MethodSection):
     at each place, stored before training; teacher and model must share their vocabulary. No teacher is loaded."""
 
     kind: Annotated[Literal["distill"], Kind] = "distill"
-    called: ClassVar[str] = "distillation"
+    called: ClassVar[str] = CALLED["distill"]
     words: ClassVar[str] = "distillation: learn from a teacher's probabilities"
     formats: ClassVar[tuple[str, ...]] = ("distill",)
     rows: ClassVar[Rows] = "distill"

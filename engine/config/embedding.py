@@ -3,6 +3,7 @@
 from typing import Annotated, ClassVar, Literal
 
 from engine.config.kinds import Head, Kind, MethodSection, Rows
+from engine.config.method_names import CALLED
 from engine.config.section import Advanced, Gt, Le, Source, Title, Words
 
 
@@ -14,7 +15,7 @@ class Embedding(MethodSection):
     rank as their scores do. Its checkpoints open with `SentenceTransformer(folder)`."""
 
     kind: Annotated[Literal["embedding"], Kind] = "embedding"
-    called: ClassVar[str] = "an embedding model"
+    called: ClassVar[str] = CALLED["embedding"]
     words: ClassVar[str] = "embedding: turn texts into vectors for search"
     formats: ClassVar[tuple[str, ...]] = ("embedding",)
     rows: ClassVar[Rows] = "texts"

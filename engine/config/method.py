@@ -1,6 +1,7 @@
 """The method section: how the model learns. Each kind is a section of its own, told apart by `kind`.
 
-A new kind is a class (see `engine.config.kinds`) and one line in each of the two tables below.
+A new kind is a class (see `engine.config.kinds`), one line in each of the two tables below and what it is called in
+`engine.config.method_names`.
 """
 
 from typing import Annotated, ClassVar, Literal
@@ -10,6 +11,7 @@ from pydantic import Field
 from engine.config.distill import Distill
 from engine.config.embedding import Embedding
 from engine.config.kinds import LANGUAGE_FORMATS, Kind, MethodSection, Rows
+from engine.config.method_names import CALLED
 from engine.config.preference import Dpo, Ipo, Kto, Orpo, Simpo
 from engine.config.reward_model import Prm, Reward
 from engine.config.rollouts import Gdpo, Grpo, Ppo
@@ -33,7 +35,7 @@ class Sft(CrossEntropy):
     with their answers. Which turns are learned is `data.trained_turns`."""
 
     kind: Annotated[Literal["sft"], Kind] = "sft"
-    called: ClassVar[str] = "SFT"
+    called: ClassVar[str] = CALLED["sft"]
     words: ClassVar[str] = "SFT: learn to answer like the examples"
     formats: ClassVar[tuple[str, ...]] = LANGUAGE_FORMATS
     rows: ClassVar[Rows] = "language"
@@ -46,7 +48,7 @@ class Pretrain(CrossEntropy):
     read and not learned. Needs rows of text, with no answers in them."""
 
     kind: Annotated[Literal["pretrain"], Kind] = "pretrain"
-    called: ClassVar[str] = "pretraining"
+    called: ClassVar[str] = CALLED["pretrain"]
     words: ClassVar[str] = "pretraining: read plain text"
     formats: ClassVar[tuple[str, ...]] = ("text", "tokens", "synthetic", "multimodal_pretrain")
     rows: ClassVar[Rows] = "language"

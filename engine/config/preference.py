@@ -3,6 +3,7 @@
 from typing import Annotated, ClassVar, Literal
 
 from engine.config.kinds import Kind, MethodSection, Rows
+from engine.config.method_names import CALLED
 from engine.config.section import Advanced, Auto, Ge, Gt, Le, Lt, Source, Title, Words
 
 DpoLoss = Literal[
@@ -23,7 +24,7 @@ class Dpo(MethodSection):
     with a prompt, a chosen and a rejected answer; start from a model that already answers in the wanted form."""
 
     kind: Annotated[Literal["dpo"], Kind] = "dpo"
-    called: ClassVar[str] = "DPO"
+    called: ClassVar[str] = CALLED["dpo"]
     words: ClassVar[str] = "DPO: prefer one answer over another"
     formats: ClassVar[tuple[str, ...]] = ("preference", "ranking", "synthetic")
     rows: ClassVar[Rows] = "pairs"
@@ -62,7 +63,7 @@ class Kto(MethodSection):
     one row of each. Take it where nobody compared answers side by side."""
 
     kind: Annotated[Literal["kto"], Kind] = "kto"
-    called: ClassVar[str] = "KTO"
+    called: ClassVar[str] = CALLED["kto"]
     words: ClassVar[str] = "KTO: more of the good answers, less of the bad ones"
     formats: ClassVar[tuple[str, ...]] = ("unpaired_preference", "preference", "ranking", "synthetic")
     rows: ClassVar[Rows] = "rated"
@@ -106,7 +107,7 @@ class Ipo(MethodSection):
     or the same answer always preferred."""
 
     kind: Annotated[Literal["ipo"], Kind] = "ipo"
-    called: ClassVar[str] = "IPO"
+    called: ClassVar[str] = CALLED["ipo"]
     words: ClassVar[str] = "IPO: prefer one answer over another, by a fixed margin"
     formats: ClassVar[tuple[str, ...]] = ("preference", "ranking", "synthetic")
     rows: ClassVar[Rows] = "pairs"
@@ -128,7 +129,7 @@ class Simpo(MethodSection):
     and a rejected answer, and a model that was fine-tuned before: nothing holds it to where it started."""
 
     kind: Annotated[Literal["simpo"], Kind] = "simpo"
-    called: ClassVar[str] = "SimPO"
+    called: ClassVar[str] = CALLED["simpo"]
     words: ClassVar[str] = "SimPO: prefer one answer over another, without a reference"
     formats: ClassVar[tuple[str, ...]] = ("preference", "ranking", "synthetic")
     rows: ClassVar[Rows] = "pairs"
@@ -157,7 +158,7 @@ class Orpo(MethodSection):
     that was not fine-tuned before."""
 
     kind: Annotated[Literal["orpo"], Kind] = "orpo"
-    called: ClassVar[str] = "ORPO"
+    called: ClassVar[str] = CALLED["orpo"]
     words: ClassVar[str] = "ORPO: learn answers and preferences in one go"
     formats: ClassVar[tuple[str, ...]] = ("preference", "ranking", "synthetic")
     rows: ClassVar[Rows] = "pairs"

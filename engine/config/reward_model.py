@@ -3,6 +3,7 @@
 from typing import Annotated, ClassVar, Literal
 
 from engine.config.kinds import Head, Kind, MethodSection, Rows
+from engine.config.method_names import CALLED
 from engine.config.section import Advanced, Ge, Le, Source, Title
 
 
@@ -12,7 +13,7 @@ class Reward(MethodSection):
     a rejected answer. Take it to judge answers, or as a reward for GRPO where no rule can tell good from bad."""
 
     kind: Annotated[Literal["reward"], Kind] = "reward"
-    called: ClassVar[str] = "a reward model"
+    called: ClassVar[str] = CALLED["reward"]
     words: ClassVar[str] = "reward model: give answers a score"
     formats: ClassVar[tuple[str, ...]] = ("preference", "ranking", "synthetic")
     rows: ClassVar[Rows] = "pairs"
@@ -34,7 +35,7 @@ class Prm(MethodSection):
     answer and a verdict of true or false for each, some of both."""
 
     kind: Annotated[Literal["prm"], Kind] = "prm"
-    called: ClassVar[str] = "a process reward model"
+    called: ClassVar[str] = CALLED["prm"]
     words: ClassVar[str] = "process reward: judge each step of an answer"
     formats: ClassVar[tuple[str, ...]] = ("stepwise_supervision",)
     rows: ClassVar[Rows] = "steps"

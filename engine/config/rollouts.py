@@ -7,6 +7,7 @@ in one base; the names are those of TRL's GRPOConfig where it has the setting.
 from typing import Annotated, ClassVar, Literal
 
 from engine.config.kinds import LANGUAGE_FORMATS, Kind, MethodSection, Rows
+from engine.config.method_names import CALLED
 from engine.config.section import Advanced, Auto, Control, Expert, Ge, Gt, Le, Lt, Required, Source, Title, Unit, Words
 
 PROMPT_FORMATS = ("prompts", *(name for name in LANGUAGE_FORMATS if name not in ("tokens", "synthetic")))
@@ -115,7 +116,7 @@ class Grpo(Groups):
     Start from a model that sometimes gets it right: a group without any difference teaches nothing."""
 
     kind: Annotated[Literal["grpo"], Kind] = "grpo"
-    called: ClassVar[str] = "GRPO"
+    called: ClassVar[str] = CALLED["grpo"]
     words: ClassVar[str] = "GRPO: learn from rewards, answers compared in groups"
 
     scale_rewards: Annotated[
@@ -134,7 +135,7 @@ class Gdpo(Groups):
     of GRPO different rewards that come to the same total teach nothing."""
 
     kind: Annotated[Literal["gdpo"], Kind] = "gdpo"
-    called: ClassVar[str] = "GDPO"
+    called: ClassVar[str] = CALLED["gdpo"]
     words: ClassVar[str] = "GDPO: as GRPO, each of several rewards by itself"
 
 
@@ -144,7 +145,7 @@ class Ppo(Rollouts):
     GRPO; take it where one answer a prompt is all you can afford, or where credit for single tokens matters."""
 
     kind: Annotated[Literal["ppo"], Kind] = "ppo"
-    called: ClassVar[str] = "PPO"
+    called: ClassVar[str] = CALLED["ppo"]
     words: ClassVar[str] = "PPO: learn from rewards, with a value head"
 
     num_generations: Annotated[int, Ge(1), Le(1024), Title("Answers a prompt"), Advanced] = 1

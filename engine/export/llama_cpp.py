@@ -16,7 +16,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from engine.errors import WorkbenchError, visible
-from engine.export.places import COMMON_K_QUANTS, QUANTS
+from engine.export.places import COMMON_K_QUANTS, MXFP4, QUANTS, keeps_mxfp4
+from engine.run.store import RunFolder
 
 if TYPE_CHECKING:
     import torch
@@ -30,9 +31,10 @@ def makes_k_quants() -> bool:
     return shutil.which(PROGRAM) is not None or installed()
 
 
-def offered_quants() -> tuple[str, ...]:
-    """The number formats of a GGUF that a list offers on this machine."""
-    return (*QUANTS, *(COMMON_K_QUANTS if makes_k_quants() else ()))
+def offered_quants(run: RunFolder) -> tuple[str, ...]:
+    """The number formats of a GGUF that a list offers for this run on this machine."""
+    own = (MXFP4,) if keeps_mxfp4(run) else ()
+    return (*QUANTS, *own, *(COMMON_K_QUANTS if makes_k_quants() else ()))
 
 
 def refuse_without_quantizer(quant: str) -> None:

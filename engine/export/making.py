@@ -11,7 +11,7 @@ from engine.errors import WorkbenchError
 from engine.export import modelfile, record
 from engine.export.folder import Model, bytes_of, write_adapter, write_model, write_packed
 from engine.export.parity import Parity
-from engine.export.places import K_QUANTS, placed
+from engine.export.places import K_QUANTS, MXFP4, placed
 from engine.run import checkpoint
 from engine.run.store import called
 
@@ -69,9 +69,12 @@ def _gguf(model: Model, place: Path, part: Path, request: dict[str, Any], report
     """Out of the merged folder, which is compared by its logits first; one that this export made already is taken."""
     from transformers import AutoConfig
 
+    from engine.export import mxfp4_of_gguf
     from engine.export.to_gguf import architecture, write
 
     architecture(AutoConfig.from_pretrained(model.whole).get_text_config())
+    if request["quant"] == MXFP4:
+        mxfp4_of_gguf.refuse_unserved(model)
     made = Path(request["places"].get("safetensors", ""))
     if model.merged is not None and made == model.merged:
         return write(model, made, part, request["quant"], report)

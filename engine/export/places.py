@@ -28,6 +28,8 @@ FORMS = {
 """What a run can be exported to, and what each is for."""
 QUANTS = ("F16", "BF16", "Q8_0", "F32")
 """Number formats of a GGUF that need no other program."""
+MXFP4 = "MXFP4"
+"""One for bases that hold their experts in it: those stay as they are, to the bit, beside the rest in BF16."""
 K_QUANTS = ("Q2_K", "Q3_K_S", "Q3_K_M", "Q3_K_L", "Q4_K_S", "Q4_K_M", "Q5_K_S", "Q5_K_M", "Q6_K", "IQ4_XS", "Q4_0")
 """Those that llama.cpp makes, by its program `llama-quantize` or the package `llama-cpp-python`."""
 
@@ -92,20 +94,32 @@ def forms_of(run: RunFolder) -> dict[str, str]:
 
 def _on_packed(run: RunFolder) -> bool:
     """Whether the run's base lies in a folder whose files say that it is packed, and was trained on as it is."""
+    from engine.facts.stored import ROUNDED_TO
+
+    return _format_of_base(run) in ROUNDED_TO
+
+
+def keeps_mxfp4(run: RunFolder) -> bool:
+    """Whether a GGUF may keep the experts of the run's base in MXFP4, as far as can be told from here."""
+    return _format_of_base(run) == "mxfp4" and not adapts_experts(run)
+
+
+def _format_of_base(run: RunFolder) -> str | None:
+    """The packed format of a base that was trained on as it is, where its folder is to be seen from here."""
     from engine.config.files import parse, place_of
-    from engine.facts.stored import ROUNDED_TO, stored_as, with_note
+    from engine.facts.stored import stored_as, with_note
 
     try:
         model = parse(run.read_config(), path=run.config).mapping.get("model")
         name = model.get("name") if isinstance(model, dict) and model.get("quantization", "none") == "none" else None
         if not isinstance(name, str):
-            return False
+            return None
         folder = Path(place_of(name, run.path))
         there = (folder / "config.json").is_file()
         note = with_note(folder, read_json(folder / "config.json")).get("quantization_config") if there else None
     except (WorkbenchError, OSError, AttributeError):
-        return False
-    return stored_as(note) in ROUNDED_TO
+        return None
+    return stored_as(note)
 
 
 def steps(run: RunFolder) -> list[int]:

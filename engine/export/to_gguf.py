@@ -24,7 +24,7 @@ from safetensors import safe_open
 
 from engine import model_files
 from engine.errors import ModelError, WorkbenchError, visible
-from engine.export import llama_cpp, parity
+from engine.export import llama_cpp, mxfp4_of_gguf, parity
 from engine.export.families_of_gguf import (
     GEMMAS,
     FloatArray,
@@ -40,7 +40,7 @@ from engine.export.families_of_gguf import (
     write_sizes,
 )
 from engine.export.folder import Model
-from engine.export.places import K_QUANTS, QUANTS
+from engine.export.places import K_QUANTS, MXFP4, QUANTS
 from engine.export.streamed import Numbers
 from engine.export.tokens_of_gguf import Vocabulary, joined, vocabulary
 
@@ -64,8 +64,8 @@ def refuse_early(quant: str) -> None:
     """Raises WorkbenchError for a format that is not made here, and where the `gguf` package is missing."""
     if quant in K_QUANTS:
         llama_cpp.refuse_without_quantizer(quant)
-    elif quant not in QUANTS:
-        known = ", ".join((*QUANTS, *K_QUANTS))
+    elif quant not in (*QUANTS, MXFP4):
+        known = ", ".join((*QUANTS, MXFP4, *K_QUANTS))
         raise WorkbenchError(f"gguf: {visible(quant)} is no number format of a GGUF.", f"Take one of {known}.")
     if importlib.util.find_spec("gguf") is None:
         raise WorkbenchError("gguf: the package that writes GGUF files is not installed.", "Run `pip install gguf`.")
@@ -194,13 +194,14 @@ def _write(
     vocab: Vocabulary,
     report: Report,
 ) -> None:
-    """Writes the file in a format of `QUANTS`."""
+    """Writes the file in a format of `QUANTS`, or with the base's experts in MXFP4."""
     import gguf
 
     arch = getattr(gguf.MODEL_ARCH, name)
     writer = gguf.GGUFWriter(file, gguf.MODEL_ARCH_NAMES[arch])
     writer.add_name(model.source.run.id)
-    writer.add_file_type(getattr(gguf.LlamaFileType, "ALL_F32" if quant == "F32" else f"MOSTLY_{quant}"))
+    named = {"F32": "ALL_F32", MXFP4: "MOSTLY_MXFP4_MOE"}.get(quant, f"MOSTLY_{quant}")
+    writer.add_file_type(getattr(gguf.LlamaFileType, named))
     writer.add_quantization_version(gguf.GGML_QUANT_VERSION)
     write_sizes(writer, config, name)
     _tokens(writer, vocab, model)
@@ -223,7 +224,10 @@ def _write(
         kind = kinds[theirs]
         size = gguf.quants.quant_shape_to_byte_shape(ours[0].shape(stored[ours[0].name].shape), kind)
         made = np.empty((len(ours), *size), np.uint8)
-        for number, (each, value) in enumerate(_weights(folder, ours)):
+        if kind.name == MXFP4:
+            for number, each in enumerate(ours):
+                made[number] = mxfp4_of_gguf.blocks(model.base, each)
+        for number, (each, value) in enumerate(_weights(folder, ours) if kind.name != MXFP4 else ()):
             changed = as_llama_cpp(config, name, each.name, value)
             if kind.name == "F16" and float(np.abs(changed).max(initial=0)) > LARGEST_F16:
                 raise ModelError(
@@ -287,6 +291,8 @@ def _kind(theirs: str, shape: tuple[int, ...], quant: str) -> GGMLQuantizationTy
 
     if stays_wide(theirs, shape):
         return kinds.F32
+    if quant == MXFP4:
+        return kinds.MXFP4 if is_stack(theirs) else kinds.BF16
     return kinds.F16 if quant == "Q8_0" and shape[-1] % 32 else kinds[quant]
 
 
@@ -361,4 +367,6 @@ def _allowed(kind: str, value: FloatArray) -> FloatArray:
         return np.broadcast_to(step, (blocks.shape[0], 32)).reshape(value.shape)
     if kind == "F32":
         return (size + 1) * 2.0**-22
+    if kind == MXFP4:
+        return np.zeros_like(size)
     return size * (2.0**-11 if kind == "F16" else 2.0**-8) + (2.0**-25 if kind == "F16" else 0)

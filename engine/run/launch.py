@@ -14,7 +14,6 @@ import sys
 import time
 from collections.abc import Mapping
 from dataclasses import replace
-from importlib import metadata
 from pathlib import Path
 from typing import Any
 
@@ -416,6 +415,8 @@ def locks_hold(root: Path) -> tuple[bool, str]:
 
 
 def versions() -> dict[str, str]:
+    from importlib import metadata  # lists of runs ask this module for other things, and it brings a parser of mails
+
     installed_versions = {"python": ".".join(map(str, sys.version_info[:3]))}
     for package in _PACKAGES:
         try:

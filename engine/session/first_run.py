@@ -19,7 +19,7 @@ from engine.config.steps import STEPS as QUESTIONS
 from engine.config.tree import fields
 from engine.errors import WorkbenchError, visible
 from engine.figures import count
-from engine.hardware import Machine
+from engine.hardware import Machine, machine_text
 from engine.run import control
 from engine.run.phases import before_first_step
 from engine.run.store import RunFolder
@@ -41,7 +41,7 @@ from engine.session.guided_rehearsal import (
     judge,
     known_at,
 )
-from engine.session.pages import GAP, Block, machine_text
+from engine.session.pages import GAP, Block
 from engine.session.rows import tokens_of
 
 PAGES = ("machine", "goal", "rows", "tokens", "rehearsal", "next")
@@ -273,7 +273,9 @@ class FirstRun:
                 yield Block("warn", "No mark of an end is learned here: asked, the model may not know when to stop.")
             else:
                 last = f"{visible(repr(learned[-1]['text']))} (number {learned[-1]['id']})"
-                yield _text(f"The last one, {last}, is no part of the answer: it teaches the model to stop.")
+                yield _text(
+                    f"The last that is learned, {last}, is no part of the answer: it teaches the model to stop."
+                )
 
     def _about_rehearsal(self, view: RunView | None, verdict: Verdict | None) -> Iterator[Block]:
         waits = before_first_step(view) if view is not None else []

@@ -11,8 +11,7 @@ from dataclasses import dataclass
 from engine.config.files import short_path
 from engine.config.tree import fields
 from engine.errors import visible
-from engine.figures import count, size
-from engine.hardware import Machine
+from engine.figures import count
 from engine.session.build import BuildSession
 from engine.session.collector import key_of
 from engine.session.first_rows import Look
@@ -153,14 +152,3 @@ def changed_from(session: BuildSession) -> str:
     """What the differences on the review page are from."""
     recipe = session.draft.recipe
     return f"Changed from {'recipe ' + recipe if recipe else 'the defaults'}"
-
-
-def machine_text(machine: Machine | None) -> str:
-    """The machine in a few words."""
-    if machine is None:
-        return "this machine"
-    if machine.gpus:
-        gpu = machine.gpus[0]
-        many = f"{len(machine.gpus)} x " if len(machine.gpus) > 1 else ""
-        return visible(f"{many}{gpu.name.removeprefix('NVIDIA ')}, {size(gpu.memory_bytes)}")
-    return f"CPU, {machine.cpu_count or '?'} cores, {size(machine.memory_bytes)}"

@@ -1,6 +1,7 @@
 """What a window opens on: runs that go on, what was done last, and the ways to begin. Text and order, for any frontend.
 
-`StartList` reads folders; what it gives is plain data.
+`StartList` reads folders; what it gives is plain data. What knows configs is imported when one is read, which is after the first
+look: a window's first lines wait for half of the libraries.
 """
 
 from __future__ import annotations
@@ -11,22 +12,13 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from engine.config.files import load, short_path
-from engine.config.kinds import MethodSection
-from engine.config.method import METHODS
-from engine.config.recipes import recipe_mapping
-from engine.config.steps import GOALS, Goal
-from engine.config.tree import RunConfig
-from engine.errors import WorkbenchError
+from engine.config.method_names import CALLED
 from engine.figures import count, duration, number
-from engine.rules import read
 from engine.run.listing import Listing, Summary
-from engine.session.build import step_statuses
-from engine.session.draft import Draft
 from engine.session.recent import Recent, with_sources
 
 if TYPE_CHECKING:
-    from engine.bridge.ledger import Ledger
+    from engine.config.tree import RunConfig
 
 LIVE_SHOWN = 8
 
@@ -76,12 +68,13 @@ class StartList:
         self._lock = threading.Lock()
         self.runs = 0
 
-    def sections(self, rows: int) -> list[Section]:
-        """Headings with their lines, for a place of about so many rows; ways to begin stand last, and always."""
+    def sections(self, rows: int, *, read: bool = True) -> list[Section]:
+        """Headings with their lines, for a place of about so many rows; ways to begin stand last, and always. Of configs that
+        are not to be `read` yet, the names alone."""
         with self._lock:
-            return self._sections(rows)
+            return self._sections(rows, read)
 
-    def _sections(self, rows: int) -> list[Section]:
+    def _sections(self, rows: int, read: bool) -> list[Section]:
         summaries = self._listing.read()
         self.runs = len(summaries)
         live = [self._listing.look(run) for run in summaries if not run.over][:LIVE_SHOWN]
@@ -93,7 +86,7 @@ class StartList:
         for_configs = min(len(configs), max(2, room // 3))
         recent = [_run(self._listing.look(run)) for run in ended[: room - for_configs]]
         self._listing.keep()
-        lines = [*recent, *(entry for path, when in configs[:for_configs] if (entry := self._config(path, when)))]
+        lines = [*recent, *(entry for path, when in configs[:for_configs] if (entry := self._config(path, when, read)))]
         sections = [Section("Going on", tuple(_run(run) for run in going)), Section("Recent", tuple(lines))]
         return [section for section in sections if section.entries] + [Section("Begin", BEGIN)]
 
@@ -122,18 +115,11 @@ class StartList:
         return with_sources(self._recent.configs(), sources)
 
     def _recent_configs(self) -> list[RunConfig]:
-        from engine.config.files import absolute
+        from engine.session.opening import configs_in
 
-        configs = []
-        for path, _ in self._recent_files()[:12]:
-            try:
-                document = load(path)
-            except WorkbenchError:
-                continue
-            configs.append(read(absolute(document.mapping, path.parent)).config)
-        return configs
+        return configs_in(path for path, _ in self._recent_files()[:12])
 
-    def _config(self, path: Path, when: float) -> Entry | None:
+    def _config(self, path: Path, when: float, read: bool) -> Entry | None:
         """A config file as a line; one that cannot be read any more is left out."""
         try:
             state = os.stat(path)
@@ -142,7 +128,13 @@ class StartList:
         stamp = (state.st_size, state.st_mtime_ns)
         known = self._configs.get(path)
         if known is None or known[0] != stamp:
-            known = self._configs[path] = (stamp, _config(path))
+            entry = Entry("config", str(path), path.name, word="config")
+            if not read:
+                return replace(entry, when=max(when, state.st_mtime))
+            from engine.session.opening import about
+
+            kind, detail, model = about(path)
+            known = self._configs[path] = (stamp, replace(entry, method=_called(kind), detail=detail, model=model))
         return replace(known[1], when=max(when, state.st_mtime))
 
 
@@ -179,66 +171,5 @@ def _standing(summary: Summary) -> str:
     return ", ".join(parts)
 
 
-def _config(path: Path) -> Entry:
-    entry = Entry("config", str(path), path.name, word="config")
-    place = "this folder" if path.parent == Path.cwd() else short_path(str(path.parent))
-    try:
-        document = load(path)
-    except WorkbenchError as problem:
-        return replace(entry, detail=problem.message)
-    from engine.bridge.detect import TITLES, detect
-
-    tool = detect(document.mapping)
-    if tool is not None:
-        return replace(entry, detail=f"of {TITLES[tool]}, in {place}")
-    reading = read(document.mapping)
-    errors = sum(finding.severity == "error" for finding in reading.findings)
-    detail = f"{errors} to mend, in {place}" if errors else f"in {place}"
-    config = reading.config
-    return replace(entry, method=_called(config.method.kind), detail=detail, model=config.model.name)
-
-
 def _called(kind: str) -> str:
-    section = METHODS.get(kind)
-    return section.called if section is not None else kind
-
-
-def goal_of(draft: Draft) -> Goal | None:
-    """The goal that a config serves: that of its recipe, or else the one whose method is its own or takes such rows."""
-    by_recipe = next((goal for goal in GOALS if goal.recipe and goal.recipe == draft.recipe), None)
-    if by_recipe is not None:
-        return by_recipe
-    method = draft.config.method
-    if "method" not in draft.mapping and draft.recipe is None and draft.path is None:
-        return None
-    served = [(goal, _method_of(goal)) for goal in GOALS if goal.recipe and goal.recipe != "demo"]
-    exact = next((goal for goal, kind in served if kind == method.kind), None)
-    return exact or next((goal for goal, kind in served if _alike(METHODS[kind], type(method))), None)
-
-
-def _method_of(goal: Goal) -> str:
-    assert goal.recipe is not None
-    return str(recipe_mapping(goal.recipe).get("method", {}).get("kind", "sft"))
-
-
-def _alike(one: type[MethodSection], other: type[MethodSection]) -> bool:
-    """Whether two methods are ways to the same goal: answers by preference, or by reward."""
-    same = {"pairs": "preference", "rated": "preference"}
-    return same.get(one.rows, one.rows) == same.get(other.rows, other.rows)
-
-
-def open_config(path: Path) -> Draft | Ledger:
-    """A config file as a draft; one of another tool as what becomes of its keys. Raises ConfigUnreadable, UsageError."""
-    from engine.bridge.detect import detect
-
-    document = load(path)
-    if detect(document.mapping) is None:
-        return Draft.open(path)
-    from engine.bridge.tools import take_over
-
-    return take_over(document, out=Path.cwd())
-
-
-def open_step(draft: Draft) -> str:
-    """The step with the first open question: the first with an error, or else the review."""
-    return next((status.step for status in step_statuses(draft.findings) if status.errors), "review")
+    return CALLED.get(kind, kind)

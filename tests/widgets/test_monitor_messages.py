@@ -451,7 +451,7 @@ def test_a_finished_run_shows_the_card_of_the_commands_and_its_buttons_do_what_t
     for bad, why in (
         ({"forms": []}, "Nothing is ticked"),
         ({"forms": ["onnx"]}, "must be one of safetensors"),
-        ({"forms": ["gguf"], "quant": "Q9"}, "quant: must be one of F16, BF16, Q8_0, F32, Q2_K"),
+        ({"forms": ["gguf"], "quant": "Q9"}, "quant: must be one of F16, BF16, Q8_0, F32, MXFP4, Q2_K"),
     ):
         refused = monitor.answer({"id": "5", **asked, **bad}).data
         assert not refused["ok"]

@@ -191,7 +191,10 @@ def test_an_error_of_ours_exits_1_and_shows_no_local_variables(spawn: Spawn, tmp
 
 def test_the_app_imports_no_heavy_library() -> None:
     code = (
-        "import sys, workbench.app, workbench.screens.build, workbench.screens.start, engine.session.first_rows, engine.data.gather_facts, engine.client\n"
+        "import sys, workbench.app, workbench.screens.start\n"
+        "early = {'pydantic', 'ruamel', 'engine.rules', 'engine.config.tree'} & set(sys.modules)\n"
+        "assert not early, early  # the first lines wait for nothing that knows configs\n"
+        "import workbench.screens.build, workbench.screens.start, engine.session.first_rows, engine.data.gather_facts, engine.client\n"
         "heavy = {'torch', 'transformers', 'numpy', 'pandas', 'datasets', 'trl'} & set(sys.modules)\n"
         "sys.exit(str(heavy) if heavy else 0)\n"
     )

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import itertools
+from collections import Counter
 
 import pytest
 from rich.color import Color, ColorSystem
+from textual.css import stylesheet
 
 from engine.session.draft import Draft
 from workbench.app import WorkbenchApp
@@ -68,3 +70,23 @@ async def test_every_word_on_the_cursors_row_can_be_read_in_16_colours(way, monk
             for palette in (CONSOLE, XTERM):
                 dim, bright = sorted((light_of(palette[written]), light_of(palette[ground])))
                 assert (bright + 0.05) / (dim + 0.05) >= 4.5, segment
+
+
+async def test_style_sheets_are_read_once_at_the_start_and_again_for_other_colours(monkeypatch):
+    read = Counter()
+    usual = stylesheet.parse
+
+    def parse(scope, css, where, **more):
+        read[scope, css, where, more["tie_breaker"]] += 1
+        return usual(scope, css, where, **more)
+
+    monkeypatch.setattr(stylesheet, "parse", parse)
+    app = WorkbenchApp(draft=Draft.new("demo"))
+    async with app.run_test(size=(80, 24)) as pilot:
+        await pilot.pause()
+        assert set(read.values()) == {1}
+        before = app.screen.styles.background
+        app.action_shade()
+        await pilot.pause()
+        assert app.screen.styles.background != before
+        assert max(read.values()) == 2

@@ -98,7 +98,7 @@ def _opened(config: Path | None, settings: Sequence[str]) -> tuple[Draft | None,
     if config is None:
         return None, None
     from engine.session.draft import Draft
-    from engine.session.start import open_config
+    from engine.session.opening import open_config
 
     opened = open_config(config)
     if not isinstance(opened, Draft):
@@ -151,6 +151,6 @@ def _first_step(draft: Draft | None, config: Path | None) -> str:
     """Where the form begins: at a file's first open question, else at the goal."""
     if draft is None or config is None:
         return "goal"
-    from engine.session.start import open_step
+    from engine.session.opening import open_step
 
     return open_step(draft)

@@ -25,7 +25,7 @@ from workbench.cli.taking_along import absolute, ended, followed
     "--quant",
     default="F16",
     metavar="FORMAT",
-    help="Of a GGUF: F16, BF16, Q8_0, F32; with llama.cpp also Q4_K_M and others.",
+    help="Of a GGUF: F16, BF16, Q8_0, F32; of a base with experts in it MXFP4; with llama.cpp also Q4_K_M and others.",
 )
 @click.option("--per-expert", is_flag=True, help="Of an adapter on a mixture: one for each expert, as vLLM reads them.")
 @click.option("--runs", "runs", metavar="DIR", help="Folder that holds the runs.")

@@ -17,7 +17,7 @@ from textual.containers import Vertical
 from textual.screen import Screen
 
 from engine.errors import redact, visible
-from engine.session.pages import machine_text
+from engine.hardware import machine_text
 from workbench.actions import bindings
 from workbench.messages import EditWanted, FactsArrived, FieldChosen
 from workbench.panels.bars import FindingLine, KeyLine, TitleBar

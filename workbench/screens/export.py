@@ -25,8 +25,8 @@ from engine.figures import progress
 from engine.run.store import RunFolder
 from workbench.panels.glyphs import ascii_only
 from workbench.panels.paint import clean, wrap
+from workbench.panels.path_suggester import PathSuggester
 from workbench.screens.dialog import Ask, Dialog
-from workbench.screens.listing import PathSuggester
 
 WIDTH = 56
 """Cells of a line in the dialog."""
@@ -120,7 +120,7 @@ class ExportScreen(Dialog[None]):
     def action_format(self) -> None:
         """The next number format of a GGUF."""
         if self._export is None:
-            known = offered_quants()
+            known = offered_quants(self._run)
             self._quant = known[(known.index(self._quant) + 1) % len(known)]
             self._draw()
 

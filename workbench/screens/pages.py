@@ -16,10 +16,12 @@ from engine.config.recipes import recipes
 from engine.config.steps import GOALS, STEPS, step_fields
 from engine.config.tree import FieldSpec, fields
 from engine.figures import size
+from engine.hardware import machine_text
 from engine.planning.auto import Effective
 from engine.session.build import BuildSession
 from engine.session.collector import key_of
 from engine.session.draft import Draft
+from engine.session.opening import goal_of
 from engine.session.pages import (
     CHOSEN,
     Block,
@@ -27,11 +29,9 @@ from engine.session.pages import (
     about_model,
     changed_from,
     in_sentences,
-    machine_text,
     uncounted,
     waiting,
 )
-from engine.session.start import goal_of
 from workbench.calling import program
 from workbench.panels.fields import entry_text, in_words, row_of, unit_of
 from workbench.panels.form import Row

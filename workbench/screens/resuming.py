@@ -16,8 +16,6 @@ from engine.run import proposals
 from engine.run.data_record import DataChanged
 from engine.run.ending import End, end_of
 from engine.run.store import RunFolder
-from engine.session.mending import apply
-from engine.session.resume import resume
 from workbench.calling import run_name
 from workbench.panels.paint import clean
 from workbench.screens.beside import LONG, SECONDS, Beside
@@ -69,6 +67,8 @@ class Resuming:
         """Resume, with other values for some settings; asks first where the rows are not those of before."""
 
         def work() -> Callable[[], None]:
+            from engine.session.resume import resume
+
             try:
                 newest, skipped = resume(run, settings=settings, accept_data=accept_data)
             except DataChanged as problem:
@@ -97,12 +97,17 @@ class Resuming:
             self.go_on(run, end.change.settings)
             return
 
+        def work() -> RunFolder:
+            from engine.session.mending import apply
+
+            return apply(run, view, end)
+
         def show(new: RunFolder) -> None:
             self._beside.show(f"{new.id} starts from the beginning.", SECONDS)
             self._started(new)
 
         self._beside.show("starting a new run …", LONG)
-        self._beside.run("resume", lambda: apply(run, view, end), show)
+        self._beside.run("resume", work, show)
 
     def _ask_about_rows(self, run: RunFolder, words: str, settings: Mapping[str, Any] | None) -> None:
         """Name the rows that differ and let a person decide; leaving leaves the run as it is."""

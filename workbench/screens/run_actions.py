@@ -23,9 +23,9 @@ from engine.run.index import peek
 from engine.run.stopping import NAMES, Way, ways
 from engine.run.store import RunFolder, runs_in
 from workbench.panels.paint import clean, wrap
+from workbench.panels.path_suggester import PathSuggester
 from workbench.screens.beside import LONG, SECONDS, Beside
 from workbench.screens.dialog import Ask, Item, Pick, Show
-from workbench.screens.listing import PathSuggester
 from workbench.screens.resuming import Resuming
 
 if TYPE_CHECKING:

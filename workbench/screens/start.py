@@ -1,6 +1,7 @@
 """What `workbench` opens on: runs that go on, what was done last, and ways to begin. Enter opens; after a run one comes back here.
 
-The folders are read in a thread, so the first frame waits for none of them; what is shown follows them every other second.
+The folders are read in a thread, so the first frame waits for none of them; what is shown follows them every other second. What
+knows configs is half of all that the app imports: it comes once the lines stand.
 """
 
 from __future__ import annotations
@@ -14,11 +15,10 @@ from textual.binding import BindingType
 from textual.screen import Screen
 
 from engine.errors import WorkbenchError, redact, visible
+from engine.hardware import machine_text, this_machine
 from engine.run.index import peek
 from engine.run.store import RunFolder
-from engine.session.draft import Draft
-from engine.session.pages import machine_text
-from engine.session.start import BEGIN, Entry, Section, StartList, open_config, open_step
+from engine.session.start import BEGIN, Entry, Section, StartList
 from workbench.actions import bindings
 from workbench.panels.bars import KeyLine, PassingLine, TitleBar
 from workbench.panels.start_table import StartTable
@@ -48,6 +48,8 @@ class StartScreen(Screen[None]):
         self._sections: list[Section] = [Section("Begin", BEGIN)]
         self._left: list[UnsavedConfig] = []
         self._runs, self._machine = 0, ""
+        self._listed = False
+        """Whether the folders' lines have been shown: configs are read after that."""
         self.actions = RunActions(self, lambda words, seconds: self.line.show_message(words))
 
     def compose(self) -> ComposeResult:
@@ -80,12 +82,22 @@ class StartScreen(Screen[None]):
             self.run_worker(self._read, thread=True, group="start", exit_on_error=True)
 
     def _read(self) -> None:
-        sections = self._list.sections(self.app.size.height - 6)
+        first, self._listed = not self._listed, True
+        sections = self._list.sections(self.app.size.height - 6, read=not first)
         self.call_later(self._show, sections=sections, runs=self._list.runs)
+        if first:
+            self.call_later(self.call_after_refresh, self._look_further)
+
+    def _look_further(self) -> None:
+        """What configs say, and what the next key needs, once the lines stand."""
+        self.run_worker(self._read_configs, thread=True, group="start", exit_on_error=True)
+
+    def _read_configs(self) -> None:
+        import engine.session.opening  # noqa: F401 - also where no config is listed: the next key opens one
+
+        self._read()
 
     def _read_once(self) -> None:
-        from engine.hardware import this_machine
-
         self.call_later(self._show, left=self.app.history.unsaved.left(None))
         self.call_later(self._show, machine=machine_text(this_machine()))
 
@@ -148,7 +160,7 @@ class StartScreen(Screen[None]):
         elif entry.key == "guide":
             self.app.action_show("guide")
         elif entry.key == "demo":
-            self.app.navigation.build(Draft.new("demo"), "launch")
+            self._begin("launch")
         elif entry.key == "new":
             self.action_new()
         else:
@@ -165,7 +177,12 @@ class StartScreen(Screen[None]):
 
     def action_new(self) -> None:
         """A new config, at its first question."""
-        self.app.navigation.build(Draft.new("demo"), "goal")
+        self._begin("goal")
+
+    def _begin(self, step: str) -> None:
+        from engine.session.draft import Draft
+
+        self.app.navigation.build(Draft.new("demo"), step)
 
     def action_file(self) -> None:
         """Open a file by its path."""
@@ -181,6 +198,9 @@ class StartScreen(Screen[None]):
 
     def open_file(self, path: Path) -> None:
         """A config in the form; one of another tool as what becomes of it."""
+        from engine.session.draft import Draft
+        from engine.session.opening import open_config, open_step
+
         try:
             opened = open_config(path)
         except (WorkbenchError, OSError) as problem:

@@ -21,7 +21,10 @@ from engine.export.families_of_gguf import FAMILIES as WRITTEN
 from engine.export.folder import Model
 from engine.export.making import make
 from engine.export.places import places, source
+from engine.kernels.experts import mxfp4
 from engine.run.store import RunFolder
+from tests.engine.export.test_experts import on_experts
+from tests.engine.features.families import stored_in_mxfp4
 
 Make = Callable[..., RunFolder]
 gguf = pytest.importorskip("gguf")
@@ -262,6 +265,48 @@ def test_gpt_oss_has_its_experts_apart_in_a_gguf(make_run: Make, tmp_path: Path)
             assert torch.equal(read[f"{theirs}{name}_exps.bias"], held[f"{ours}gate_up_proj_bias"][:, first::2])
         assert torch.equal(read[f"{theirs}down_exps.weight"], held[f"{ours}down_proj"].mT)
         assert torch.equal(read[f"blk.{layer}.attn_sinks.weight"], held[f"model.layers.{layer}.self_attn.sinks"])
+
+
+def test_experts_in_mxfp4_go_into_a_gguf_to_the_bit(make_run: Make, tmp_path: Path) -> None:
+    """Laid otherwise there; read by gguf's own reader, and held against what the base's bytes stand for."""
+    shape = {**FAMILIES["gpt_oss"], "dtype": torch.bfloat16, "intermediate_size": 96}
+    run, base = make_run("gpt_oss", adapter={"target_modules": ["o_proj"]}, **shape), tmp_path / "base"
+    stored_in_mxfp4(base)
+    run.config.write_text(run.config.read_text().replace("dtype: float32", "dtype: bfloat16"))
+    assert llama_cpp.offered_quants(run)[4] == "MXFP4"
+    part = exported(run, ["gguf"], tmp_path / "out", "MXFP4")[0]
+    assert part["parity"]["formats"]["MXFP4"] == 2 * 3
+    assert part["parity"]["formats"].keys() == {"MXFP4", "BF16", "F32"}
+    read = {each.name: each for each in gguf.GGUFReader(part["path"]).tensors}
+    held = load_file(base / "model.safetensors")
+    for layer in range(2):
+        ours = f"model.layers.{layer}.mlp.experts."
+        for theirs, name, rows in (
+            ("gate", "gate_up_proj", slice(0, None, 2)),
+            ("up", "gate_up_proj", slice(1, None, 2)),
+            ("down", "down_proj", slice(None)),
+        ):
+            tensor = read[f"blk.{layer}.ffn_{theirs}_exps.weight"]
+            found = torch.from_numpy(gguf.quants.dequantize(tensor.data, tensor.tensor_type))
+            numbers, scales = held[f"{ours}{name}_blocks"], held[f"{ours}{name}_scales"]
+            for expert, value in enumerate(found):
+                wide = mxfp4.unpacked(numbers[expert, rows], scales[expert, rows], value.shape[-1])
+                assert torch.equal(value, wide)
+                assert wide.unique().numel() > 8
+
+
+def test_experts_that_are_not_the_bases_own_are_not_kept_in_mxfp4(make_run: Make, tmp_path: Path) -> None:
+    shape = {**FAMILIES["gpt_oss"], "dtype": torch.bfloat16}
+    run, base = make_run("gpt_oss", adapter=on_experts("gpt_oss"), **shape), tmp_path / "base"
+    assert "MXFP4" not in llama_cpp.offered_quants(run)
+    with pytest.raises(WorkbenchError, match=r"those of .*base hold none"):
+        exported(run, ["gguf"], tmp_path / "out", "MXFP4")
+    stored_in_mxfp4(base)
+    assert "MXFP4" not in llama_cpp.offered_quants(run), "its adapter is on the experts"
+    with pytest.raises(WorkbenchError, match=r"this run's adapter is on them") as refused:
+        exported(run, ["gguf"], tmp_path / "out", "MXFP4")
+    assert "Take --quant BF16" in refused.value.full_message
+    assert not list((tmp_path / "out").glob("*"))
 
 
 @pytest.mark.parametrize("family", ["llama", "gpt_oss"])

@@ -101,6 +101,28 @@ def test_llama_cpp_cuts_texts_as_each_known_tokenizer_does(
     assert gguf.GGUFReader(file).get_field("tokenizer.ggml.pre").contents() == name
 
 
+@pytest.mark.parametrize("family", ["llama", "gemma2", "mixtral"])
+def test_q8_0_is_to_the_byte_what_llama_cpp_makes_of_the_same_numbers(
+    make_run: Callable[..., RunFolder], tmp_path: Path, shared_data: Path, family: str
+) -> None:
+    """So what Q8_0 costs a model, more or less than 0.001 nats, is the format's cost and none of ours."""
+    import gguf
+
+    from engine.export import llama_cpp
+
+    tokenizer = shared_data / ("weights/tinystories-llama-260k" if family == "gemma2" else "tokenizers/minimind")
+    run = make_run(family, adapter={}, tokenizer=tokenizer, **{**FAMILIES[family], **WIDE})
+    for quant in ("F32", "Q8_0"):
+        exported(run, tmp_path / quant, quant)
+    llama_cpp.quantize(next((tmp_path / "F32").glob("*.gguf")), tmp_path / "theirs.gguf", "Q8_0")
+    ours, theirs = (
+        {each.name: (each.tensor_type, each.data.tobytes()) for each in gguf.GGUFReader(file).tensors}
+        for file in (next((tmp_path / "Q8_0").glob("*.gguf")), tmp_path / "theirs.gguf")
+    )
+    assert ours.keys() == theirs.keys()
+    assert [name for name in ours if ours[name] != theirs[name]] == []
+
+
 def test_k_quants_are_told_with_what_they_lose(make_run: Callable[..., RunFolder], tmp_path: Path) -> None:
     run = make_run("llama", adapter={}, **WIDE)
     lost = {}

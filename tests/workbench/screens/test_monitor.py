@@ -742,7 +742,7 @@ async def test_a_finished_run_opens_on_its_card_with_the_words_of_the_commands_a
         gone_on.append((folder.path, settings))
         return folder.checkpoints / "checkpoint-60", []
 
-    monkeypatch.setattr("workbench.screens.resuming.resume", resume)
+    monkeypatch.setattr("engine.session.resume.resume", resume)
     app = app_of(run)
     async with app.run_test(size=(200, 50)) as pilot:
         await until(pilot, lambda: "talk to it" in shown(app))

@@ -15,8 +15,8 @@ import pytest
 from engine.run.listing import Listing
 from engine.run.store import RunFolder
 from engine.session.draft import Draft
+from engine.session.opening import goal_of, open_step
 from engine.session.recent import Recent
-from engine.session.start import goal_of, open_step
 from workbench.app import WorkbenchApp
 from workbench.crash import state_folder
 from workbench.screens.build import BuildScreen
@@ -29,8 +29,6 @@ from workbench.screens.start import StartScreen
 Shown = Callable[[Any], str]
 SOUND = "version: 1\nmodel: {name: builtin/tiny}\ndata: {train: [{path: builtin/dates}]}\nmethod: {kind: ipo}\n"
 USABLE_SECONDS = 0.3
-LOADED = 6
-"""How many times slower than idle a machine that runs other tests may be."""
 
 
 def app_of(root: Path) -> WorkbenchApp:
@@ -41,7 +39,10 @@ async def listed(pilot: Any, runs: int) -> StartScreen:
     """The screen once it has read so many runs."""
     for _ in range(200):
         screen = pilot.app.screen
-        if isinstance(screen, StartScreen) and screen._runs == runs:
+        read = isinstance(screen, StartScreen) and not any(
+            entry.kind == "config" and not entry.detail for entry in screen.table.entries
+        )
+        if read and screen._runs == runs:
             await pilot.pause(0.05)
             return screen
         await pilot.pause(0.05)
@@ -248,13 +249,13 @@ async def test_a_thousand_runs_are_listed_in_time(tmp_path: Path) -> None:
     took = []
     for _ in range(3):
         again = Listing(root, cache)
-        began = time.perf_counter()
+        began = time.thread_time()  # a processor's seconds: other tests beside it take none of them
         rows = again.read()
         shown = [again.look(each) for each in rows[:12]]
-        took.append(time.perf_counter() - began)
+        took.append(time.thread_time() - began)
         assert len(rows) == 1000
         assert all(each.looked for each in shown)
-    assert statistics.median(took) < USABLE_SECONDS * LOADED
+    assert statistics.median(took) < USABLE_SECONDS
 
 
 def test_what_was_kept_is_read_again_only_where_the_run_changed(
