@@ -171,6 +171,8 @@ def _entry(at: str, name: str, entry: Mapping[str, Any], file: File, place: Path
             say(key, value, needless("The method says it: pairs are read as chosen and rejected."))
         elif key == "split":
             say(key, value, mapped({f"{at}.split": value}) if hub else needless("A file has no splits."))
+        elif key in ("subset", "revision") and hub:
+            say(key, value, mapped({f"{at}.{key}": value}))
         elif key == "num_samples":
             say(key, value, mapped({f"{at}.rows": value}))
         else:
@@ -554,7 +556,7 @@ KEYS: dict[str, Key] = {
     "cutoff_len": Key(_length, default=2048),
     "train_on_prompt": Key(_learns_prompt),
     "mask_history": Key(_last_turn),
-    "streaming": unless_off(),
+    "streaming": flag({"data.streaming": True}),
     "buffer_size": nothing("It counts with streaming."),
     "mix_strategy": unless("concat", "weight below a source says how often its rows are used in an epoch.", "Sources are laid together, here too."),
     "interleave_probs": unless_off("weight below a source says how often its rows are used in an epoch."),

@@ -16,7 +16,7 @@ from typing import Any
 
 from engine.config.files import COMPRESSIONS, scheme_of
 from engine.data.compressed import CHUNK, read_unpacked, unpacking
-from engine.data.hub_sets import BLOCK, HubFile, HubLines, RangeFile
+from engine.data.hub_sets import BLOCK, HubFile, HubLines, RangeFile, is_hub_set
 from engine.data.image_folder import is_image_folder
 from engine.data.mapped import FileRows, Rows
 from engine.data.parsing import Row, decode, parse_object
@@ -335,7 +335,7 @@ def row_at(sources: Sequence[str], number: int) -> Row | None:
 
     Raises `DataError` for a source or a row that cannot be read.
     """
-    if any(map(scheme_of, sources)):
+    if any(scheme_of(source) or is_hub_set(source) for source in sources):
         return None
     files = [path for source in sources for path in paths_of(source)]
     file, place = divmod(number - PLACE, FILE)
