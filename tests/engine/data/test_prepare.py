@@ -258,7 +258,7 @@ def test_padding_of_rows_of_tokens_is_neither_read_nor_learned(
     path = write([{**padded, "attention_mask": [1] * len(ids) + [2, 2]}], "documents.jsonl")
     with pytest.raises(DataError, match="got 2, as collators that pack number the documents") as told:
         prepare(make_config(path, method="pretrain"), gpt2)
-    assert "Give each document a row of its own, which data.packing packs again" in told.value.hint
+    assert "Give each document a row of its own, which data.packing packs again" in told.value.full_message
 
 
 def test_rows_with_nothing_to_learn_are_never_trained(write: Write, make_config: Config, minimind: Any) -> None:

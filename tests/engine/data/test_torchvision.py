@@ -44,7 +44,7 @@ def found(shared_data: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[
     }
     done = subprocess.run(
         [sys.executable, "-P", "-c", CODE, str(folder), str(shared_data / "tokenizers/minimind")],
-        env=environment, capture_output=True, text=True, timeout=1200,
+        env=environment, capture_output=True, text=True, timeout=280,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr[-3000:]
     return folder, [json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")]
@@ -79,7 +79,7 @@ def test_a_run_says_what_read_its_images_and_does_not_go_on_without_it(
     assert rows[-1]["code"] == 0
     run = RunFolder(folder / "runs" / rows[-1]["run"])
     receipt = next(event for event in _events(run) if event["kind"] == "receipt")
-    (line,) = (each for each in receipt["features"] if each["feature"] == "images")
+    (line,) = (each for each in receipt["entries"] if each["feature"] == "images")
     (installed,) = FOLDER.glob("torchvision-*.dist-info")
     assert (
         line["effective"]
