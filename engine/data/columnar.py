@@ -6,12 +6,14 @@ One row group (Parquet) or a memory-mapped row (Arrow) is in memory at a time. S
 
 from __future__ import annotations
 
+import threading
 from bisect import bisect_right
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
+from io import RawIOBase
 from itertools import accumulate
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pyarrow as arrow
 import pyarrow.parquet as parquet
@@ -20,14 +22,12 @@ from engine.data.mapped import Rows
 from engine.data.parsing import Row
 from engine.errors import DataError, visible
 
-if TYPE_CHECKING:
-    from engine.data.hub_sets import HubFile
-
 TOGETHER = 16
 """Footers of files on the hub that are asked for at once."""
 FOOTERS = 64 << 20
 """Bytes of footers of files on the hub that are kept, so that a file that is opened again is not asked for its own again."""
 _footers: OrderedDict[str, Any] = OrderedDict()
+_changing = threading.Lock()
 
 
 class ArrowRows(Rows):
@@ -53,11 +53,11 @@ class ArrowRows(Rows):
 class ParquetRows(ArrowRows):
     kind = "parquet"
 
-    def __init__(self, path: str, far: HubFile | None = None) -> None:
-        """`far` is a file on the hub, of which the footer is read now and a row group when rows of it are."""
+    def __init__(self, path: str, far: RawIOBase | None = None) -> None:
+        """`far` reads a file that lies elsewhere by parts: its footer now, and a row group when rows of it are read."""
         self.path = path
         try:
-            self._file = parquet.ParquetFile(path, memory_map=True) if far is None else _far_file(far)
+            self._file = parquet.ParquetFile(path, memory_map=True) if far is None else _far_file(path, far)
         except (arrow.ArrowException, OSError) as problem:
             reason = str(problem).splitlines()[0]
             raise DataError(f"not a whole Parquet file ({reason})", path=visible(path)) from None
@@ -121,15 +121,16 @@ class SavedRows(ArrowRows):
 
 
 class FarRows(ArrowRows):
-    """All rows of Parquet files on the hub, of which one row group is in memory."""
+    """All rows of Parquet files that lie elsewhere, of which one row group is in memory."""
 
     kind = "dataset"
 
-    def __init__(self, path: str, files: Sequence[HubFile]) -> None:
-        self.path, self._files = path, files
-        self.content = " ".join(file.url for file in files)  # each has its commit in it
+    def __init__(self, path: str, files: Mapping[str, RawIOBase]) -> None:
+        """`files` by their addresses, each of which means one version of its file for ever."""
+        self.path, self._files = path, list(files.items())
+        self.content = " ".join(files)
         with ThreadPoolExecutor(TOGETHER) as together:
-            counts = together.map(lambda file: len(ParquetRows(file.url, file)), files)
+            counts = together.map(lambda file: len(ParquetRows(*file)), self._files)
             self._ends = list(accumulate(counts))
         self._count = self._ends[-1]
         self._open: tuple[int, ParquetRows] | None = None
@@ -140,7 +141,7 @@ class FarRows(ArrowRows):
         index %= self._count
         number = bisect_right(self._ends, index)
         if self._open is None or self._open[0] != number:
-            self._open = number, ParquetRows(self._files[number].url, self._files[number])
+            self._open = number, ParquetRows(*self._files[number])
         rows = self._open[1]
         return rows[index - self._ends[number] + len(rows)]
 
@@ -148,13 +149,12 @@ class FarRows(ArrowRows):
         return DataError(f"row {index}: {message}", hint, path=visible(self.path))
 
 
-def _far_file(far: HubFile) -> Any:
-    from engine.data.hub_sets import RangeFile
-
+def _far_file(url: str, far: RawIOBase) -> Any:
     # The chunks of a row group that lie side by side are one request.
-    file = parquet.ParquetFile(RangeFile(far), metadata=_footers.get(far.url), pre_buffer=True)
-    _footers[far.url] = file.metadata
-    _footers.move_to_end(far.url)
-    while sum(footer.serialized_size for footer in _footers.values()) > FOOTERS:
-        _footers.popitem(last=False)
+    file = parquet.ParquetFile(far, metadata=_footers.get(url), pre_buffer=True)
+    with _changing:
+        _footers[url] = file.metadata
+        _footers.move_to_end(url)
+        while sum(footer.serialized_size for footer in _footers.values()) > FOOTERS:
+            _footers.popitem(last=False)
     return file

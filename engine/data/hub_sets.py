@@ -101,7 +101,7 @@ def rows_by_parts(name: str, split: str, subset: str | None = None, revision: st
         return None
     from engine.data.columnar import FarRows
 
-    return FarRows(name, files)
+    return FarRows(name, {file.url: RangeFile(file) for file in files})
 
 
 def _with_sizes(urls: list[str]) -> list[HubFile]:

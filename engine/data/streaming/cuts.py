@@ -287,7 +287,7 @@ def cut_far(far: HubFile, limit: int | None = None) -> Cut:
     if last == ".parquet":
         from engine.data.columnar import ParquetRows
 
-        return ByRows(ParquetRows(far.url, far), limit)
+        return ByRows(ParquetRows(far.url, RangeFile(far)), limit)
     if last in COMPRESSIONS and inner in (*LINES, ".txt", ".text"):
         return InOrder(PackedLines(far.url, last, text=inner in (".txt", ".text"), far=far), limit)
     if last in LINES and RangeFile(far).read(64).removeprefix(b"\xef\xbb\xbf").lstrip()[:1] == b"{":

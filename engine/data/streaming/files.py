@@ -20,7 +20,7 @@ from engine.config.method import METHODS
 from engine.config.tree import RunConfig
 from engine.data.cache import own_parts, tokens_parts
 from engine.data.detect import detect
-from engine.data.hub_sets import HubFile, hub_files, is_hub_set
+from engine.data.hub_sets import HubFile, RangeFile, hub_files, is_hub_set
 from engine.data.mapped import Rows
 from engine.data.parsing import Row
 from engine.data.parts import columns_of
@@ -252,9 +252,9 @@ def _read_footers(far: Sequence[HubFile]) -> None:
     """Ask for the footers of Parquet files side by side; they are kept for those who open the files."""
     from engine.data.columnar import FarRows
 
-    files = [file for file in far if file.url.lower().endswith(".parquet")]
+    files = {file.url: RangeFile(file) for file in far if file.url.lower().endswith(".parquet")}
     if len(files) > 1:
-        FarRows(files[0].url, files)
+        FarRows(far[0].url, files)
 
 
 def _makes(method: str, form: str | None, entry: Any) -> int | None:
