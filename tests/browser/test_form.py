@@ -76,7 +76,7 @@ def pictures_are_seen(page: browsing.Page, form: Any) -> None:
         "the picture is drawn at its size",
         state=page.state,
     )
-    assert "4 tokens" in form.locator(".ftw-image figcaption").first.inner_text()
+    assert "32 x 32 pixels, seen as 32 x 32, 7 tokens" in form.locator(".ftw-image figcaption").first.inner_text()
 
 
 def levels_open_one_after_the_other(form: Any) -> None:
