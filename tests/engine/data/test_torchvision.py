@@ -44,7 +44,7 @@ def found(shared_data: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[
     }
     done = subprocess.run(
         [sys.executable, "-P", "-c", CODE, str(folder), str(shared_data / "tokenizers/minimind")],
-        env=environment, capture_output=True, text=True, timeout=900,
+        env=environment, capture_output=True, text=True, timeout=280,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr[-3000:]
     return folder, [json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")]
