@@ -25,10 +25,12 @@ else
 CONSTRAINTS := constraints.txt
 endif
 
+# One module of tests reads images by torchvision, which no other test may find: it lies in a folder of its own.
 $(STAMP): pyproject.toml $(CONSTRAINTS)
 	@echo "Making the environment in $(VENV): torch and its friends, a few minutes the first time."
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c $(CONSTRAINTS) -e '.[test,notebook]' $(OLDEST_PACKAGES)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c $(CONSTRAINTS) --no-deps --upgrade --target $(VENV)/torchvision torchvision
 	touch $@
 
 workbench: $(STAMP)  ## make the environment and open the app on the built-in demo

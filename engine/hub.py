@@ -80,12 +80,13 @@ class Commits:
             if not all(isinstance(each, str) and COMMIT.fullmatch(each) for each in self.known.values()):
                 raise ModelError("commits.json: is damaged: it must name a commit for each model.", "Start a new run.")
 
-    def of(self, name: str, revision: str | None) -> str | None:
-        """The commit of a branch or tag; the revision itself where it is a commit, or where nothing here or there knows."""
+    def of(self, name: str, revision: str | None, kind: str = "model") -> str | None:
+        """The commit of a branch or tag of a `model` or a `dataset`; the revision itself where it is a commit, or where nothing
+        here or there knows."""
         if is_local(name) or (revision is not None and COMMIT.fullmatch(revision)):
             return revision
-        key = f"{name}@{revision or 'main'}"
-        if key not in self.known and (commit := _asked(name, revision)) is not None:
+        key = f"{'' if kind == 'model' else f'{kind}s/'}{name}@{revision or 'main'}"
+        if key not in self.known and (commit := _asked(name, revision, kind)) is not None:
             self.known[key] = commit
             if self._write is not None and int(os.environ.get("RANK", "0")) == 0:
                 self._write(json.dumps(self.known, indent=1))
@@ -99,9 +100,9 @@ COMMITS = Commits()
 """Of this process: a model, its tokenizer and its frozen copy are one commit."""
 
 
-def commit_of(name: str, revision: str | None = None) -> str | None:
+def commit_of(name: str, revision: str | None = None, kind: str = "model") -> str | None:
     """What to load `name` at: a commit for a name of the hub, else the revision as it is. Within `reaching_hub`."""
-    return COMMITS.of(name, revision)
+    return COMMITS.of(name, revision, kind)
 
 
 def is_local(name: str) -> bool:
@@ -116,16 +117,19 @@ def snapshot(name: str, revision: str | None, patterns: Sequence[str]) -> Path:
     return Path(snapshot_download(name, revision=revision, allow_patterns=list(patterns)))
 
 
-def _asked(name: str, revision: str | None) -> str | None:
+def _asked(name: str, revision: str | None, kind: str) -> str | None:
     """The commit by the hub, or by its cache where the hub does not answer."""
     from huggingface_hub import HfApi, snapshot_download
     from huggingface_hub.errors import HfHubHTTPError, LocalEntryNotFoundError, OfflineModeIsEnabled
 
     with contextlib.suppress(OSError, OfflineModeIsEnabled, HfHubHTTPError):
-        if commit := HfApi().model_info(name, revision=revision, timeout=PATIENCE * 3).sha:
+        if commit := HfApi().repo_info(name, revision=revision, repo_type=kind, timeout=PATIENCE * 3).sha:
             return str(commit)
+    least = ["config.json" if kind == "model" else "README.md"]
     with contextlib.suppress(OSError, LocalEntryNotFoundError):
-        folder = Path(snapshot_download(name, revision=revision, local_files_only=True, allow_patterns=["config.json"]))
+        folder = Path(
+            snapshot_download(name, revision=revision, repo_type=kind, local_files_only=True, allow_patterns=least)
+        )
         return folder.name if COMMIT.fullmatch(folder.name) else None
     return None
 

@@ -144,6 +144,8 @@ def _entry(at: str, name: str, entry: Mapping[str, Any], file: File, place: Path
             say(key, value, needless("The method says it: pairs are read as chosen and rejected."))
         elif key == "split":
             say(key, value, mapped({f"{at}.split": value}) if hub else needless("A file has no splits."))
+        elif key in ("subset", "revision") and hub:
+            say(key, value, mapped({f"{at}.{key}": value}))
         elif key == "num_samples":
             say(key, value, mapped({f"{at}.rows": value}))
         else:

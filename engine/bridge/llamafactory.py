@@ -368,7 +368,7 @@ KEYS: dict[str, Key] = {
     "cutoff_len": Key(_length, default=2048),
     "train_on_prompt": Key(_learns_prompt),
     "mask_history": Key(_last_turn),
-    "streaming": unless_off(),
+    "streaming": flag({"data.streaming": True}),
     "buffer_size": nothing("It counts with streaming."),
     "mix_strategy": unless("concat", "weight below a source says how often its rows are used in an epoch.", "Sources are laid together, here too."),
     "interleave_probs": unless_off("weight below a source says how often its rows are used in an epoch."),

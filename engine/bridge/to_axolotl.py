@@ -182,6 +182,8 @@ def _entry(source: DataSource, giving: Giving) -> dict[str, Any] | str:
             return "Of a file Axolotl takes all rows: leave out rows."
     elif not is_file:
         entry["split"] = "train"
+    on_hub = {"name": source.subset, "revision": source.revision}
+    entry |= {key: value for key, value in on_hub.items() if value is not None}
     typed = _type(source, giving)
     if isinstance(typed, str):
         return typed

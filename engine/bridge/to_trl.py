@@ -161,6 +161,8 @@ def _sources(value: Any, giving: Giving) -> Answer:
         settings["dataset_name"] = giving.place(value[0].path)
         if value[0].split is not None:
             settings["dataset_train_split"] = value[0].split
+        if value[0].subset is not None:
+            settings["dataset_config"] = value[0].subset
     else:
         settings["datasets"] = [_entry(source, giving) for source in value]
     if giving.config.method.kind == "pretrain":
@@ -177,6 +179,8 @@ def _problem(source: DataSource, wanted: tuple[str, ...], giving: Giving) -> str
     if source.format is None and giving.config.method.kind in ("sft", "pretrain"):
         return "What is learned of a row depends on what it holds: name its format."
     named = {part for part in source.columns if part != "text" or giving.config.method.kind != "pretrain"}
+    if source.revision is not None:
+        return "TRL takes a data set at its main branch: leave out its revision."
     if source.chat_template:
         return "TRL writes the rows of all sources in one chat template: name it as model.chat_template."
     if named or source.properties or source.roles:
@@ -192,7 +196,8 @@ def _entry(source: DataSource, giving: Giving) -> dict[str, Any]:
     reader, split = _reader(source), sliced(source)
     place = giving.place(source.path)
     named = {"path": reader, "data_files": place} if reader else {"path": place}
-    return {**named, **({"split": split} if split is not None else {})}
+    said = {"name": source.subset, "split": split}
+    return named | {key: value for key, value in said.items() if value is not None}
 
 
 def _held_out(value: Any, giving: Giving) -> Answer:

@@ -106,6 +106,15 @@ def _train_split(value: Any, file: File) -> Answer:
     )
 
 
+def _dataset_config(value: Any, file: File) -> Answer:
+    name = file.get("dataset_name")
+    if value is None:
+        return needless(OFF)
+    if not isinstance(name, str) or file.get("datasets") or file.is_local(name):
+        return unsupported(sentence_for("dataset_config"))
+    return mapped({"data.train.0.subset": value})
+
+
 _SPLITS = "Each source has a split of its own."
 
 
@@ -143,6 +152,8 @@ def _datasets(value: Any, file: File) -> Answer | list[Part]:
             elif key == "split":
                 plain = generic or file.is_local(path)
                 answer = _split_of(plain, at, item)
+            elif key == "name" and not generic and not file.is_local(path):
+                answer = mapped({f"{at}.subset": item})
             else:
                 answer = _IN_ENTRY.get(str(key), unsupported("It is no key of a source that is known of TRL."))
             parts.append((f"{number}.{key}", item, answer))
@@ -433,12 +444,12 @@ KEYS: dict[str, Key] = {
     "bnb_4bit_quant_storage": nothing("It counts where weights are split over GPUs."),
     # The rows
     "dataset_name": Key(_dataset),
-    "dataset_config": unless_off(sentence_for("dataset_config")),
+    "dataset_config": Key(_dataset_config),
     "dataset_train_split": Key(_train_split),
     "dataset_test_split": Key(_test_split, default=_test_default),
-    "dataset_streaming": unless_off("Reading rows as a stream is not here yet: prepared rows are memory-mapped."),
+    "dataset_streaming": flag({"data.streaming": True}),
     "datasets": Key(_datasets),
-    "streaming": unless_off(),
+    "streaming": flag({"data.streaming": True}),
     "test_split_size": where_known("data.val_set_size", unless_off()),
     "ignore_bias_buffers": nothing("It works around a fault of older models on several GPUs."),
     "dataset_text_field": Key(_text_field),

@@ -62,6 +62,13 @@ class DataSource(Section):
     split: Annotated[str | None, Advanced] = None
     """Which split of a data set, such as `train`. Files have none."""
 
+    subset: Annotated[str | None, Advanced] = None
+    """Which subset of a data set on the hub, where it has several, such as `main`: its configuration, as `datasets` calls it."""
+
+    revision: Annotated[str | None, Expert] = None
+    """Which branch, tag or commit of a data set on the hub. Empty means its main branch. A run notes the commit and goes on with
+    it; `refs/convert/parquet` is what the hub itself makes of many sets, which can be streamed."""
+
     chat_template: Annotated[str | None, Control("path"), Expert] = None
     """The chat template that this source's rows are written in, as `model.chat_template` names one. Empty means that one."""
 

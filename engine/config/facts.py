@@ -228,6 +228,8 @@ class SourceFacts:
     in_order: str = ""
     """The first of its files whose rows are found from the beginning alone, so that a stream does not know how many they
     are; empty where there is none."""
+    several: bool = False
+    """Whether it is a folder of files of rows, which a stream alone reads as one source."""
 
 
 @dataclass(frozen=True, slots=True)

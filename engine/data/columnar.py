@@ -1,4 +1,4 @@
-"""Rows from Arrow: Parquet files, data sets written by `save_to_disk`, and data sets on the hub.
+"""Rows from Arrow: Parquet files, here or read by parts on the hub, and data sets of `datasets`.
 
 One row group (Parquet) or a memory-mapped row (Arrow) is in memory at a time. Scripts in data sets are refused by the
 `datasets` library itself since its version 4; nothing here turns that off. Imported only when such a source is opened.
@@ -6,7 +6,12 @@ One row group (Parquet) or a memory-mapped row (Arrow) is in memory at a time. S
 
 from __future__ import annotations
 
+import threading
 from bisect import bisect_right
+from collections import OrderedDict
+from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
+from io import RawIOBase
 from itertools import accumulate
 from typing import Any
 
@@ -16,7 +21,13 @@ import pyarrow.parquet as parquet
 from engine.data.mapped import Rows
 from engine.data.parsing import Row
 from engine.errors import DataError, visible
-from engine.hub import reaching_hub
+
+TOGETHER = 16
+"""Footers of files on the hub that are asked for at once."""
+FOOTERS = 64 << 20
+"""Bytes of footers of files on the hub that are kept, so that a file that is opened again is not asked for its own again."""
+_footers: OrderedDict[str, Any] = OrderedDict()
+_changing = threading.Lock()
 
 
 class ArrowRows(Rows):
@@ -42,10 +53,11 @@ class ArrowRows(Rows):
 class ParquetRows(ArrowRows):
     kind = "parquet"
 
-    def __init__(self, path: str) -> None:
+    def __init__(self, path: str, far: RawIOBase | None = None) -> None:
+        """`far` reads a file that lies elsewhere by parts: its footer now, and a row group when rows of it are read."""
         self.path = path
         try:
-            self._file = parquet.ParquetFile(path, memory_map=True)
+            self._file = parquet.ParquetFile(path, memory_map=True) if far is None else _far_file(path, far)
         except (arrow.ArrowException, OSError) as problem:
             reason = str(problem).splitlines()[0]
             raise DataError(f"not a whole Parquet file ({reason})", path=visible(path)) from None
@@ -108,15 +120,41 @@ class SavedRows(ArrowRows):
         return DataError(f"row {index}: {message}", hint, path=visible(self.path))
 
 
-def hub_rows(name: str, split: str | None) -> SavedRows:
-    """A data set from the hub (or its local cache when offline)."""
-    import datasets
+class FarRows(ArrowRows):
+    """All rows of Parquet files that lie elsewhere, of which one row group is in memory."""
 
-    try:
-        with reaching_hub(name):
-            loaded = datasets.load_dataset(name, split=split or "train")
-    except (OSError, ValueError, RuntimeError, datasets.exceptions.DatasetsError) as problem:
-        reason = str(problem).splitlines()[0].rstrip(".") if str(problem) else type(problem).__name__
-        message = f"is no local file, and as a data set on the hub it cannot be loaded ({visible(reason)})"
-        raise DataError(message, "Check the path; without a network use a local file.", path=visible(name)) from None
-    return SavedRows(name, loaded)
+    kind = "dataset"
+
+    def __init__(self, path: str, files: Mapping[str, RawIOBase]) -> None:
+        """`files` by their addresses, each of which means one version of its file for ever."""
+        self.path, self._files = path, list(files.items())
+        self.content = " ".join(files)
+        with ThreadPoolExecutor(TOGETHER) as together:
+            counts = together.map(lambda file: len(ParquetRows(*file)), self._files)
+            self._ends = list(accumulate(counts))
+        self._count = self._ends[-1]
+        self._open: tuple[int, ParquetRows] | None = None
+
+    def __getitem__(self, index: int) -> Row:
+        if not -self._count <= index < self._count:
+            raise IndexError(index)
+        index %= self._count
+        number = bisect_right(self._ends, index)
+        if self._open is None or self._open[0] != number:
+            self._open = number, ParquetRows(*self._files[number])
+        rows = self._open[1]
+        return rows[index - self._ends[number] + len(rows)]
+
+    def error(self, index: int, message: str, hint: str = "") -> DataError:
+        return DataError(f"row {index}: {message}", hint, path=visible(self.path))
+
+
+def _far_file(url: str, far: RawIOBase) -> Any:
+    # The chunks of a row group that lie side by side are one request.
+    file = parquet.ParquetFile(far, metadata=_footers.get(url), pre_buffer=True)
+    with _changing:
+        _footers[url] = file.metadata
+        _footers.move_to_end(url)
+        while sum(footer.serialized_size for footer in _footers.values()) > FOOTERS:
+            _footers.popitem(last=False)
+    return file

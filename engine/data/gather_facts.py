@@ -259,14 +259,44 @@ def look_at_source(entry: Any, folder: Path, image_base_dir: str | None = None) 
         captioned = is_image_folder(place) and (metadata_of(place) or place).suffix != ".parquet"
         if (place.is_dir() and not captioned) or ".parquet" in place.suffixes or ".arrow" in place.suffixes:
             # columns of these need pyarrow, which the inspector has loaded
-            size = None if place.is_dir() else place.stat().st_size
-            return SourceFacts(entry.path, exists=True, bytes=size, in_order=_in_order(place))
+            if place.is_dir():
+                return _folder(entry.path, place)
+            return SourceFacts(
+                entry.path, exists=True, bytes=place.stat().st_size, in_order=_in_order(place), problem=_cut_off(place)
+            )
         images_at = image_base_dir and place_of(image_base_dir, folder)
         return replace(_file(entry, place, images_at), in_order=_in_order(place))
     except OSError as problem:
         return SourceFacts(
             entry.path, exists=True, problem=f"cannot be read: {problem.strerror or 'input/output error'}."
         )
+
+
+def _folder(path: str, place: Path) -> SourceFacts:
+    """A folder of files of rows, or a data set that was saved."""
+    from engine.data.streaming.cuts import paths_of
+
+    try:
+        several = paths_of(str(place)) != [str(place)]
+    except WorkbenchError as problem:
+        # Images in a file of Parquet beside them are read by the inspector alone.
+        problem_of = "" if is_image_folder(place) else problem.message.removeprefix(f"{visible(str(place))}: ") + "."
+        return SourceFacts(path, exists=True, problem=problem_of)
+    return SourceFacts(path, exists=True, in_order=_in_order(place), several=several)
+
+
+def _cut_off(place: Path) -> str:
+    """Why a Parquet file is none, as far as its first and last bytes tell: a mark of four bytes stands in both places."""
+    if place.suffix.lower() != ".parquet":
+        return ""
+    with place.open("rb") as file:
+        first = file.read(4)
+        file.seek(0, os.SEEK_END)
+        file.seek(max(0, file.tell() - 4))
+        last = file.read(4)
+    if first == last == b"PAR1" or (first, last) == (b"PARE", b"PARE"):
+        return ""
+    return f"not a whole Parquet file ({'its end is missing' if first == b'PAR1' else 'it does not begin as one'})."
 
 
 def _in_order(place: Path) -> str:

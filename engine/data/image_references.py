@@ -12,6 +12,7 @@ import errno
 import os
 import re
 import stat
+import unicodedata
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -73,7 +74,7 @@ class ImageFolder:
             real = os.path.realpath(place, strict=True)
             status = os.stat(real)
         except OSError as problem:
-            raise FormatError(f"{shown}: {_lacking(problem)}", _way_out(self, base)) from None
+            raise FormatError(f"{shown}: {_lacking(problem)}", _way_out(self, base, place)) from None
         if bound and not _within(real, os.path.realpath(base)):
             raise FormatError(f"{shown}: a link leads out of {visible(base)}", "Images lie below their folder.")
         if not stat.S_ISREG(status.st_mode):
@@ -163,6 +164,10 @@ def _lacking(problem: OSError) -> str:
     return "there is no such file" if problem.errno == errno.ENOENT else f"cannot be read ({problem.strerror})"
 
 
-def _way_out(folder: ImageFolder, base: str) -> str:
+def _way_out(folder: ImageFolder, base: str, wanted: str) -> str:
+    same = unicodedata.normalize("NFC", wanted)
+    for form in ("NFC", "NFD"):
+        if (other := unicodedata.normalize(form, same)) != wanted and os.path.exists(other):
+            return f"A file of this name is there in another form of Unicode ({form}): write the path in that form."
     place = f"Relative paths begin at {visible(base)}"
     return f"{place}, by data.image_base_dir." if folder.only else f"{place}; data.image_base_dir names another folder."

@@ -21,6 +21,11 @@ _SURROGATE = re.compile("[\ud800-\udfff]")
 def parse_object(raw: bytes, path: str, line: int, column: int = 1) -> Row:
     """One JSON object from bytes, strictly: UTF-8, no NaN, no key twice, no half characters."""
     text = decode(raw, path, line, column)
+    if "\0" in text and not text.strip("\0 \t\r"):
+        message = f"{len(raw):,} zero bytes stand in the place of a row, as a writer leaves them that was cut off"
+        raise DataError(
+            message, "Take them out, or write the file again.", path=visible(path), line=line, column=column
+        )
     try:
         row = _DECODER.decode(text)
     except json.JSONDecodeError as problem:

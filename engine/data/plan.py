@@ -21,6 +21,7 @@ from engine.config.tree import RunConfig
 from engine.data.cache_entries import Progress
 from engine.data.detect import Detection, detect
 from engine.data.formats import read_example
+from engine.data.hub_sets import hub_rows, is_hub_set, rows_by_parts
 from engine.data.image_references import folder_of, references
 from engine.data.mapped import Rows
 from engine.data.parsing import Row
@@ -220,7 +221,9 @@ def plan_of(
     if open_all:
         policy = "skip" if tolerant else data.on_bad_row
         of = "train" if held_out is not None else split
-        plan.sources = [open_source(entry, of, config.run.seed, policy, on_progress) for entry in entries]
+        plan.sources = [
+            open_source(entry, of, config.run.seed, policy, on_progress, by_parts=data.streaming) for entry in entries
+        ]
         for source in plan.sources:
             check_fit(source, method)
     return plan
@@ -244,10 +247,12 @@ def open_source(
     seed: int = 0,
     on_bad_row: str = "error",
     on_progress: Progress | None = None,
+    *,
+    by_parts: bool = False,
 ) -> Source:
     """Open one entry and tell its format. Raises `DataError` for one that cannot be used."""
     stamp = stamp_of(entry.path)
-    rows = source_rows(entry.path, entry.split, split, seed, on_progress, entry.model_dump())
+    rows = source_rows(entry.path, entry.split, split, seed, on_progress, entry.model_dump(), by_parts=by_parts)
     columns = columns_of(entry.columns, entry.properties, entry.roles)
     detection = detect(rows, columns, "synthetic" if entry.path == SYNTHETIC else entry.format)
     refuse_problems(entry.path, detection, on_bad_row)
@@ -280,9 +285,11 @@ def source_rows(
     seed: int = 0,
     on_progress: Progress | None = None,
     source: Mapping[str, Any] | None = None,
+    *,
+    by_parts: bool = False,
 ) -> Rows:
     """Rows of a file, here or elsewhere, a saved data set, a built-in one, which `source` may give its size, or a data set on
-    the hub."""
+    the hub, which is fetched whole unless it can be read `by_parts`."""
     if path in BUILTIN_ROWS:
         from engine.builtin import GENERATED
 
@@ -303,10 +310,13 @@ def source_rows(
         from engine.data.columnar import SavedRows
 
         return SavedRows(path, split=own_split or (None if split == "train" else "test"))
-    if not local.exists() and not local.suffix and path.count("/") <= 1 and not local.is_absolute():
-        from engine.data.columnar import hub_rows
-
-        return hub_rows(path, own_split or ("train" if split == "train" else "test"))
+    if is_hub_set(path):
+        about = source or {}
+        wanted = own_split or ("train" if split == "train" else "test")
+        on_hub = about.get("subset"), about.get("revision")
+        if by_parts and (parts := rows_by_parts(path, wanted, *on_hub)) is not None:
+            return parts
+        return hub_rows(path, wanted, *on_hub)
     return open_rows(path)
 
 

@@ -38,9 +38,18 @@ def real_tokens(row: Row, columns: Mapping[str, str], count: int) -> list[int] |
     mask = row.get(column)
     if mask is None:
         return None
-    if not isinstance(mask, list) or len(mask) != count or any(each not in (0, 1) for each in mask):
-        raise FormatError(f"column {visible(column)} must hold a 0 or a 1 for each of the {count} input_ids")
-    return mask
+    must = f"column {visible(column)} must hold a 0 or a 1 for each of the {count} input_ids"
+    if not isinstance(mask, list) or len(mask) != count:
+        raise FormatError(must)
+    strange = next((each for each in mask if each not in (0, 1)), None)
+    if strange is None:
+        return mask
+    if all(type(each) is int and each >= 0 for each in mask):
+        raise FormatError(
+            f"{must}; got {strange}, as collators that pack number the documents of a pack",
+            "Give each document a row of its own, which data.packing packs again, or write 1 for every token that is read.",
+        )
+    raise FormatError(f"{must}; got {visible(str(strange))}")
 
 
 def refuse_strange(ids: Sequence[int], labels: Sequence[int] | None, size: int, way_out: str) -> None:

@@ -94,7 +94,7 @@ def _file_system(url: str, shown: str) -> tuple[Any, str]:
     except (ImportError, ValueError) as problem:
         package = REMOTE.get(scheme_of(url))
         todo = f"pip install {package}" if package else f"Kinds that are read: {', '.join(sorted(REMOTE))}."
-        raise DataError(f"cannot be fetched ({_first_line(problem)})", todo, path=shown) from None
+        raise DataError(f"cannot be fetched ({first_line(problem)})", todo, path=shown) from None
     return files, str(place)
 
 
@@ -159,12 +159,12 @@ class _Waiting:
             isinstance(problem, PermissionError) or getattr(problem, "status", None) in _FORBIDDEN
         ):
             raise DataError(
-                f"may not be read ({_first_line(problem)})",
+                f"may not be read ({first_line(problem)})",
                 "See with which keys you are known there.",
                 path=shown,
             )
         if problem is not None:
-            raise _Failed(f"cannot be fetched ({_first_line(problem)})", "See whether the store answers.", path=shown)
+            raise _Failed(f"cannot be fetched ({first_line(problem)})", "See whether the store answers.", path=shown)
         return self._found
 
 
@@ -219,6 +219,7 @@ def _name(place: str) -> str:
     return name if name and name != NOTE else f"rows-{name}"
 
 
-def _first_line(problem: BaseException) -> str:
+def first_line(problem: BaseException) -> str:
+    """The first line of what an error says, shown safely and without secrets."""
     text = visible(without_secrets(str(problem))).strip()
     return (text.splitlines()[0][:300] if text else type(problem).__name__).rstrip(".")

@@ -164,7 +164,9 @@ def refuse_useless(plan: Plan, counts: Counts, too_long: list[int]) -> None:
         problem = too_long_error(plan, too_long[0], f"{others}{counts.longest:,} tokens")
         raise problem.mended_by(*longer, {"data.excess_length": "drop"})
     if not counts.kept:
-        raise nothing_left(plan.named, "; ".join(counts.sentences()) or "no rows were read")
+        few = any(source.weight < 1 and source.count() for source in plan.sources)
+        none = "a weight below 1 leaves none of so few rows" if few else "no rows were read"
+        raise nothing_left(plan.named, "; ".join(counts.sentences()) or none)
     shape = shape_of(plan.method)
     if (plan.split == "train" or shape.one_sort) and (lack := shape.lacking(counts.classes)):
         raise DataError(f"{plan.named}: {lack[0]}", lack[1], path="")
@@ -174,7 +176,8 @@ def nothing_left(named: str, reasons: str) -> DataError:
     """The refusal of a split whose rows are all left out; `named` is the setting that names them."""
     return DataError(
         f"{named}: nothing is left to {'train on' if named == 'data.train' else 'measure'}: {reasons}.",
-        "Bring other rows, or change what leaves these out: data.max_length, data.trained_turns or the source's columns.",
+        "Bring other rows, or change what leaves these out: data.max_length, data.trained_turns or the source's columns "
+        "and weight.",
         path="",
     )
 

@@ -15,7 +15,7 @@ import mmap
 import os
 import re
 import stat
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from importlib import import_module
 from pathlib import Path
 from typing import NoReturn
@@ -142,7 +142,7 @@ class TableRows(FileRows):
     def __init__(self, path: str, unpacked: Unpacked | None = None, head: bytes = b"", *, index: bool = True) -> None:
         line = decode(head.removeprefix(_BOM).split(b"\n", 1)[0], path, 1)
         self._delimiter = "\t" if Path(path).suffix == ".tsv" else max(",\t;|", key=line.count)
-        names = next(csv.reader([line.rstrip("\r")], delimiter=self._delimiter), [])
+        names = self._fields([line.rstrip("\r")], path, 1)
         self._headless = any(re.fullmatch(r"-?\d+([.]\d+)?", name.strip()) for name in names)
         if self._headless:
             names = [f"column {number}" for number in range(1, len(names) + 1)]
@@ -179,12 +179,22 @@ class TableRows(FileRows):
 
     def _parse(self, raw: bytes, line: int, column: int) -> Row:
         text = decode(raw, self.path, line)
-        csv.field_size_limit(2**31 - 1)
-        fields = next(csv.reader(io.StringIO(text.rstrip("\r"), newline=""), delimiter=self._delimiter), [])
+        fields = self._fields(io.StringIO(text.rstrip("\r"), newline=""), self.path, line)
         if len(fields) != len(self._names):
             message = f"{len(fields)} fields where the first line names {len(self._names)} columns: {sample(raw)}"
             raise DataError(message, path=visible(self.path), line=line)
         return dict(zip(self._names, fields, strict=True))
+
+    def _fields(self, lines: Iterable[str], path: str, line: int) -> list[str]:
+        """The fields of one row. Raises `DataError` for what csv does not take."""
+        csv.field_size_limit(2**31 - 1)
+        try:
+            return next(csv.reader(lines, delimiter=self._delimiter), [])
+        except csv.Error as problem:
+            found = str(problem).partition(" - ")[0]
+            message = f"no row of a table ({found}), as a carriage return outside of quotes makes it"
+            todo = "End lines with line feeds, and put fields that hold line breaks into quotes."
+            raise DataError(message, todo, path=visible(path), line=line) from None
 
 
 class TextRows(FileRows):
@@ -232,7 +242,8 @@ def open_rows(path: str | os.PathLike[str], *, index: bool = True) -> Rows:
         if is_image_folder(source):
             metadata = metadata_of(source)
             return CaptionRows(source) if metadata is None else MetadataRows(source, open_rows(metadata, index=index))
-        raise DataError("is a folder; name a file in it or a data set written by save_to_disk", path=shown)
+        todo = "Several files are several sources; with data.streaming a folder of them is one."
+        raise DataError("is a folder; name a file in it or a data set written by save_to_disk", todo, path=shown)
     suffixes = [suffix.lower() for suffix in source.suffixes]
     for suffix in suffixes[-2:]:
         if suffix in REFUSED:

@@ -74,7 +74,8 @@ def _mapped(warm: Warm, params: Params) -> Any:
     from engine.data.parts import columns_of
 
     names = columns_of(params.get("columns"), params.get("properties"), params.get("roles"))
-    return mapped(warm.rows(str(params["path"]), params.get("split")), names, params.get("format"))
+    on_hub = {name: params.get(name) for name in ("subset", "revision")}
+    return mapped(warm.rows(str(params["path"]), params.get("split"), **on_hub), names, params.get("format"))
 
 
 def _rendered(warm: Warm, params: Params) -> Any:

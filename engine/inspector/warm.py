@@ -41,14 +41,15 @@ class Warm:
             self._plans[key] = shown_plan(config, processing_class, split)
         return self._plans[key]
 
-    def rows(self, path: str, split: str | None) -> Any:
+    def rows(self, path: str, split: str | None, **on_hub: Any) -> Any:
+        """The rows of a source, kept while its file does not change; `on_hub` may give a data set's `subset` and `revision`."""
         from engine.data.plan import source_rows
 
-        stamp = (f"{path} {split}", *_stamp(path))
+        stamp = (f"{path} {split} {on_hub}", *_stamp(path))
         if stamp not in self._rows:
             while len(self._rows) >= 4:
                 self._rows.pop(next(iter(self._rows))).close()
-            self._rows[stamp] = source_rows(path, split)
+            self._rows[stamp] = source_rows(path, split, source=on_hub, by_parts=True)
         return self._rows[stamp]
 
 

@@ -58,7 +58,8 @@ def load_processor(config: RunConfig, source: str, folder: Path, revision: str |
     if backend == "torchvision" and not installed("torchvision"):
         raise _needs_torchvision("data.image_backend", "torchvision is asked for, which is not installed")
     if backend == "torchvision" or kind is None or (not _dummy(kind) and not set(kind.get_attributes()) <= _PARTS):
-        loaded = transformers.AutoProcessor.from_pretrained(source, revision=revision, trust_remote_code=False)
+        with _without_number_words(kind):
+            loaded = transformers.AutoProcessor.from_pretrained(source, revision=revision, trust_remote_code=False)
     elif _dummy(kind) or needs_torchvision(kind.__name__, model_files.image_processor(folder)):
         name = visible(redact(source))
         raise _needs_torchvision("model.name", f"the processor of {name} reads images by torchvision alone")
@@ -153,7 +154,7 @@ def _video_settings(folder: Path) -> dict[str, Any]:
 @contextlib.contextmanager
 def _without_number_words(kind: Any) -> Iterator[None]:
     """SmolVLM's class asks for a package that writes numbers as words, with which it speaks of videos."""
-    module = sys.modules[kind.__module__]
+    module = sys.modules.get(getattr(kind, "__module__", ""))
     if getattr(module, "num2words", "") is not None:
         yield
         return

@@ -261,9 +261,15 @@ def properties_name_parts_of_a_message(config: RunConfig, facts: Facts) -> Itera
 @rule(reads=_PLACES)
 def files_have_no_splits(config: RunConfig, facts: Facts) -> Iterator[Finding]:
     for path, entry, _ in _entries(config, facts):
-        if entry.split is not None and entry.path.lower().endswith(DATA_SUFFIXES):
+        is_file = entry.path.lower().endswith(DATA_SUFFIXES)
+        if entry.split is not None and is_file:
             todo = (
                 "A file holds its rows and no more: name another file for others, or take the first so many with rows."
             )
             fix = Fix("remove it", unset=(f"{path}.split",))
             yield must(f"{path}.split", "left out for a file", entry.split, todo, fix=fix)
+        for name, value in (("subset", entry.subset), ("revision", entry.revision)):
+            if value is not None and (is_file or entry.path.startswith("builtin/")):
+                fix = Fix("remove it", unset=(f"{path}.{name}",))
+                todo = f"Only a data set on the hub has a {name}."
+                yield must(f"{path}.{name}", "left out for rows that lie here", value, todo, fix=fix)

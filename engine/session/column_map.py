@@ -109,6 +109,8 @@ class ColumnMap:
             "mapped",
             path=place_of(entry.path, self.draft.base),
             split=entry.split,
+            subset=entry.subset,
+            revision=entry.revision,
             format=self.format,
             columns=dict(self.columns),
             properties=dict(entry.properties),

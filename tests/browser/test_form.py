@@ -57,7 +57,26 @@ def test_a_form_edit_shows_a_finding_its_fix_mends_it_and_the_preview_shows_toke
         first.get_by_role("button", name="Template", exact=True).click()
         page.sees(".ftw-template-row .ftw-trained")
         assert "add_generation_prompt" in first.get_by_label("chat template", exact=True).input_value()
+        pictures_are_seen(page, first)
         assert (page.outside, page.errors) == ([], [])
+
+
+def pictures_are_seen(page: browsing.Page, form: Any) -> None:
+    """Rows of a model that sees hold their pictures, drawn by the browser, each with its size and its tokens."""
+    form.locator("[data-tab=model]").click()
+    form.locator("[data-path='model.name'] input").fill("builtin/tiny-vl")
+    form.locator("[data-tab=data]").click()
+    form.locator("[data-path='data.train'] input").first.fill("builtin/shapes")
+    form.locator("[data-tab=preview]").click()
+    page.sees(".ftw-image img")
+    picture = form.locator(".ftw-image img").first
+    assert picture.get_attribute("src").startswith("data:image/")
+    browsing.until(
+        lambda: picture.evaluate("each => each.complete && [each.naturalWidth, each.naturalHeight]") == [32, 32],
+        "the picture is drawn at its size",
+        state=page.state,
+    )
+    assert "32 x 32 pixels, seen as 32 x 32, 7 tokens" in form.locator(".ftw-image figcaption").first.inner_text()
 
 
 def levels_open_one_after_the_other(form: Any) -> None:

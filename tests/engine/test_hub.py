@@ -120,7 +120,7 @@ def test_a_local_path_asks_nobody(hub, name):
 def test_a_data_set_that_is_nowhere_is_one_sentence_in_seconds(nowhere, tmp_path, monkeypatch):
     import datasets
 
-    from engine.data.columnar import hub_rows
+    from engine.data.hub_sets import hub_rows
 
     monkeypatch.setattr(datasets.config, "HF_ENDPOINT", nowhere)
     monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", str(tmp_path))
@@ -149,8 +149,12 @@ def test_a_model_that_is_nowhere_is_one_sentence_in_seconds(nowhere):
 
 def test_a_branch_becomes_its_commit_and_a_commit_is_asked_of_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
     asked = []
-    monkeypatch.setattr("engine.hub._asked", lambda name, revision: asked.append(revision) or "a" * 40)
+    monkeypatch.setattr(
+        "engine.hub._asked", lambda name, revision, kind: asked.append((revision, kind)) or kind[0] * 40
+    )
     commits = Commits()
-    assert commits.of("org/model", "branch") == "a" * 40
+    assert commits.of("org/model", "branch") == "m" * 40
     assert commits.of("org/model", "b" * 40) == "b" * 40
-    assert asked == ["branch"]
+    # A data set of the same name is another repository.
+    assert commits.of("org/model", "branch", "dataset") == "d" * 40
+    assert asked == [("branch", "model"), ("branch", "dataset")]

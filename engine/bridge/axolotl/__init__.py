@@ -251,7 +251,7 @@ KEYS: dict[str, Key] = {
     "pretrain_multipack_buffer_size": nothing("It counts with streaming."),
     "pretrain_multipack_attn": nothing("data.packing_cross_doc_attn_mask says it, as sample_packing does."),
     "pretraining_sample_concatenation": unless_off("data.packing packs texts; data.excess_length splits long ones."),
-    "streaming": unless_off(),
+    "streaming": flag({"data.streaming": True}),
     "streaming_multipack_buffer_size": nothing("It counts with streaming."),
     "train_on_inputs": Key(values.learns_inputs),
     "group_by_length": unless_off(sentence_for("group_by_length")),

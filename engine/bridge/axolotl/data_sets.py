@@ -60,6 +60,8 @@ def _entry(setting: str, number: int, entry: Mapping[str, Any], file: File) -> l
         elif key == "split":
             local = generic or file.is_local(path)
             answer = needless(SPLIT_OF_FILE) if local else named_split(f"{at}.split", f"{at}.rows", value)
+        elif key in ("name", "revision") and not generic and not file.is_local(path):
+            answer = mapped({f"{at}.{'subset' if key == 'name' else key}": value})
         elif key == "type":
             answer = _type(at, value, method)
         elif key in _COLUMNS:
@@ -230,7 +232,7 @@ _IN_ENTRY: dict[str, Key] = {
     "name": unless_off("A data set's parts have no setting here: bring the rows of this one as a file."),
     "ds_type": nothing("The file's ending says it."),
     "trust_remote_code": unless_off(),
-    "revision": unless_off("A data set is read at its main branch here: bring the rows of another as a file."),
+    "revision": unless_off("A file has no revision."),
     "shards": unless_off(SHARDS),
     "shards_idx": unless_off(SHARDS),
     "skip": unless_off(SHARDS),

@@ -1,19 +1,22 @@
 """Sources of a stream cut into shards that can be read one by one, without looking at the rest.
 
-Lines and paragraphs of a plain file are cut by bytes, Parquet and Arrow by rows: any of their shards is read at once. What
+Lines and paragraphs of a plain file are cut by bytes, Parquet and Arrow by rows: any of their shards is read at once, also of
+a file on the hub. What
 has no row borders that can be told from within (compressed files, CSV, a JSON list) is read from its beginning, in order.
 A row is named by its place: the byte where it begins, or its number.
 """
 
 from __future__ import annotations
 
+import io
 import itertools
 from collections.abc import Iterator, Sequence
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import Any
 
 from engine.config.files import COMPRESSIONS, scheme_of
 from engine.data.compressed import CHUNK, read_unpacked, unpacking
+from engine.data.hub_sets import BLOCK, HubFile, HubLines, RangeFile, is_hub_set
 from engine.data.image_folder import is_image_folder
 from engine.data.mapped import FileRows, Rows
 from engine.data.parsing import Row, decode, parse_object
@@ -26,6 +29,7 @@ ROWS = 512
 """Rows of any other source that do."""
 SHARDS = (".jsonl", ".ndjson", ".json", ".csv", ".tsv", ".parquet", ".txt")
 """Files that a folder of shards may hold."""
+LINES = (".jsonl", ".ndjson", ".json")
 PLACE = 1 << 62
 FILE = 1 << 48
 """A row's number is PLACE + FILE * file + place where rows are not counted through."""
@@ -112,6 +116,19 @@ class ByRows(Cut):
         return self.known_rows
 
 
+class ByRanges(ByBytes):
+    """A file of lines on the hub: shards that lie in one block of it are read together, and nothing tells how many rows it
+    has."""
+
+    def __init__(self, rows: HubLines, limit: int | None) -> None:
+        super().__init__(rows, limit)
+        count, together = self.count or 0, max(1, BLOCK // BYTES)
+        self.units = [min(together, count - start) for start in range(0, count, together)]
+
+    def length(self) -> int | None:
+        return None
+
+
 class InOrder(Cut):
     """What is read from its beginning: going back, and going on after a resume, reads all before it again."""
 
@@ -191,8 +208,8 @@ class PackedLines(Rows):
 
     kind = "jsonl"
 
-    def __init__(self, path: str, suffix: str, *, text: bool) -> None:
-        self.path, self._file, self._suffix, self._text = path, Path(path), suffix, text
+    def __init__(self, path: str, suffix: str, *, text: bool, far: HubFile | None = None) -> None:
+        self.path, self._file, self._suffix, self._text, self._far = path, Path(path), suffix, text, far
         self._held: dict[int, tuple[int, bytes]] = {}
 
     @property
@@ -207,7 +224,7 @@ class PackedLines(Rows):
         """Number, line and bytes of each row. Raises `DataError` where the stream is broken."""
         number, line, rest = 0, 0, b""
         try:
-            packed = self._file.open("rb")
+            packed = self._file.open("rb") if self._far is None else io.BufferedReader(RangeFile(self._far), CHUNK)
         except OSError as problem:
             raise DataError(f"cannot be read: {problem.strerror or problem}", path=visible(self.path)) from None
         with packed, unpacking(packed, self._suffix) as stream:
@@ -263,6 +280,25 @@ def cut_file(path: str, limit: int | None = None) -> Cut:
     return cut_rows(open_rows(path, index=False), limit)
 
 
+def cut_far(far: HubFile, limit: int | None = None) -> Cut:
+    """A file on the hub as a stream reads it, by parts. Raises `DataError` for one that cannot be read so."""
+    suffixes = [suffix.lower() for suffix in PurePosixPath(far.url).suffixes]
+    last, inner = ("", "", *suffixes)[-1], ("", "", *suffixes)[-2]
+    if last == ".parquet":
+        from engine.data.columnar import ParquetRows
+
+        return ByRows(ParquetRows(far.url, RangeFile(far)), limit)
+    if last in COMPRESSIONS and inner in (*LINES, ".txt", ".text"):
+        return InOrder(PackedLines(far.url, last, text=inner in (".txt", ".text"), far=far), limit)
+    if last in LINES and RangeFile(far).read(64).removeprefix(b"\xef\xbb\xbf").lstrip()[:1] == b"{":
+        return ByRanges(HubLines(far), limit)
+    raise DataError(
+        "cannot be read by parts on the hub, as Parquet and lines of JSON can",
+        "Set revision to refs/convert/parquet, where the hub keeps many sets as Parquet, or data.streaming to false.",
+        path=visible(far.url),
+    )
+
+
 def cut_rows(rows: Rows, limit: int | None = None) -> Cut:
     """Rows that are open already."""
     if not isinstance(rows, FileRows):
@@ -299,7 +335,7 @@ def row_at(sources: Sequence[str], number: int) -> Row | None:
 
     Raises `DataError` for a source or a row that cannot be read.
     """
-    if any(map(scheme_of, sources)):
+    if any(scheme_of(source) or is_hub_set(source) for source in sources):
         return None
     files = [path for source in sources for path in paths_of(source)]
     file, place = divmod(number - PLACE, FILE)

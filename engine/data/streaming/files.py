@@ -20,18 +20,21 @@ from engine.config.method import METHODS
 from engine.config.tree import RunConfig
 from engine.data.cache import own_parts, tokens_parts
 from engine.data.detect import detect
+from engine.data.hub_sets import HubFile, RangeFile, hub_files, is_hub_set
 from engine.data.mapped import Rows
 from engine.data.parsing import Row
 from engine.data.parts import columns_of
 from engine.data.plan import Plan, Source, check_fit, plan_of, refuse_problems, source_rows, stamp_of
 from engine.data.remote import Copy, local_copy
-from engine.data.streaming.cuts import BYTES, FILE, PLACE, Cut, cut_file, cut_rows, paths_of
+from engine.data.streaming.cuts import BYTES, FILE, PLACE, Cut, cut_far, cut_file, cut_rows, paths_of
 from engine.data.streaming.order import Lane
 from engine.errors import DataError, visible
 
 OPEN = 16
 """Files that are open at once."""
 HEAD = 1 << 20
+FOOTERS = 256
+"""Files of a data set on the hub up to which each is asked how many rows it has."""
 LOOKED = 4
 """Files of a source, and shards of a file, that are looked at before training."""
 
@@ -50,6 +53,8 @@ class StreamFile:
     """Its rows, where their number is known at once."""
     copy: Copy | None = None
     """What is read in place of a file that lies elsewhere."""
+    far: HubFile | None = None
+    """The file on the hub that it is, read where it lies."""
     makes: int | None = 1
     """Rows to learn from that each of its rows gives; None where they give as many as they hold answers."""
 
@@ -69,7 +74,7 @@ class Files:
             while len(self._open) >= OPEN:
                 self._open.popitem(last=False)[1].rows.close()
             file = self.files[number]
-            self._open[number] = _cut(file.path, file.entry, self.split, self.seed, file.copy)
+            self._open[number] = _cut(file, self.split, self.seed)
         self._open.move_to_end(number)
         return self._open[number]
 
@@ -185,35 +190,71 @@ def streamed_plan(config: RunConfig, processing_class: Any, *, tolerant: bool = 
     policy = "skip" if tolerant else config.data.on_bad_row
     files = Files("train", config.run.seed)
     for entry in config.data.train:
-        detection = None
-        paths = paths_of(entry.path)
-        if entry.rows is not None and len(paths) > 1:
-            raise DataError(
-                "is a folder of several files, of which the first rows cannot be taken while they are streamed",
-                "Name one of its files, or remove rows from this source.",
-                path=visible(entry.path),
-            )
-        for path in paths:
-            stamp = stamp_of(path)
-            copy = local_copy(path) if scheme_of(path) else None
-            cut = _cut(path, entry, files.split, files.seed, copy)
-            if detection is None:
-                rows = First(cut)
-                detection = detect(rows, columns_of(entry.columns, entry.properties, entry.roles), entry.format)
-                refuse_problems(path, detection, policy)
-            size = _guessed_size(str(copy.file) if copy else path)
-            makes = _makes(plan.method, detection.format, entry)
-            files.files.append(StreamFile(path, entry, cut.count, cut.units, size, cut.known_rows, copy, makes))
+        members = _members(entry, files.split)
+        detection = rows = None
+        unseen = _are_many(members)
+        for file in members:
+            stamp = stamp_of(file.path)
+            if rows is None or detection is None or not unseen:
+                cut = _cut(file, files.split, files.seed)
+                rows = cut.rows
+                if detection is None:
+                    columns = columns_of(entry.columns, entry.properties, entry.roles)
+                    detection = detect(First(cut), columns, entry.format)
+                    refuse_problems(file.path, detection, policy)
+                if not unseen:
+                    file.count, file.units, file.rows = cut.count, cut.units, cut.known_rows
+                rows.close()
+            file.size, file.makes = _guessed_size(file), _makes(plan.method, detection.format, entry)
+            files.files.append(file)
             plan.sources.append(
                 Source(
-                    path, cut.rows, detection, split=entry.split, template=entry.chat_template,
+                    file.path, rows, detection, split=entry.split, template=entry.chat_template,
                     ranking_pairs=entry.ranking_pairs, stamp=stamp,
                 )
             )  # fmt: skip
-            cut.rows.close()
         check_fit(plan.sources[-1], plan.method)
     plan.bases = files.bases()
     return plan, files
+
+
+def _members(entry: Any, split: str) -> list[StreamFile]:
+    """The files of a source. Raises `DataError` where they cannot be told, or its first rows are asked for and they are
+    several."""
+    far = None
+    if is_hub_set(entry.path):
+        far = hub_files(entry.path, entry.split or split, entry.subset, entry.revision)
+    if far is not None:
+        members = [StreamFile(file.url, entry, far=file) for file in far]
+    else:
+        members = [
+            StreamFile(path, entry, copy=local_copy(path) if scheme_of(path) else None) for path in paths_of(entry.path)
+        ]
+    if entry.rows is not None and len(members) > 1:
+        what = "a folder" if far is None else "a data set"
+        raise DataError(
+            f"is {what} of several files, of which the first rows cannot be taken while they are streamed",
+            "Name one of its files, or remove rows from this source.",
+            path=visible(entry.path),
+        )
+    if far is not None and not _are_many(members):
+        _read_footers(far)
+    return members
+
+
+def _are_many(members: Sequence[StreamFile]) -> bool:
+    """Whether files are so many, and each a request away, that their lengths are not asked for: each file is then read from its
+    beginning to its end, the files in a mixed order."""
+    return len(members) > FOOTERS and members[0].far is not None
+
+
+def _read_footers(far: Sequence[HubFile]) -> None:
+    """Ask for the footers of Parquet files side by side; they are kept for those who open the files."""
+    from engine.data.columnar import FarRows
+
+    files = {file.url: RangeFile(file) for file in far if file.url.lower().endswith(".parquet")}
+    if len(files) > 1:
+        FarRows(far[0].url, files)
 
 
 def _makes(method: str, form: str | None, entry: Any) -> int | None:
@@ -233,7 +274,7 @@ def looked_at_plan(config: RunConfig, processing_class: Any, *, tolerant: bool =
         for number in (members[place * len(members) // count] for place in range(count)):
             source = plan.sources[number]
             file = files.files[number]
-            source.rows = First(_cut(file.path, file.entry, "train", files.seed, file.copy), LOOKED)
+            source.rows = First(_cut(file, "train", files.seed), LOOKED)
             source.weight = 1.0
             chosen.append(source)
     plan.sources, plan.bases = chosen, ()
@@ -257,19 +298,23 @@ def stream_parts(plan: Plan, files: Files, processing_class: Any) -> dict[str, A
     return {**tokens_parts(plan, processing_class), "stream": BYTES, "sources": content}
 
 
-def _cut(path: str, entry: Any, split: str, seed: int, copy: Copy | None = None) -> Cut:
-    if copy is not None:
-        cut = cut_file(str(copy.file), entry.rows)
-        cut.rows.path, cut.rows.copy = path, copy
+def _cut(file: StreamFile, split: str, seed: int) -> Cut:
+    path, entry = file.path, file.entry
+    if file.far is not None:
+        return cut_far(file.far, entry.rows)
+    if file.copy is not None:
+        cut = cut_file(str(file.copy.file), entry.rows)
+        cut.rows.path, cut.rows.copy = path, file.copy
         return cut
     if Path(path).is_file():
         return cut_file(path, entry.rows)
     return cut_rows(source_rows(path, entry.split, split, seed, source=entry.model_dump()), entry.rows)
 
 
-def _guessed_size(path: str) -> int:
+def _guessed_size(file: StreamFile) -> int:
     """Bytes that a file has when it is unpacked, for a guess of its shards."""
-    found = stamp_of(path)
+    path = str(file.copy.file) if file.copy else file.path
+    found = (file.far.size,) if file.far is not None else stamp_of(path)
     packed = Path(path).suffix.lower() in COMPRESSIONS
     return (found[0] * (4 if packed else 1)) if found else BYTES
 
@@ -278,6 +323,8 @@ def _content(source: Source, file: StreamFile, seed: int) -> str:
     """What tells a file from another version of it, at once whatever its size."""
     if file.copy is not None:
         return file.copy.version
+    if file.far is not None:
+        return file.far.url  # its commit is in it
     if source.stamp is None:
         dataset = getattr(source.rows, "_dataset", None)
         if dataset is not None:

@@ -99,7 +99,8 @@ class Stream:
         self._row = 0
         self._skip = 0
         """The row of the next shard to go on with."""
-        self._resumed = False
+        self._gave = False
+        """Whether the epoch gave a row, as far as is known: of one that was gone into in its middle nobody knows."""
         self._counted = walk.epoch
         """The epoch whose rows are counted: each once, however often it is read."""
         self._share = 0.0
@@ -115,7 +116,7 @@ class Stream:
         self.walk.go_to(state)
         self._begun, self._rows, self._row = self.walk.state(), [], int(state["row"])
         self._skip = self._row
-        self._resumed, self._counted = True, self.walk.epoch
+        self._gave, self._counted = True, self.walk.epoch
         self._tell()
 
     def begin_epoch(self) -> None:
@@ -146,19 +147,21 @@ class Stream:
         while self._row >= len(self._rows):
             if not self._next_shard():
                 return None
-        self._row += 1
+        self._row, self._gave = self._row + 1, True
         return self._rows[self._row - 1]
 
     def _next_shard(self) -> bool:
         """Takes up the next shard; False where all epochs are over."""
         pick = self.walk.next()
         if pick is None:
-            if not self.left.counts.kept and not self._resumed:
-                raise nothing_left("data.train", "; ".join(self.left.sentences()) or "no rows were read")
+            if not self._gave:
+                kept = "a weight below 1 leaves none of so few rows" if self.left.counts.kept else ""
+                reasons = "; ".join(filter(None, (kept, *self.left.sentences())))
+                raise nothing_left("data.train", reasons or "no rows were read")
             if self.epochs is not None and self.walk.epoch + 1 >= self.epochs:
                 return False
             self.walk.begin(self.walk.epoch + 1)
-            pick = self.walk.next()
+            self._gave, pick = False, self.walk.next()
             assert pick is not None
         self._begun, self._row, self._share = self.walk.state(), self._skip, self.walk.share()
         self._skip = 0

@@ -251,10 +251,14 @@ def test_padding_of_rows_of_tokens_is_neither_read_nor_learned(
     config = make_config(write([padded, {"input_ids": ids}]), method="pretrain")
     for row in prepare(config, gpt2).dataset:
         assert (row["input_ids"], row["labels"]) == (ids, ids)
-    for mask in ([1], [1] * len(ids) + [0, 2], "1"):
+    for mask in ([1], [1] * len(ids) + [0, -2], "1"):
         path = write([{**padded, "attention_mask": mask}], "wrong.jsonl")
         with pytest.raises(DataError, match=f"attention_mask must hold a 0 or a 1 for each of the {len(ids) + 2}"):
             prepare(make_config(path, method="pretrain"), gpt2)
+    path = write([{**padded, "attention_mask": [1] * len(ids) + [2, 2]}], "documents.jsonl")
+    with pytest.raises(DataError, match="got 2, as collators that pack number the documents") as told:
+        prepare(make_config(path, method="pretrain"), gpt2)
+    assert "Give each document a row of its own, which data.packing packs again" in told.value.full_message
 
 
 def test_rows_with_nothing_to_learn_are_never_trained(write: Write, make_config: Config, minimind: Any) -> None:

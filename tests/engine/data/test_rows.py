@@ -134,6 +134,11 @@ def test_a_damaged_parquet_file_is_named(tmp_path: Path) -> None:
     (tmp_path / "cut.parquet").write_bytes((tmp_path / "whole.parquet").read_bytes()[:-20])
     with pytest.raises(DataError, match=r"cut\.parquet: not a whole Parquet file"):
         open_rows(tmp_path / "cut.parquet")
+    from engine.config.data import DataSource
+    from engine.data.gather_facts import look_at_source
+
+    for name, told in (("whole", ""), ("cut", "not a whole Parquet file (its end is missing).")):
+        assert look_at_source(DataSource(path=f"{name}.parquet"), tmp_path).problem == told
 
 
 GOOD = b'{"text": "one"}\n'
@@ -168,6 +173,8 @@ GOOD = b'{"text": "one"}\n'
         (b"a,b\n1,2,3\n", "r.csv", r"r\.csv:2: 3 fields where the first line names 2 columns"),
         (b'a,b\n"1,2\n', "r.csv", r"r\.csv:2:1: a quote opened in this row is never closed"),
         (b"a,a\n1,2\n", "r.csv", r"r\.csv:1: two columns have one name"),
+        (b"a,b\r1,2\r", "r.csv", r"r\.csv:1: no row of a table \(new-line character seen in unquoted field\)"),
+        (b'{"a": 1}\n' + b"\0" * 4096, "r.jsonl", r"r\.jsonl:2:1: 4,096 zero bytes stand in the place of a row"),
         (b"a,b\n1,caf\xe9\n", "r.csv", r"r\.csv:2:6: not UTF-8"),
         (b"one\n\xff\xfe\n", "r.txt", r"r\.txt:2:1: not UTF-8: byte 0xff"),
     ],

@@ -282,15 +282,23 @@ def test_rows_that_are_odd_or_left_out_are_counted_in_all_shards_with_the_first_
     assert control.endswith(f"; the first: {path}:41")
 
 
+def test_a_weight_that_leaves_no_row_ends_the_stream(opened, tmp_path):
+    few = DataSource(path=str(written(tmp_path / "rows.jsonl", texts(9))), weight=0.001)
+    with pytest.raises(DataError, match="nothing is left to train on: a weight below 1 leaves none of so few rows"):
+        opened(few, steps=9).next_row()
+
+
 def test_a_file_that_vanishes_is_named(opened, tmp_path, monkeypatch):
     monkeypatch.setattr("engine.data.streaming.producer.AHEAD", 2)
     path = written(tmp_path / "rows.jsonl", texts(400))
     stream = opened(path, steps=None)
-    for _ in range(5):
-        stream.next_row()
+    read = [stream.next_row() for _ in range(5)]
     path.unlink()
+    made = sum(stream.folder.note(key).rows for key in stream.folder.all())
     with pytest.raises(DataError, match=r"rows\.jsonl: is gone: it was removed or renamed while its rows were read"):
-        list(stream)
+        read.extend(stream)
+    # What was made ahead of it is learned first.
+    assert 5 < made <= len(read) < 400
 
 
 def test_a_preparing_process_that_is_killed_is_told_with_its_file(opened, tmp_path, monkeypatch):

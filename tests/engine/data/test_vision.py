@@ -7,6 +7,7 @@ import io
 import json
 import os
 import shutil
+import unicodedata
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
@@ -504,6 +505,11 @@ def test_paths_stay_below_the_folder_that_the_config_names(
     assert prepared.dataset[0]["images"] == [str(inside)]
     with pytest.raises(DataError, match="there is no such file"):
         prepare(make_config(path), processors["idefics3"])
+    picture(images, unicodedata.normalize("NFD", "caf\u00e9.png"))
+    path = write([asked("<image>What?", images=["caf\u00e9.png"])], "accents.jsonl")
+    with pytest.raises(DataError, match="there is no such file") as told:
+        prepare(make_config(path, image_base_dir=str(images)), processors["idefics3"])
+    assert "in another form of Unicode (NFD)" in told.value.full_message
     path = write([asked("<image>What?", images=[str(outside)])], "absolute.jsonl")
     assert len(prepare(make_config(path), processors["idefics3"]).dataset) == 1
     with pytest.raises(DataError, match="the path leads out of"):

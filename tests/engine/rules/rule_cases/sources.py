@@ -91,5 +91,7 @@ CASES: dict[str, list[Case]] = {
     "files-have-no-splits": [
         (entry(split="train"), Facts(), "data.train.0.split", "error"),
         ({"data.eval": [{"path": "held.csv.gz", "split": "test"}]}, Facts(), "data.eval.0.split", "error"),
+        (entry(subset="main"), Facts(), "data.train.0.subset", "error"),
+        (entry(path="builtin/dates", revision="v1"), Facts(), "data.train.0.revision", "error"),
     ],
 }  # fmt: skip

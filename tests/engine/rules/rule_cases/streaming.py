@@ -10,7 +10,13 @@ PACKED = {**STREAM, "data.train.0.path": "rows.jsonl.gz"}
 SHARDS = {**STREAM, "data.train.0.path": "shards"}
 LISTED = Facts(sources={"shards": SourceFacts("shards", exists=True, in_order="shards/b.json")})
 
+SEVERAL = Facts(sources={"shards": SourceFacts("shards", exists=True, several=True)})
+
 CASES: dict[str, list[Case]] = {
+    "folders-of-files-are-streamed": [
+        ({"data.train.0.path": "shards"}, SEVERAL, "data.train.0.path", "error"),
+        ({"data.eval": [{"path": "shards"}]}, SEVERAL, "data.eval.0.path", "error"),
+    ],
     "streams-of-unknown-length-need-max-steps": [
         (
             {

@@ -1,0 +1,271 @@
+"""Data sets of the hub as streams: read by parts, from any row, at the commit that they were begun with, faults in a sentence."""
+
+from __future__ import annotations
+
+import functools
+import gzip
+import io
+import json
+import random
+from collections import Counter, OrderedDict
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import datasets
+import pyarrow
+import pyarrow.parquet
+import pytest
+from huggingface_hub import constants, hf_file_system
+
+import engine.hub
+from engine.config.data import Data, DataSource
+from engine.config.model import Model
+from engine.data.hub_sets import hub_files, hub_rows
+from engine.data.plan import plan_of
+from engine.data.streaming import stream as streams
+from engine.errors import DataError
+from engine.hub import Commits
+from tests.data_hub import DataHub, data_hub
+
+NAMES = [f"data/train-0000{number}-of-00006" for number in range(6)]
+
+
+@pytest.fixture
+def hub(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[DataHub]:
+    """A hub of data sets, with nothing of it here; shards are small, and few are prepared ahead."""
+    with data_hub() as server:
+        for place, value in {
+            "ENDPOINT": server.address, "HF_HUB_OFFLINE": False, "HF_HUB_CACHE": str(tmp_path / "hub"),
+            "HUGGINGFACE_CO_URL_TEMPLATE": server.address + "/{repo_id}/resolve/{revision}/{filename}",
+        }.items():  # fmt: skip
+            monkeypatch.setattr(constants, place, value)
+        monkeypatch.setattr(datasets.config, "HF_ENDPOINT", server.address)
+        monkeypatch.setattr(datasets.config, "HF_HUB_OFFLINE", False)
+        monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", str(tmp_path / "datasets"))
+        monkeypatch.setattr(engine.hub, "COMMITS", Commits())
+        monkeypatch.setattr("engine.data.columnar._footers", OrderedDict())
+        quick = functools.partial(hf_file_system.http_backoff, max_retries=1, base_wait_time=0.01)
+        monkeypatch.setattr(hf_file_system, "http_backoff", quick)
+        monkeypatch.setattr("engine.data.streaming.cuts.BYTES", 30_000)
+        monkeypatch.setattr("engine.data.streaming.cuts.BLOCK", 120_000)
+        monkeypatch.setattr("engine.data.hub_sets.BLOCK", 120_000)
+        monkeypatch.setattr("engine.data.streaming.cuts.ROWS", 7)
+        yield server
+
+
+@pytest.fixture
+def opened(gpt2: Any) -> Iterator[Callable[..., Any]]:
+    made: list[Any] = []
+
+    def make(steps: int | None = 9, **source: Any) -> Any:
+        config = SimpleNamespace(
+            model=Model(name="builtin/tiny"),
+            data=Data(train=[DataSource(**{"path": "me/rows", **source})], streaming=True, max_length=64),
+            method=SimpleNamespace(kind="pretrain"),
+            run=SimpleNamespace(seed=3),
+            optim=SimpleNamespace(max_steps=steps, num_train_epochs=2.0),
+        )
+        made.append(streams.open_stream(config, gpt2))
+        return made[-1].stream
+
+    yield make
+    for each in made:
+        each.stream.close()
+
+
+def texts(count: int, word: str = "row") -> list[dict[str, str]]:
+    """Rows beside a column that nobody learns, as wide as that of a picture."""
+    draw = random.Random(0)
+    return [
+        {"text": f"{word} {number} " + "x" * (number % 40), "pad": draw.randbytes(3000).hex()}
+        for number in range(count)
+    ]
+
+
+def packed(rows: list[dict[str, str]], kind: str) -> bytes:
+    if kind == "parquet":
+        written = io.BytesIO()
+        pyarrow.parquet.write_table(pyarrow.Table.from_pylist(rows), written, row_group_size=30, compression="none")
+        return written.getvalue()
+    lines = "".join(json.dumps(row) + "\n" for row in rows).encode()
+    return gzip.compress(lines) if kind.endswith("gz") else lines
+
+
+def put(hub: DataHub, kind: str, word: str = "row", count: int = 300) -> str:
+    rows, size = texts(count, word), count // len(NAMES)
+    return hub.put(
+        "me/rows",
+        {
+            f"{name}.{kind}": packed(rows[number * size : (number + 1) * size], kind)
+            for number, name in enumerate(NAMES)
+        },
+    )
+
+
+def said(rows: Any, tokenizer: Any) -> list[str]:
+    return [tokenizer.decode(row["input_ids"]).split(" x")[0].removesuffix("<|endoftext|>").strip() for row in rows]
+
+
+@pytest.mark.parametrize("kind", ["parquet", "jsonl", "jsonl.gz"])
+def test_a_set_is_streamed_from_any_row_and_never_fetched_first(hub, opened, gpt2, monkeypatch, kind):
+    monkeypatch.setattr("engine.data.streaming.producer.AHEAD", 2)
+    put(hub, kind)
+    stream = opened(steps=None if kind == "parquet" else 9)
+    whole = sum(len(content) for content in hub.sets["me/rows"][0].values())
+    first = [next(iter(stream)) for _ in range(20)]
+    if not kind.endswith("gz"):  # a buffer of a megabyte holds all of these
+        assert sum(last - start + 1 for _, start, last in hub.parts()) < whole * 3 / 4
+    place = json.loads(json.dumps(stream.state()))
+    rest = [stream.next_row() for _ in range(580)]
+    assert Counter(said([*first, *rest], gpt2)) == {f"row {number}": 2 for number in range(300)}
+    again = opened(steps=None if kind == "parquet" else 9)
+    again.go_to(place)
+    assert [again.next_row() for _ in range(580)] == rest
+
+
+def test_a_stream_of_parquet_on_the_hub_is_that_of_its_files_here(hub, opened, gpt2, tmp_path):
+    put(hub, "parquet")
+    folder = tmp_path / "here"
+    folder.mkdir()
+    for name, content in hub.sets["me/rows"][0].items():
+        (folder / Path(name).name).write_bytes(content)
+    far, near = opened(steps=None), opened(steps=None, path=str(folder))
+    assert said(far, gpt2) == said(near, gpt2)
+    asked = Counter(part for part in hub.parts())
+    assert max(asked.values()) <= 4  # a row group for each epoch and each of two streams' looks; a footer once
+
+
+def test_a_run_goes_on_with_the_commit_that_it_began_with(hub, opened, gpt2, monkeypatch):
+    noted: list[str] = []
+    engine.hub.COMMITS.keep(None, noted.append)
+    began = put(hub, "parquet")
+    stream = opened()
+    first = [stream.next_row() for _ in range(10)]
+    place = stream.state()
+    rest = [stream.next_row() for _ in range(50)]
+    now = put(hub, "parquet", "other")
+    assert json.loads(noted[-1]) == {"datasets/me/rows@main": began}
+    monkeypatch.setattr(engine.hub, "COMMITS", Commits())
+    engine.hub.COMMITS.keep(noted[-1].encode(), noted.append)
+    again = opened()
+    again.go_to(place)
+    assert [again.next_row() for _ in range(50)] == rest
+    monkeypatch.setattr(engine.hub, "COMMITS", Commits())
+    assert said([opened().next_row()], gpt2)[0].startswith("other")
+    assert said([opened(revision=began).next_row()], gpt2) == said(first[:1], gpt2)
+    assert {file.url.partition("@")[2][:40] for file in hub_files("me/rows", "train", revision=now) or ()} == {now}
+
+
+def test_connections_that_break_off_cost_no_row(hub, opened, gpt2):
+    put(hub, "jsonl")
+    stream = opened()
+    hub.drops = 1
+    assert Counter(said([stream.next_row() for _ in range(300)], gpt2)) == {f"row {number}": 1 for number in range(300)}
+    assert hub.drops == 0
+
+
+@pytest.mark.parametrize("kind", ["parquet", "jsonl"])
+def test_a_hub_that_stalls_or_loses_a_file_is_named_with_the_file(hub, opened, monkeypatch, kind):
+    monkeypatch.setattr("engine.data.streaming.producer.AHEAD", 1)
+    monkeypatch.setattr(constants, "HF_HUB_DOWNLOAD_TIMEOUT", 0.2)
+    put(hub, kind)
+    stream = opened()
+    stream.next_row()
+    hub.stalls = 1.0
+    with pytest.raises(
+        DataError, match=rf"hf://datasets/me/rows@\w+/data/train-\S+\.{kind}: cannot be read from the hub"
+    ):
+        list(stream)
+    hub.stalls = 0
+    stream = opened()
+    stream.next_row()
+    hub.sets["me/rows"][0].clear()
+    with pytest.raises(DataError, match=rf"data/train-\S+\.{kind}: is gone from the hub"):
+        list(stream)
+
+
+def test_so_many_files_that_their_lengths_are_not_asked_for_are_read_one_after_the_other(
+    hub, opened, gpt2, monkeypatch
+):
+    monkeypatch.setattr("engine.data.streaming.files.FOOTERS", 2)
+    monkeypatch.setattr("engine.data.streaming.producer.AHEAD", 1)
+    put(hub, "parquet")
+    stream = opened()
+    assert len({name for name, *_ in hub.parts()}) < len(NAMES)
+    rows = said([stream.next_row() for _ in range(600)], gpt2)
+    assert Counter(rows) == {f"row {number}": 2 for number in range(300)}
+    assert rows[:300] != rows[300:]
+    assert stream.epochs_over == 2
+
+
+def test_a_bad_line_is_named_by_file_and_byte(hub, opened):
+    good = packed(texts(40), "jsonl")
+    hub.put("me/rows", {"train.jsonl": good + b'{"text": no}\n' + good})
+    with pytest.raises(
+        DataError, match=rf"/train\.jsonl: the row at byte {len(good):,}: not a JSON object.*near “.*no"
+    ):
+        list(opened())
+
+
+@pytest.mark.parametrize(
+    ("source", "told", "todo"),
+    [
+        ({"path": "me/none"}, "me/none: is no local file, and the hub has no such data set that you may read", "auth login"),
+        ({"path": "me/gated"}, "me/gated: is a gated data set of the hub, which you may not read", "Ask for access on"),
+        ({"split": "dev"}, "me/rows: holds the splits train; there is no dev", "Name one of them with split"),
+        ({"revision": "v9"}, "me/rows: has no such revision on the hub", "a branch, a tag or a commit"),
+        ({"path": "me/two"}, "me/two: has the subsets main, other, and none is named", "with subset"),
+        ({"path": "me/two", "subset": "old"}, "me/two: has the subsets main, other, and no such one", "with subset"),
+        ({"path": "me/table"}, r"train\.csv: cannot be read by parts on the hub", "refs/convert/parquet"),
+        ({"path": "me/list"}, r"train\.json: cannot be read by parts on the hub", "refs/convert/parquet"),
+        ({"rows": 5}, "me/rows: is a data set of several files, of which the first rows cannot be taken", "remove rows"),
+    ],
+)  # fmt: skip
+def test_what_cannot_be_had_is_one_sentence(hub, opened, source, told, todo):
+    put(hub, "parquet")
+    card = "---\nconfigs:\n" + "".join(f"- config_name: {name}\n  data_files: a.jsonl\n" for name in ("main", "other"))
+    hub.put("me/two", {"README.md": f"{card}---\n".encode(), "a.jsonl": packed(texts(9), "jsonl")})
+    hub.put("me/table", {"train.csv": b"text\none\ntwo\n"})
+    hub.put("me/list", {"train.json": b'[{"text": "one"}]'})
+    hub.put("me/gated", {"train.jsonl": packed(texts(9), "jsonl")})
+    hub.gated.add("me/gated")
+    with pytest.raises(DataError, match=told) as raised:
+        opened(**source)
+    assert todo in raised.value.hint
+    assert "\n" not in raised.value.full_message
+
+
+def test_a_subset_is_the_one_that_is_named_streamed_and_loaded_whole(hub, opened, gpt2):
+    card = "---\nconfigs:\n" + "".join(f"- config_name: {n}\n  data_files: {n}.jsonl\n" for n in ("main", "other"))
+    files = {f"{name}.jsonl": packed(texts(9, name), "jsonl") for name in ("main", "other")}
+    hub.put("me/rows", {"README.md": f"{card}---\n".encode(), **files})
+    assert said([opened(subset="other").next_row()], gpt2)[0].startswith("other")
+    rows = hub_rows("me/rows", "train", "other")
+    assert [row["text"].split()[0] for row in rows] == ["other"] * 9
+
+
+def test_without_the_hub_what_was_loaded_whole_is_streamed_and_what_was_not_is_a_sentence(
+    hub, opened, gpt2, monkeypatch
+):
+    put(hub, "parquet")
+    assert len(hub_rows("me/rows", "train")) == 300
+    nowhere = "http://127.0.0.1:9"
+    monkeypatch.setattr(constants, "ENDPOINT", nowhere)
+    monkeypatch.setattr(datasets.config, "HF_ENDPOINT", nowhere)
+    assert Counter(said(opened(steps=None), gpt2)) == {f"row {number}": 2 for number in range(300)}
+    with pytest.raises(DataError, match="as a data set on the hub it cannot be loaded") as raised:
+        opened(path="me/other")
+    assert "without a network use a local file" in raised.value.hint
+
+
+def test_held_out_rows_of_a_stream_are_read_by_parts_too(hub, make_config, gpt2):
+    put(hub, "parquet")
+    hub.put("me/held", {"train.parquet": b"never read", "test.parquet": packed(texts(40), "parquet")})
+    config = make_config(method="pretrain", streaming=True, eval=[DataSource(path="me/held")])
+    (source,) = plan_of(config, gpt2, "eval").sources
+    assert [source.rows[index]["text"].split()[1] for index in (0, 31, 39)] == ["0", "31", "39"]
+    assert {path.rpartition("/")[2] for method, path, _ in hub.asked if method == "GET" and "/resolve/" in path} == {
+        "test.parquet"
+    }
