@@ -48,3 +48,5 @@ def test_a_method_trains_adapters_of_packed_experts(
     moved = [value for key, value in held.items() if ".experts." in key and "lora_B" in key]
     assert len(moved) == 2 * 2
     assert all(bool(value.any()) and bool(torch.isfinite(value).all()) for value in moved)
+    if method in FEW:
+        assert len(lines(run, "experts")[0]["load"]) == 2  # a line for each layer

@@ -66,8 +66,8 @@ def test_the_choices_of_a_familys_routers_are_counted(family):
 
 def test_the_load_of_each_expert_is_written_as_a_picture_now_and_then(monkeypatch):
     written, trainer = [], Trainer(made("mixtral"))
+    trainer.writer = SimpleNamespace(write=lambda kind, **told: written.append((kind, told)))
     built = built_of(trainer)
-    built.events = SimpleNamespace(write=lambda kind, **told: written.append((kind, told)))
     chosen: list[torch.Tensor] = []
     for block in blocks(built):
         block.experts.register_forward_pre_hook(lambda module, args: chosen.append(args[1].flatten()))
