@@ -62,7 +62,7 @@ class MonitorPart(Part):
         epoch: int = 0,
         marks: dict[str, int] | None = None,
         series: dict[str, int | float | None] | None = None,
-        page: Literal["curves", "samples", "rollouts", "log", "receipt", "config"] = "curves",
+        page: Literal["curves", "samples", "rollouts", "experts", "log", "receipt", "config"] = "curves",
     ) -> Answer:
         """What is new of a run since what the view holds."""
         reader = self._runs.reader(run)
@@ -136,6 +136,8 @@ class MonitorPart(Part):
             parts["samples"] = telling.samples(view)
         elif page == "rollouts":
             parts["rollouts"] = reader.groups(view)
+        elif page == "experts":
+            parts["experts"] = telling.experts(view)
         elif page == "receipt":
             parts["receipt"] = [telling.receipt_row(entry) for entry in view.receipt[:200]]
         elif page == "log":

@@ -17,6 +17,7 @@ from engine.run import proposals, silence
 from engine.run.best import best_text
 from engine.run.curves import concern, watch_for
 from engine.run.ending import End
+from engine.run.expert_load import explained, picture
 from engine.run.phases import TITLE, before_first_step
 from engine.run.pruning_choice import Choice, Kept
 from engine.run.stopping import ways
@@ -28,6 +29,7 @@ SAMPLE_PROMPTS, SAMPLE_ANSWERS = 8, 6
 GROUPS, GROUP_COMPLETIONS = 40, 16
 COMPLETION_CHARACTERS = 1200
 PHASES = 20
+EXPERT_COLUMNS = 140
 
 
 def way(view: RunView) -> dict[str, Any] | None:
@@ -60,6 +62,7 @@ def head(view: RunView) -> dict[str, Any]:
         "controls": [{"verb": way.do, "title": way.title.capitalize(), "keeps": way.means} for way in asked],
         "resumable": view.state in ("stopped", "failed", "lost"),
         "rollouts": bool(view.rollouts),
+        "experts": bool(view.experts),
         "checkpoints": len(view.committed) if view.over else 0,
         "watch_for": (concern(view.method, view.series) or watch_for(view.method))
         if view.state in ("starting", "running")
@@ -155,6 +158,14 @@ def samples(view: RunView) -> list[dict[str, Any]]:
         answers = [[sample["step"], shown(sample["completion"], 400)] for sample in reversed(newest)]
         answered.append({"prompt": shown(prompt, 300), "answers": answers})
     return answered
+
+
+def experts(view: RunView) -> dict[str, Any]:
+    """The picture of the load of a mixture's experts, and what it shows in words."""
+    return {
+        "picture": "\n".join(picture(view.experts, EXPERT_COLUMNS)),
+        "words": explained(view.experts, EXPERT_COLUMNS),
+    }
 
 
 def rollouts(view: RunView) -> list[dict[str, Any]]:

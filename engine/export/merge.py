@@ -25,7 +25,6 @@ from engine.errors import ModelError, visible
 from engine.export.parity import loader_of
 from engine.export.stored import Share, is_turned, read_weight, shares, stored_name, wide_header, wide_weights
 from engine.export.streamed import quantized_weights
-from engine.facts.stored import stored_as
 from engine.features.packed_experts import EXPERTS_ALONE, packs
 from engine.kernels.experts import ExpertLoRA, mxfp4, nvfp4
 from engine.models.packed_experts import PROJECTIONS
@@ -250,12 +249,6 @@ def merge(config: RunConfig, base: Path, adapter: Path, into: Path, report: Repo
 
     Raises ModelError where a weight of the adapter has no place in the base's files, or these hold no plain numbers.
     """
-    told = stored_as(model_files.read_json(base / "config.json").get("quantization_config"))
-    if told == "bitsandbytes":
-        raise ModelError(
-            f"{model_files.place(base)}: its files hold the base in bitsandbytes' formats, into which an adapter cannot be merged.",
-            "Export the adapter itself (--to adapter), or train on the model in 16 bits; model.quantization then holds it so.",
-        )
     made = plan(config, base, adapter)
     every, stored = model_files.stored_weights(base), wide_weights(base)
     odd = next((name for name, each in stored.items() if each.dtype not in DTYPES), None)

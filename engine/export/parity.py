@@ -110,6 +110,8 @@ class Parity:
     file_error: float | None = None
     """Of a GGUF, how far llama.cpp's logits are from transformers' with the numbers of the file, both computed in float32; None
     where that was not compared."""
+    not_in_float32: str | None = None
+    """Why that was left out, where llama.cpp was asked."""
 
     requantized: list[dict[str, Any]] | None = None
     """Of a base in few bits, what rounding to them did to each kind of merged weights (`engine.export.to_packed.Rounded`)."""
@@ -334,7 +336,9 @@ def trained_base(config: RunConfig, base: Path, *, adapted: bool) -> Any:
         for name, packed in list(packed_experts(model)):
             owner, _, leaf = name.rpartition(".")
             setattr(model.get_submodule(owner), leaf, torch.nn.Parameter(packed.all_unpacked(), requires_grad=False))
-        model = (model.dequantize() if hasattr(model, "hf_quantizer") else model).float()
+    if hasattr(model, "hf_quantizer"):  # for training, or by bitsandbytes before
+        model = model.dequantize()
+    model = model.float()
     _as_trained(model)
     return model
 

@@ -57,6 +57,8 @@ def compared(parity: dict[str, Any]) -> str:
         words += f", next tokens by {number(parity['divergence'], 3)} nats ({'KL of the middle position' if parity.get('middle') else 'mean KL'})"
     if (error := parity.get("file_error")) is not None:
         words += f", with the same numbers in float32 logits by {percent(error, 3)}"
+    elif (reason := parity.get("not_in_float32")) is not None:
+        words += f", not compared in float32 ({reason})"
     if parity["trained_effect"] is not None:
         words += f", training moved them by {percent(parity['trained_effect'], 1)}"
     for each in parity.get("requantized") or ():

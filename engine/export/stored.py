@@ -26,6 +26,7 @@ from engine.facts.stored import PACKED, block_of, stored_as, with_note
 from engine.kernels.experts.packed import of_mxfp4
 from engine.models.stored_fp8 import widened
 from engine.models.stored_packed.entries import Entries
+from engine.models.stored_packed.in_bitsandbytes import BitsAndBytes
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -75,7 +76,7 @@ def wide_header(file: Path, every: Mapping[str, model_files.Tensor]) -> dict[str
     for name, each in model_files.header(file).items():
         if packed is not None and packed.holds(name):
             if packed.leads(name):
-                layer = name.rpartition(".")[0]
+                layer = packed.layer_of(name)
                 found[f"{layer}.weight"] = model_files.Tensor("BF16", packed.shape(layer))
             continue
         if name.endswith(_OF_THE_CACHE) and len(each.shape) <= 1:
@@ -93,15 +94,18 @@ def wide_header(file: Path, every: Mapping[str, model_files.Tensor]) -> dict[str
     return found
 
 
-def packed_in(folder: Path) -> Entries | None:
-    """What GPTQ, AWQ, compressed-tensors or Model Optimizer packed in a folder's files; None where no note says so."""
+def packed_in(folder: Path) -> Entries | BitsAndBytes | None:
+    """What GPTQ, AWQ, compressed-tensors, Model Optimizer or bitsandbytes packed in a folder's files; None where no note says
+    so."""
     path = folder / "config.json"
     return _entries(folder, path.stat().st_mtime_ns) if path.is_file() else None
 
 
 @lru_cache(maxsize=1)
-def _entries(folder: Path, _: int) -> Entries | None:
+def _entries(folder: Path, _: int) -> Entries | BitsAndBytes | None:
     note = with_note(folder, model_files.read_json(folder / "config.json")).get("quantization_config")
+    if stored_as(note) == "bitsandbytes":
+        return BitsAndBytes(folder)
     return Entries(folder, note) if note is not None and stored_as(note) in PACKED else None
 
 

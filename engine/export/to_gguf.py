@@ -15,6 +15,7 @@ import shutil
 import tempfile
 from collections import Counter
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -43,6 +44,7 @@ from engine.export.folder import Model
 from engine.export.places import K_QUANTS, MXFP4, QUANTS
 from engine.export.streamed import Numbers
 from engine.export.tokens_of_gguf import Vocabulary, joined, vocabulary
+from engine.figures import size
 
 if TYPE_CHECKING:
     from gguf import GGMLQuantizationType, GGUFReader, GGUFWriter
@@ -115,32 +117,41 @@ def _judged(found: parity.Parity, model: Model, folder: Path, file: Path, quant:
     mixture = experts(config) > 0
     same = (ours, theirs) if quant == "F32" else _in_float32(model, folder, file, config, report)
     found = parity.judged_by_llama_cpp(
-        found, ours, theirs, quant, len(prompts), len(texts) - len(prompts), mixture=mixture, bounded=same is None
+        found,
+        ours,
+        theirs,
+        quant,
+        len(prompts),
+        len(texts) - len(prompts),
+        mixture=mixture,
+        bounded=isinstance(same, str),
     )
-    if same is None:
-        return found
+    if isinstance(same, str):
+        return replace(found, not_in_float32=same)
     bound = parity.GELU_TABLE if architecture(config) in GEMMAS else parity.SAME_NUMBERS
     return parity.judged_in_float32(found, *same, bound, mixture=mixture)
 
 
 def _in_float32(
     model: Model, folder: Path, file: Path, config: PreTrainedConfig, report: Report
-) -> tuple[list[torch.Tensor], list[torch.Tensor]] | None:
+) -> tuple[list[torch.Tensor], list[torch.Tensor]] | str:
     """Logits of transformers and of llama.cpp, both computed in float32 with the numbers of the file.
 
-    None where the disk has no room for a copy in float32, or transformers' model cannot hold these numbers.
+    In words why not where the disk has no room for a copy in float32, or transformers' model cannot hold these numbers.
     """
     import gguf
 
     reader = gguf.GGUFReader(file)
     needed = 4 * sum(int(tensor.n_elements) for tensor in reader.tensors) + SPARE_BYTES
     numbers = _numbers_of(reader, folder, config)
-    if numbers is None or shutil.disk_usage(file.parent).free < needed:
-        return None
+    if numbers is None:
+        return "the file holds one weight in two formats"
+    if shutil.disk_usage(file.parent).free < needed:
+        return f"a copy in float32 wants {size(needed)} on the disk"
     report("Computing with its numbers in float32", 0, 1)
     ours = parity.outputs_with(model.config, folder, model.inputs, numbers)
     if ours is None:
-        return None
+        return "the files hold weights otherwise than the model has them"
     with tempfile.TemporaryDirectory(prefix=f"{file.name}-", dir=file.parent) as room:
         wide = Path(room) / "wide.gguf"
         try:
@@ -148,7 +159,7 @@ def _in_float32(
             _, theirs = llama_cpp.answers(wide, [], model.inputs)
         except WorkbenchError as problem:
             if shutil.disk_usage(file.parent).free < SPARE_BYTES // 2:
-                return None  # something else filled the disk meanwhile
+                return "the disk was filled meanwhile"
             raise parity.differs("llama.cpp", f"its numbers cannot be read ({problem.message})") from problem
     return [each[0] for each in ours], theirs
 

@@ -37,7 +37,8 @@ from engine.facts.stored import ROUNDED_TO, block_of, stored_as, with_note
 from engine.kernels.experts.packed import of_mxfp4
 from engine.models.stored_fp8 import widened
 from engine.models.stored_packed.entries import Entries, OpenFiles
-from engine.models.stored_packed.requantize import nearest_fp8, nearest_mxfp4, requantized
+from engine.models.stored_packed.in_bitsandbytes import BitsAndBytes
+from engine.models.stored_packed.requantize import nearest_fp8, nearest_mxfp4
 
 Report = Callable[[str, int, int], None]
 
@@ -81,11 +82,6 @@ class Rounded:
 def refuse_unserved(config: RunConfig, base: Path) -> str:
     """The base's format. Raises WorkbenchError where there is none into which a merged weight is rounded."""
     told = stored_as(with_note(base, model_files.read_json(base / "config.json")).get("quantization_config"))
-    if told == "bitsandbytes":
-        raise WorkbenchError(
-            f"packed: {model_files.place(base)} is held in bitsandbytes' formats, which are not written again.",
-            "Export the adapter itself (--to adapter), or train on the model in 16 bits; model.quantization then holds it so.",
-        )
     if told not in ROUNDED_TO:
         held = f"held in {visible(told)}, into which nothing is rounded" if told else "held in plain numbers"
         raise WorkbenchError(f"packed: {model_files.place(base)} is {held}.", "Export with --to safetensors.")
@@ -104,13 +100,13 @@ class Weights:
         self.every = model_files.stored_weights(folder)
         note = with_note(folder, model_files.read_json(folder / "config.json")).get("quantization_config")
         self.block = block_of(note) if isinstance(note, Mapping) else None
-        self.entries: Entries | None = packed_in(folder)
+        self.entries: Entries | BitsAndBytes | None = packed_in(folder)
         self._files = {key: file for file in model_files.weight_files(folder) for key in model_files.header(file)}
         self._of_layer: dict[str, list[str]] = {}
         self._open = OpenFiles()
         for key in self.every:
             if self.entries is not None and self.entries.holds(key):
-                self._of_layer.setdefault(key.rpartition(".")[0], []).append(key)
+                self._of_layer.setdefault(self.entries.layer_of(key), []).append(key)
         self.owners = {key: name for name in wide_weights(folder) for key in self._keys(name)}
         """By the name of an entry the weight, by its name in `wide_weights`, that changes with it; none for plain ones."""
 
@@ -155,7 +151,7 @@ class Weights:
 
         keys, layer = self._keys(name), name.rpartition(".")[0]
         if self.entries is not None and layer in self._of_layer:
-            own = {key.rpartition(".")[2]: value for key, value in changed.items()}
+            own = {key.removeprefix(f"{layer}."): value for key, value in changed.items()}
             return self.entries.wide(layer, torch.float32, changed=own)
         if f"{name}_blocks" in keys:
             return of_mxfp4(raw(keys[0]), raw(keys[1]), torch.float32, turned=True).all_unpacked()
@@ -165,7 +161,7 @@ class Weights:
         """The entries that change, by their names, where a packed weight is to be this one."""
         keys, layer = self._keys(name), name.rpartition(".")[0]
         if self.entries is not None and layer in self._of_layer:
-            return {f"{layer}.{end}": value for end, value in requantized(self.entries, layer, weight).items()}
+            return {f"{layer}.{end}": value for end, value in self.entries.requantized(layer, weight).items()}
         if f"{name}_blocks" in keys:
             blocks, scales = self.raw(keys[0]).clone(), self.raw(keys[1]).clone()
             for expert, each in enumerate(weight):

@@ -14,7 +14,7 @@ PACKED = "gptq", "awq", "compressed-tensors", "modelopt"
 """What tools for quantization after training write: integers with scales or NVFP4, packed (`engine.models.stored_packed`)."""
 SERVED = "", "fp8", "mxfp4", "bitsandbytes", *PACKED
 """Plain numbers, and what is loaded as it is: by bitsandbytes' own package, all else here."""
-ROUNDED_TO = "fp8", "mxfp4", *PACKED
+ROUNDED_TO = "fp8", "mxfp4", "bitsandbytes", *PACKED
 """Formats of files into which a merged weight is rounded again (`engine.export.to_packed`)."""
 _ROUNDED = "int-quantized", "pack-quantized", "nvfp4-pack-quantized", "mxfp4-pack-quantized"
 """Formats of compressed-tensors in which layers stay as they are stored."""

@@ -128,12 +128,13 @@ def model_exists(config: RunConfig, facts: Facts) -> Iterator[Finding]:
         return
     if model.missing:
         rule_text = "a hub id, a folder with config.json, or builtin/tiny"
-        yield must(
-            path,
-            rule_text,
-            model.name,
-            f"{model.missing[:1].upper()}{model.missing[1:]}. Check the spelling and the path.",
-        )
+        todo = f"{model.missing[:1].upper()}{model.missing[1:]}. Check the spelling and the path."
+        if model.name.lower().endswith("gguf"):
+            todo = (
+                "A GGUF holds rounded numbers for llama.cpp: name the model that it was made from; model.quantization: nf4 "
+                "holds that in as few bits."
+            )
+        yield must(path, rule_text, model.name, todo)
     elif model.remote:
         yield say(
             path,

@@ -122,6 +122,9 @@ def the_head_has_no_adapter(config: RunConfig, facts: Facts) -> Iterator[Finding
         yield must(spec.path, "layers other than the head", heads, todo, fix=Fix("train the head whole", whole))
 
 
+_OF_ONE_EXPERT = re.compile(r"experts\.(\d+\.|(gate_proj|up_proj|w[123])$)")
+
+
 @rule(
     reads=(
         fields.adapter.kind,
@@ -147,7 +150,19 @@ def target_parameters_are_plain_lora(config: RunConfig, facts: Facts) -> Iterato
             yield must(path, f"empty with {spec.name}", adapter.target_parameters, todo, fix=fix)
     model = known_model(config, facts)
     mixture = model is None or not model.model_type or bool(model.experts)
-    if config.model.quantization == "fp8" or (config.model.quantization != "none" and not mixture):
+    of_experts = [target for target in adapter.target_parameters if "experts." in target]
+    split = [target for target in of_experts if _OF_ONE_EXPERT.search(target)]
+    if of_experts and not mixture:
+        todo = "Its config.json tells of no experts: leave them out; target_modules reaches its linear layers."
+        fix = Fix("leave them out", unset=(path,))
+        yield must(path, "empty for a model without experts", of_experts, todo, fix=fix)
+    elif split:
+        todo = (
+            "transformers holds all experts of a layer in one weight, and gate and up in one: name "
+            "mlp.experts.gate_up_proj and mlp.experts.down_proj."
+        )
+        yield must(path, "names of weights that hold all experts", split, todo)
+    if config.model.quantization == "fp8" or (config.model.quantization != "none" and not mixture and not of_experts):
         todo = "Quantized weights cannot be added to: set model.quantization to none, or take target_modules."
         fix = Fix("leave them out", unset=(path,))
         yield must(path, f"empty with {config.model.quantization} weights", adapter.target_parameters, todo, fix=fix)

@@ -26,7 +26,7 @@ from engine.run.store import RunFolder
 SYNC_SECONDS = 5.0
 MAX_LINE = 1 << 16
 # Kinds that come often and may be lost with the last seconds of a machine that loses power.
-_FREQUENT = frozenset({"metrics", "batch", "gpu", "progress", "ranks"})
+_FREQUENT = frozenset({"metrics", "batch", "gpu", "progress", "ranks", "experts"})
 
 
 @dataclass(frozen=True)

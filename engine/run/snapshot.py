@@ -24,7 +24,7 @@ from engine.run.series import LEVELS, Series
 from engine.run.store import RunFolder
 from engine.run.view import MAX_SERIES, RANK_FIGURES, RunView
 
-VERSION = 7
+VERSION = 8
 NAME = "view.bin"
 _MAGIC = b"workbench view 1\n"
 _LOOK = 4096
@@ -186,9 +186,9 @@ def check_fields(values: Mapping[str, Any]) -> None:
         if name == "latest" or (name == "_last_step" and value):
             for field in value.values() if isinstance(value, dict) else value:
                 _check(field, _NUMBER)
-        if name in ("cause_lines", "gpu"):
+        if name in ("cause_lines", "experts", "gpu"):
             for field in value:
-                _check(field, _TEXT if name == "cause_lines" else (dict,))
+                _check(field, (dict,) if name == "gpu" else _TEXT)
         if name in _ENTRIES and value:
             entries = value.values() if name == "controls" else [value] if name == "progress" else value
             for entry in entries:

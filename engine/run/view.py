@@ -15,6 +15,7 @@ from itertools import islice, zip_longest
 from typing import Any
 
 from engine import figures
+from engine.run import expert_load
 from engine.run.series import Series
 
 Event = dict[str, Any]
@@ -74,6 +75,8 @@ class RunView:
     findings: list[dict[str, Any]] = field(default_factory=list)
     controls: dict[str, dict[str, Any]] = field(default_factory=dict)
     gpu: list[dict[str, Any]] = field(default_factory=list)
+    experts: list[str] = field(default_factory=list)
+    """Of a mixture of experts the newest load, a line of digits for each layer (`engine.run.expert_load`)."""
     ranks: list[dict[str, Any]] = field(default_factory=list)
     """With several processes, the newest figures of each: `tokens_per_second`, `data_seconds`, `forward_seconds`, `memory`,
     `communication_seconds` (those of a step in which its computation stood still for others: exposed communication, waiting for
@@ -373,6 +376,10 @@ def _ranks(view: RunView, event: Event) -> None:
         view.series.setdefault(name, Series()).add(step, share)
 
 
+def _experts(view: RunView, event: Event) -> None:
+    view.experts = expert_load.checked(event.get("load"))
+
+
 def _gpu(view: RunView, event: Event) -> None:
     view.gpu = _dicts(event, "devices")
     for device in view.gpu:
@@ -497,6 +504,7 @@ _MEANING: dict[str, Callable[[RunView, Event], None]] = {
     "receipt": _receipt,
     "gpu": _gpu,
     "ranks": _ranks,
+    "experts": _experts,
     "sample": _sample,
     "rollout": _rollout,
     "checkpoint": _checkpoint,

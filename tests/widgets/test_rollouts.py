@@ -45,6 +45,18 @@ def test_a_run_without_groups_has_no_such_page(written: Callable[..., Any]) -> N
     monitor.close()
 
 
+def test_the_load_of_experts_is_a_page_of_mixtures_alone(written: Callable[..., Any]) -> None:
+    run = written()
+    monitor = Monitor(run.folder)
+    assert ask(monitor, "watch")["parts"]["head"]["experts"] is False
+    run.pen.write("experts", load=["5550", "9050"])
+    told = ask(monitor, "watch", page="experts")["parts"]
+    assert told["head"]["experts"] is True
+    assert told["experts"]["picture"] == "0 ▄▄▄· 1\n1 █·▄· 2"
+    assert "four times as many" in told["experts"]["words"]
+    monitor.close()
+
+
 def test_groups_are_listed_newest_first_and_one_is_brought_whole(rolled: Any) -> None:
     _, monitor, roll = rolled
     roll(1, completion("no idea", 0.0, 0.0))

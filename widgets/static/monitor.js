@@ -8,12 +8,13 @@ import { fill, h, openWhenReady, tabs, timer } from "./dom.js";
 import { Held } from "./held.js";
 import { rolloutsPage } from "./rollouts.js";
 import { RESTING, headView } from "./runhead.js";
-import { receiptPage, samplesPage, textPage } from "./words.js";
+import { expertsPage, receiptPage, samplesPage, textPage } from "./words.js";
 
 const PAGES = [
   { id: "curves", title: "Curves" },
   { id: "samples", title: "Samples" },
   { id: "rollouts", title: "Rollouts" },
+  { id: "experts", title: "Experts" },
   { id: "log", title: "Log" },
   { id: "receipt", title: "Receipt" },
   { id: "config", title: "Config" },
@@ -32,7 +33,7 @@ export function monitorView(stage, run, leave, beside) {
     }
     draw();
   });
-  const pages = { curves: charts, samples: samplesPage(), rollouts: rolloutsPage((offset) => stage.ask("group", { run, offset })), log: textPage("ftw-log"), receipt: receiptPage(), config: textPage("ftw-code") };
+  const pages = { curves: charts, samples: samplesPage(), rollouts: rolloutsPage((offset) => stage.ask("group", { run, offset })), experts: expertsPage(), log: textPage("ftw-log"), receipt: receiptPage(), config: textPage("ftw-code") };
   const holder = h("div", { class: "ftw-page", tabindex: "-1" });
   const back = (view) => {
     view.close();
@@ -54,7 +55,7 @@ export function monitorView(stage, run, leave, beside) {
     clock.kick();
   });
   const draw = () => {
-    const known = PAGES.filter((entry) => entry.id !== "rollouts" || held.parts.head?.rollouts);
+    const known = PAGES.filter(({ id }) => !["rollouts", "experts"].includes(id) || held.parts.head?.[id]);
     bar.set(known.map((entry) => ({ ...entry, here: entry.id === page })));
     if (holder.firstChild !== pages[page].element) fill(holder, pages[page].element);
     head.draw();

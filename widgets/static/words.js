@@ -41,6 +41,22 @@ export function textPage(kind) {
   };
 }
 
+/** The load of a mixture's experts: a line a layer, a column an expert. */
+export function expertsPage() {
+  const picture = h("pre", { class: "ftw-load", tabindex: "0", role: "img" });
+  const words = h("p", { class: "ftw-quiet" });
+  return {
+    element: h("div", {}, words, picture),
+    draw(held) {
+      const { picture: lines = "", words: said = "" } = held.parts.experts ?? {};
+      if (picture.textContent === lines) return;
+      picture.textContent = lines;
+      words.textContent = said;
+      picture.setAttribute("aria-label", said);
+    },
+  };
+}
+
 export function receiptPage() {
   const element = h("div", {});
   let before = null;

@@ -158,7 +158,17 @@ class MonitorScreen(Screen[None]):
         rank = self.pages.rank if self.pages.page == "log" else 0
         of = _whose_log(self.folder, rank, view.world_size) if rank else ""
         self.status.show(view, self.actions.waiting(view), self._end, of)
-        also = "groups" if view.rollouts else "card" if self._was_over else "ranks" if view.ranks else "plain"
+        also = (
+            "groups"
+            if view.rollouts
+            else "card"
+            if self._was_over
+            else "ranks"
+            if view.ranks
+            else "experts"
+            if view.experts
+            else "plain"
+        )
         state = "running" if not view.over else "finished" if view.state == "finished" else "ended early"
         self.query_one(KeyLine).use(key_line("monitor", state, also), self.pages.page)
         self.pages.show(view, self._end)

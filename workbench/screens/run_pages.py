@@ -1,4 +1,4 @@
-"""The pages of one run: curves, samples, log, receipt, config, groups of answers, and the card of its end.
+"""The pages of one run: curves, samples, log, receipt, config, groups of answers, ranks, experts, and the card of its end.
 
 Owns which page is in view and what it shows. It reads a run's view and its folder and asks nothing of the run: the screen
 looks, this draws.
@@ -22,13 +22,14 @@ from engine.run.view import RunView
 from workbench.panels.chart import Chart
 from workbench.panels.charts import Charts, draw
 from workbench.panels.end_card import EndCard
+from workbench.panels.expert_load import Experts
 from workbench.panels.groups import Groups
 from workbench.panels.watching import Lines, Ranks, Receipt, Samples
 from workbench.screens.dialog import Ask
 
 LOG_LINES = 1000
 TALL, WIDE = 34, 100
-PANELS = {"samples": Samples, "receipt": Receipt, "groups": Groups, "ranks": Ranks}
+PANELS = {"samples": Samples, "receipt": Receipt, "groups": Groups, "ranks": Ranks, "experts": Experts}
 FOCUS = {"curves": "#main", "end": "EndCard"}
 
 
@@ -61,6 +62,7 @@ class RunPages(ContentSwitcher):
         yield Lines(id="config")
         yield Groups(id="groups")
         yield Ranks(id="ranks")
+        yield Experts(id="experts")
         with Vertical(id="end"):
             yield EndCard()
             yield Chart(id="last")

@@ -4,7 +4,8 @@ bitsandbytes' own backward unpacks the weight a second time. The compiler sees t
 two for one, and as it knows nothing of another library's operations holds the result from forward to backward: four times the
 bytes of the packed weight, in every layer at once. So each operation that unpacks is marked as one to compute again. Where
 layers are checkpointed whole, the products with 4-bit weights are marked too: they stand in an `autograd.Function`, into which
-not every release of torch carries the checkpoint's own mark.
+torch 2.11 does not carry the checkpoint's own mark, and so it keeps what every one of them gives (5.25 GiB of Qwen3-30B-A3B's
+attention at 4 x 2,048 tokens).
 """
 
 from __future__ import annotations

@@ -61,8 +61,8 @@ def chosen(config: RunConfig, facts: Facts) -> tuple[bool | Literal["auto"], str
 
 
 def memory(config: RunConfig, facts: Facts, layers: Layers) -> Layers:
-    """Of a gated block gate and up are kept, and nothing that follows from them."""
-    closed = config.kernels.fused_lora is True and config.adapter.kind == "lora"
+    """Of a gated block gate and up are kept, and nothing that follows from them; experts are no such block."""
+    closed = config.kernels.fused_lora is True and config.adapter.kind == "lora" and not layers.model.experts
     return replace(layers, wide_kept=layers.wide_kept - CLOSED_FORM_WIDE) if closed else layers
 
 

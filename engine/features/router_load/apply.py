@@ -2,7 +2,8 @@
 
 `experts/entropy`: how evenly the tokens of a layer spread, 1 where all experts have as many, 0 where one has all; the mean
 over layers. `experts/fullest`: the tokens of the fullest expert over those of an even spread; the largest over layers.
-`experts/unused`: the share of experts that no token went to. Each covers the steps since the last line. Counts stay on the
+`experts/unused`: the share of experts that no token went to. Each covers the steps since the last line. Beside them, every few seconds, the load of each
+expert of each layer as a picture (`engine.run.expert_load`). Counts stay on the
 device until a line is logged, and ranks are added up; a layer that is computed again for its gradient counts twice
 throughout, which changes no share.
 """
@@ -10,6 +11,7 @@ throughout, which changes no share.
 from __future__ import annotations
 
 import math
+import time
 from collections.abc import Callable
 from typing import Any
 
@@ -19,11 +21,14 @@ from torch import Tensor, nn
 from engine.compat.instances import all_of, noted, put
 from engine.config.tree import RunConfig
 from engine.features.applied import Applied
-from engine.features.built import Built, Training
+from engine.features.built import Built, Events, Training
 from engine.features.fused_experts.apply import Block, blocks
 from engine.models.expert_shards import share_of
+from engine.run.expert_load import digits
 
 FEATURE = "expert load"
+PICTURE_SECONDS = 10.0
+"""Between two pictures of the load in a run's events: each has a digit for every expert, 6 KiB for 48 layers of 128."""
 
 
 def apply(config: RunConfig, built: Built) -> Applied | None:
@@ -33,7 +38,7 @@ def apply(config: RunConfig, built: Built) -> Applied | None:
         return None
     counts = [_counter(block) for block in routed]
     undos = [_count_choices(block, count) for block, count in zip(routed, counts, strict=True)]
-    undos.append(_log(built.training, counts))
+    undos.append(_log(built.training, counts, built.events))
     return Applied(FEATURE, "auto", "curves", len(routed), "layers of experts whose routers are heard", all_of(undos))
 
 
@@ -75,13 +80,19 @@ def _count_choices(block: Block, count: Tensor) -> Callable[[], None]:
     return noted(block.outermost.register_forward_pre_hook(add, with_kwargs=True).remove)
 
 
-def _log(trainer: Training, counts: list[Tensor]) -> Callable[[], None]:
+def _log(trainer: Training, counts: list[Tensor], events: Events | None) -> Callable[[], None]:
     log = trainer.log
+    pictured = -math.inf
 
     def with_load(logs: dict[str, float], *args: Any, **kwargs: Any) -> None:
+        nonlocal pictured
         if "loss" in logs:
             stacked = trainer.accelerator.reduce(torch.cat(counts), "sum").cpu()
-            logs |= spread([each[:-1] for each in stacked.split([len(count) for count in counts])])
+            by_layer = [each[:-1] for each in stacked.split([len(count) for count in counts])]
+            logs |= spread(by_layer)
+            if events is not None and stacked.any() and time.monotonic() - pictured >= PICTURE_SECONDS:
+                pictured = time.monotonic()
+                events.write("experts", load=[digits(each.tolist()) for each in by_layer])
             for count in counts:
                 count.zero_()
         log(logs, *args, **kwargs)

@@ -90,6 +90,16 @@ class Entries:
     def __contains__(self, name: str) -> bool:
         return name in self._files
 
+    def layer_of(self, key: str) -> str:
+        """The layer whose entry of the files this is."""
+        return key.rpartition(".")[0]
+
+    def requantized(self, name: str, weight: torch.Tensor) -> dict[str, torch.Tensor]:
+        """The tensors of a layer, by the ends of their names, that change where it is to hold `weight` [rows, columns], float32."""
+        from engine.models.stored_packed.requantize import requantized
+
+        return requantized(self, name, weight)
+
     def holds(self, key: str) -> bool:
         """Whether this entry of the files is a part of a packed weight, or a bias that says nothing."""
         name, _, end = key.rpartition(".")

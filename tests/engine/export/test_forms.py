@@ -21,6 +21,7 @@ from engine.export.families_of_gguf import FAMILIES as WRITTEN
 from engine.export.folder import Model
 from engine.export.making import make
 from engine.export.places import places, source
+from engine.export.process import compared
 from engine.kernels.experts import mxfp4
 from engine.run.store import RunFolder
 from tests.engine.export.test_experts import on_experts
@@ -132,6 +133,29 @@ def test_transformers_own_reader_gives_the_logits_of_the_trained_model(make_run:
         file = Path(part["path"])
         opened = AutoModelForCausalLM.from_pretrained(file.parent, gguf_file=file.name, dtype=torch.float32)
         assert parity.distance(model.reference[0], parity.outputs(opened, model.inputs)) < bound
+
+
+def test_a_comparison_in_float32_that_the_disk_has_no_room_for_is_told(
+    make_run: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In llama.cpp's place stands transformers' own reader."""
+    from transformers import AutoModelForCausalLM
+
+    from engine.export import to_gguf
+
+    run = make_run("llama", adapter={})
+    model = Model(source(run), _config(run))
+
+    def answers(file: Path, texts: list[str], ids: list[list[int]]) -> tuple[list[list[int]], list[torch.Tensor]]:
+        opened = AutoModelForCausalLM.from_pretrained(file.parent, gguf_file=file.name, dtype=torch.float32)
+        return [model.tokenizer(text)["input_ids"] for text in texts], [each[0] for each in parity.outputs(opened, ids)]
+
+    monkeypatch.setattr(to_gguf.llama_cpp, "installed", lambda: True)
+    monkeypatch.setattr(to_gguf.llama_cpp, "answers", answers)
+    monkeypatch.setattr(to_gguf, "SPARE_BYTES", 1 << 60)
+    told = exported(run, ["gguf"], tmp_path / "out", "F16")[0]["parity"]
+    assert told["file_error"] is None
+    assert "not compared in float32 (a copy in float32 wants" in compared(told)
 
 
 def test_a_modelfile_renders_the_prompt_that_was_trained(make_run: Make, tmp_path: Path, shared_data: Path) -> None:

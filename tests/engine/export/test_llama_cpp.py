@@ -149,7 +149,7 @@ def test_a_file_that_answers_otherwise_is_no_export(
     from engine.export import families_of_gguf, to_gguf
 
     if not room:
-        monkeypatch.setattr(to_gguf, "_in_float32", lambda *_: None)
+        monkeypatch.setattr(to_gguf, "_in_float32", lambda *_: "no room")
     run = make_run("llama", adapter={}, **WIDE)
     honest = families_of_gguf._rope
     monkeypatch.setattr(families_of_gguf, "_rope", lambda config: {**honest(config), "rope_theta": 77.0})

@@ -142,15 +142,15 @@ def test_what_is_no_number_is_as_near_to_nothing() -> None:
         parity.judged(parity.Parity("transformers", 0, 0, []), parity.Reference(broken), broken, 1.0)
 
 
-def test_a_base_that_its_files_hold_in_bitsandbytes_formats_is_refused_in_a_sentence(
-    make_run: Make, tmp_path: Path
-) -> None:
+def test_a_base_in_bitsandbytes_own_files_leaves_the_house_in_16_bits(make_run: Make, tmp_path: Path) -> None:
     run = make_run(adapter={})
     settings = transformers.BitsAndBytesConfig(load_in_4bit=True, bnb_4bit_quant_type="nf4")
     packed = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "base", quantization_config=settings)
     packed.save_pretrained(tmp_path / "base")
-    with pytest.raises(WorkbenchError, match="hold the base in bitsandbytes' formats, into which an adapter cannot"):
-        merged(run, tmp_path / "out")
+    told = merged(run, tmp_path / "out")["parity"]
+    assert told["logits_error"] < told["bound"]
+    assert "quantization_config" not in json.loads((tmp_path / "out/config.json").read_text())
+    assert not any("absmax" in name for name in load_file(tmp_path / "out/model.safetensors"))
     assert merged(run, tmp_path / "adapter", "adapter")["parity"]["logits_error"] < 1e-6
 
 

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import safetensors
 import torch
+import transformers
 from click.testing import CliRunner
 from safetensors.torch import load_file, save_file
 
@@ -226,10 +227,6 @@ def test_without_a_change_the_files_stay_as_they_are(make_run: Make, tmp_path: P
     ("change", "sentence"),
     [
         ({"base": None}, "held in plain numbers"),
-        (
-            {"base": {"quant_method": "bitsandbytes", "load_in_4bit": True}},
-            "bitsandbytes' formats, which are not written",
-        ),
         ({"base": {"quant_method": "hqq"}}, "held in hqq"),
         ({"quantization": "nf4"}, "training held this base in nf4"),
     ],
@@ -249,6 +246,45 @@ def test_what_is_not_rounded_is_refused_by_name(
     with pytest.raises(WorkbenchError, match=sentence):
         to_packed.refuse_unserved(config, base)
     assert ("packed" in forms_of(run)) == ("quantization" in change)
+
+
+@pytest.mark.parametrize("form", ["nf4", "nf4-once", "fp4", "int8"])
+def test_a_base_in_bitsandbytes_own_files_stays_in_them(make_run: Make, tmp_path: Path, form: str) -> None:
+    """Opened again by transformers with bitsandbytes, whose numbers are what the files are read as here."""
+    kind, _, once = form.partition("-")
+    run, base, out = make_run("llama", adapter=DENSE, dtype=torch.bfloat16), tmp_path / "base", tmp_path / "out"
+    settings = transformers.BitsAndBytesConfig(
+        load_in_8bit=kind == "int8", load_in_4bit=kind != "int8", bnb_4bit_quant_type=kind if kind != "int8" else "nf4",
+        bnb_4bit_use_double_quant=not once, bnb_4bit_compute_dtype=torch.bfloat16,
+    )  # fmt: skip
+    loader = transformers.AutoModelForCausalLM
+    loader.from_pretrained(base, quantization_config=settings, dtype=torch.bfloat16).save_pretrained(base)
+    run.config.write_text(run.config.read_text().replace("dtype: float32", "dtype: bfloat16"))
+    assert "packed" in forms_of(run)
+    parity = exported(run, out, "packed")["parity"]
+    before, after = load_file(base / "model.safetensors"), load_file(out / "model.safetensors")
+    moved = {name for name in after if not torch.equal(raw(after[name]), raw(before[name]))}
+    assert {name.split("_proj")[0].rpartition(".")[2] for name in moved} == {"o", "down"}
+    assert all(name.endswith((".weight", "absmax", "SCB")) for name in moved)
+    kinds = {each["kind"]: each for each in parity["requantized"]}
+    assert kinds.keys() == {"o_proj", "down_proj"}
+    least, most = (0.0, 0.02) if kind == "int8" else (0.03, 0.2)
+    assert all(
+        least < each["error"] < most and 0.7 < each["kept"] < 2 and each["cosine"] > 0.5 for each in kinds.values()
+    )
+    assert 0 < parity["logits_error"] < 3 * parity["trained_effect"]
+    wide = in_16_bits(run, base, tmp_path / "wide")
+    opened = loader.from_pretrained(out, dtype=torch.bfloat16).dequantize()
+    for name in (
+        f"model.layers.{layer}.{end}.weight" for layer in (0, 1) for end in ("self_attn.o_proj", "mlp.down_proj")
+    ):
+        theirs = opened.get_parameter(name).float()
+        assert (read_weight(out, name).float() - theirs).abs().max() <= theirs.abs().max() * 2**-8
+        apart = (theirs - wide[name].float()).norm() / wide[name].float().norm()
+        assert float(apart) == pytest.approx(kinds[name.split(".")[-2]]["error"], rel=0.2, abs=2e-3)
+    weights = to_packed.Weights(out)
+    again = {key: value for key, value in weights.rounded(name, weights.read(name)).items()}
+    assert torch.equal(weights.read(name, again), weights.read(name))  # what the grid says stays
 
 
 def test_the_command_tells_each_kind(make_run: Make, tmp_path: Path) -> None:

@@ -174,7 +174,7 @@ def axes() -> dict[str, list[Case]]:
         "experts": [replace(common, experts=n) for n in (5, 33, 128, 256)],
         "hidden": [replace(common, hidden=n) for n in (40, 130, 2048)],
         "width": [replace(common, width=n) for n in (17, 100, 768, 1000)],
-        "top_k": [replace(common, top_k=n) for n in (1, 8)],
+        "top_k": [replace(common, top_k=n) for n in (1, 3, 5, 6, 7, 8)],
         "rank": [replace(common, rank=n) for n in (1, 7, 64, 128)],
         "dtype": [replace(common, dtype=dtype) for dtype in DTYPES],
         "routing": [replace(common, routing=kind) for kind in ("skewed", "empty", "one", "sentinels")],
@@ -194,7 +194,7 @@ def _small_axes() -> dict[str, list[Case]]:
         "experts": [replace(common, experts=n) for n in (2, 5)],
         "hidden": [replace(common, hidden=n) for n in (17, 24, 40)],
         "width": [replace(common, width=n) for n in (7, 17, 24)],
-        "top_k": [replace(common, top_k=n) for n in (1, 4, 8)],
+        "top_k": [replace(common, top_k=n) for n in (1, 3, 4, 5, 6, 7, 8)],
         "rank": [replace(common, rank=n) for n in (1, 7, 20, 128)],
         "dtype": [common, replace(common, dtype=torch.float16)],
         "routing": [replace(common, routing=kind) for kind in ("skewed", "empty", "one", "sentinels")],
@@ -328,9 +328,40 @@ def experts_empty() -> None:
         said(out.shape == (tokens, case.hidden) and zeros, f"experts for {tokens} tokens of none")
 
 
+def _far_apart_in_the_interpreter() -> None:
+    """Rows and experts 2^30 numbers apart, so that the third lies beyond 2^31; nothing is ever written between them."""
+    from triton.runtime.interpreter import GridExecutor
+
+    case = Case(tokens=3, experts=3, hidden=16, width=16, rank=4, dtype=torch.float16)
+    ids = torch.tensor([[0, 2], [2, 1], [1, 2]])
+    names, ours = block(case, expert_mlp, ids)
+    near = inputs(case, names)
+
+    def apart(each: torch.Tensor) -> torch.Tensor:
+        step = 2**30 + 64
+        # A storage, as what `torch.empty` gives is filled here.
+        room = torch.UntypedStorage((step * (len(each) - 1) + each[0].numel()) * each.element_size())
+        spread = torch.empty(0, dtype=each.dtype).set_(room, 0, each.shape, (step, *each.stride()[1:]))
+        return spread.copy_(each.detach()).requires_grad_(each.requires_grad)
+
+    far = [apart(each) if name in ("x", "gate_up", "down") else each for name, each in zip(names, near, strict=True)]
+    plain = GridExecutor._restore_args_dev
+    GridExecutor._restore_args_dev = lambda *_: None  # it copies every storage onto itself, touched or not
+    try:
+        found, wanted = (
+            (out := ours(*given), *torch.autograd.grad(out.sum(), [each for each in given if each.requires_grad]))
+            for given in (far, near)
+        )
+    finally:
+        GridExecutor._restore_args_dev = plain
+    same = all(map(torch.equal, found, wanted)) and bool(found[0].any())
+    said(same, "experts with rows and weights 2^31 numbers apart", "as if they lay near" if same else "other numbers")
+
+
 def experts_far() -> None:
     """More than 2^31 numbers in the rows, and in the weights: what lies far away is computed as if it lay near."""
     if INTERPRETED:
+        _far_apart_in_the_interpreter()
         return
     case = Case(tokens=140_000, experts=8, hidden=2048, width=16, top_k=8, rank=4)
     ids = case.ids()

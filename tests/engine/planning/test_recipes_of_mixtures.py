@@ -121,6 +121,49 @@ def test_speed_and_memory_that_a_recipe_says_were_measured(name: str) -> None:
         assert any(near), (speed, size)
 
 
+PLAIN = {"use_cut_ce": True, "torch_compile": False, "fused_experts": True}
+MEASURED: dict[str, tuple[str, int, str, dict[str, Any]]] = {
+    "8 layers": ("qwen3-30b-a3b", 8, "step_moe_8_layers", {}),
+    "8 layers, nothing again": ("qwen3-30b-a3b", 8, "step_moe_8_layers", {"memory": {"gradient_checkpointing": False}}),
+    "48 layers": ("qwen3-30b-a3b", 48, "step_30b_a3b_lora", {}),
+    "48 layers, NF4": ("qwen3-30b-a3b-24gb", 48, "step_30b_a3b_lora", {}),
+    "gpt-oss": ("gpt-oss-20b", 24, "step_gptoss_20b_lora", {}),
+}
+"""By a name: whose shape and settings, of how many layers, the work in results.csv and what was set otherwise."""
+ARMS = {
+    "8 layers": "cut, fused, lora, experts", "8 layers, nothing again": "cut, all auto",
+    "48 layers": "cut, fused, lora, experts", "48 layers, NF4": "nf4, fused, lora, experts", "gpt-oss": "cut, experts, flex",
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", MEASURED)
+def test_the_estimate_is_what_a_card_measured(name: str, tmp_path: Path) -> None:
+    """Within 10 %, the driver's own share counted, which the allocator's peak in results.csv is without."""
+    recipe, layers, work, otherwise = MEASURED[name]
+    shape = {"tie_word_embeddings": False, **SHAPES[recipe][0], "num_hidden_layers": layers}
+    (tmp_path / "config.json").write_text(json.dumps(shape))
+    known = model_facts(str(tmp_path))
+    assert known is not None
+    facts = Facts(model=replace(known, flaw=""), machine=parse_machine("1xH100-80GB"))
+    mapping = recipe_mapping(recipe)
+    mapping["model"]["name"] = str(tmp_path)
+    mapping["adapter"] |= {"target_modules": ["q_proj", "k_proj", "v_proj", "o_proj"]}
+    mapping["data"] |= {"packing": True, "max_length": 2048}
+    mapping["optim"] |= {"per_device_train_batch_size": 4, "gradient_accumulation_steps": 1}
+    mapping["memory"] = {"gradient_checkpointing": True, **otherwise.get("memory", {})}
+    mapping["kernels"] = (
+        PLAIN if "quantization" not in mapping["model"] else {"use_cut_ce": True, "torch_compile": False}
+    )
+    config = resolved(read(mapping, facts).config, facts)
+    need = memory(config, facts, config.memory.gradient_checkpointing)
+    assert need is not None
+    with Path("benchmarks/results.csv").open(newline="") as file:
+        rows = [row for row in csv.DictReader(file) if (row["work"], row["impl"]) == (work, ARMS[name])]
+    measured = [float(row["peak_mib"]) * 2**20 for row in rows if row["shape"].startswith("4x2048")]
+    assert measured
+    assert sum(need.values()) == pytest.approx(measured[-1], rel=0.1)
+
+
 def test_a_mixture_of_30b_in_16_bits_is_shared_out_over_two_cards(tmp_path: Path) -> None:
     shape, _ = SHAPES["qwen3-30b-a3b"]
     (tmp_path / "config.json").write_text(json.dumps({"tie_word_embeddings": False, **shape}))

@@ -13,6 +13,7 @@ from torch._dynamo.utils import counters
 from engine.features.compile import apply as compiled
 from engine.features.fused_experts.apply import blocks, fuse
 from engine.features.router_load.apply import apply, spread
+from engine.run.expert_load import digits
 from tests.engine.features.compile.test_apply import cache, config  # noqa: F401  what is compiled goes with the test
 from tests.engine.features.conftest import built_of
 from tests.engine.features.families import batches, made
@@ -61,6 +62,25 @@ def test_the_choices_of_a_familys_routers_are_counted(family):
     step(trainer, batches(1, 3, 7)[0])
     trainer.log({"loss": 2.0})
     assert trainer.logged[2] == {"loss": 2.0}
+
+
+def test_the_load_of_each_expert_is_written_as_a_picture_now_and_then(monkeypatch):
+    written, trainer = [], Trainer(made("mixtral"))
+    trainer.writer = SimpleNamespace(write=lambda kind, **told: written.append((kind, told)))
+    built = built_of(trainer)
+    chosen: list[torch.Tensor] = []
+    for block in blocks(built):
+        block.experts.register_forward_pre_hook(lambda module, args: chosen.append(args[1].flatten()))
+    apply(SimpleNamespace(), built)
+    for _ in range(2):
+        step(trainer, batches(1, 3, 7)[0])
+        trainer.log({"loss": 1.0})
+    half = len(chosen) // 2
+    assert written == [("experts", {"load": [digits(each.bincount(minlength=4).tolist()) for each in chosen[:half]]})]
+    monkeypatch.setattr("engine.features.router_load.apply.PICTURE_SECONDS", 0.0)
+    step(trainer, batches(1, 3, 7)[0])
+    trainer.log({"loss": 1.0})
+    assert len(written) == 2
 
 
 @pytest.mark.parametrize("fused", [False, True])

@@ -59,6 +59,9 @@ CASES: dict[str, list[Case]] = {
             ("adapter.lora_dropout", 0.1, Facts()),
             ("model.quantization", "fp8", Facts()),
             ("model.quantization", "nf4", Facts(model=TINY_FACTS)),
+            ("adapter.r", 4, Facts(model=TINY_FACTS)),
+            ("adapter.target_parameters", ["mlp.experts.gate_proj"], Facts()),
+            ("adapter.target_parameters", ["mlp.experts.3.up_proj.weight"], Facts()),
         )
     ],
     "float32-adapters-stand-beside-bfloat16": [
