@@ -38,7 +38,7 @@ from engine.kernels.experts.packed import of_mxfp4
 from engine.models.stored_fp8 import widened
 from engine.models.stored_packed.entries import Entries, OpenFiles
 from engine.models.stored_packed.in_bitsandbytes import BitsAndBytes
-from engine.models.stored_packed.requantize import nearest_fp8, nearest_mxfp4
+from engine.models.stored_packed.requantize import nearest_fp8, nearest_mxfp4, requantized
 
 Report = Callable[[str, int, int], None]
 
@@ -161,7 +161,7 @@ class Weights:
         """The entries that change, by their names, where a packed weight is to be this one."""
         keys, layer = self._keys(name), name.rpartition(".")[0]
         if self.entries is not None and layer in self._of_layer:
-            return {f"{layer}.{end}": value for end, value in self.entries.requantized(layer, weight).items()}
+            return {f"{layer}.{end}": value for end, value in requantized(self.entries, layer, weight).items()}
         if f"{name}_blocks" in keys:
             blocks, scales = self.raw(keys[0]).clone(), self.raw(keys[1]).clone()
             for expert, each in enumerate(weight):

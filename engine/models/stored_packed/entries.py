@@ -94,12 +94,6 @@ class Entries:
         """The layer whose entry of the files this is."""
         return key.rpartition(".")[0]
 
-    def requantized(self, name: str, weight: torch.Tensor) -> dict[str, torch.Tensor]:
-        """The tensors of a layer, by the ends of their names, that change where it is to hold `weight` [rows, columns], float32."""
-        from engine.models.stored_packed.requantize import requantized
-
-        return requantized(self, name, weight)
-
     def holds(self, key: str) -> bool:
         """Whether this entry of the files is a part of a packed weight, or a bias that says nothing."""
         name, _, end = key.rpartition(".")

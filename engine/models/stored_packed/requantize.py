@@ -19,10 +19,13 @@ from engine.models.stored_fp8 import Block, fitting
 from engine.models.stored_packed.codes import bits_and_whole, words_of, words_of_awq
 from engine.models.stored_packed.entries import Entries
 from engine.models.stored_packed.formats import Parts
+from engine.models.stored_packed.in_bitsandbytes import BitsAndBytes
 
 
-def requantized(entries: Entries, name: str, weight: torch.Tensor) -> dict[str, torch.Tensor]:
+def requantized(entries: Entries | BitsAndBytes, name: str, weight: torch.Tensor) -> dict[str, torch.Tensor]:
     """The tensors of a layer, by the ends of their names, that change where it is to hold `weight` [rows, columns], float32."""
+    if isinstance(entries, BitsAndBytes):
+        return entries.requantized(name, weight)
     parts, method = entries.parts(name), str(entries.note.get("quant_method"))
     if parts.kind not in groups.BITS:
         numbers, scales = _nearest_in_blocks(weight, parts)
