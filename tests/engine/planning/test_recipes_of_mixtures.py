@@ -105,6 +105,7 @@ def test_speed_and_memory_that_a_recipe_says_were_measured(name: str) -> None:
         "qwen3-30b-a3b": "step_30b_a3b_lora",
         "qwen3-30b-a3b-24gb": "step_30b_a3b_lora",
         "gpt-oss-20b": "step_gptoss_20b_lora",
+        **{each: f"recipe {each}" for each in ("olmoe", "mixtral", "moonlight-16b-a3b")},
     }
     with Path("benchmarks/results.csv").open(newline="") as file:
         rows = [
