@@ -25,15 +25,19 @@ from multiprocessing.connection import wait
 from typing import Any, NoReturn, Protocol
 
 SECONDS, MEMORY, LOOK_SECONDS = 2.0, 512 << 20, 5.0
+"""Of a processor, and bytes; how often a child that waits looks whether its parent is there."""
+LONGEST = 10 * SECONDS
+"""By the clock, since a machine that is busy gives little of a processor."""
 AHEAD = 16 << 20
 """The most bytes of a question that is sent ahead: many at once must fit into the child's memory."""
 _LENGTH = struct.Struct("<Q")
+_TIMERS = signal.SIGPROF, signal.SIGALRM
 _NO_MEMORY, _OWN_ERROR = 3, 1
 """How the child ends: the first by what it was asked, the second by an error of ours, which is asked once more."""
 
 
 class RenderingEnded(Exception):
-    """The child was ended in the middle of a question; `slow` says by the clock, else for its memory."""
+    """The child was ended in the middle of a question; `slow` says for its time, else for its memory."""
 
     def __init__(self, slow: bool) -> None:
         super().__init__("the rendering was ended")
@@ -72,7 +76,7 @@ class Child:
             if answer is None and os.WIFEXITED(status) and os.WEXITSTATUS(status) == _OWN_ERROR:
                 status, answer = self._tried(question)
         if answer is None:
-            raise RenderingEnded(os.WIFSIGNALED(status) and os.WTERMSIG(status) == signal.SIGALRM)
+            raise RenderingEnded(os.WIFSIGNALED(status) and os.WTERMSIG(status) in _TIMERS)
         return json.loads(answer)
 
     def send(self, name: str, *arguments: Any) -> Sent:
@@ -153,11 +157,13 @@ def _finish(mine: socket.socket, pid: int, owner: int) -> int:
 
 @contextlib.contextmanager
 def limited() -> Iterator[None]:
-    """In the child: the kernel ends it where the block takes longer than `SECONDS`."""
-    signal.setitimer(signal.ITIMER_REAL, SECONDS)
+    """In the child: the kernel ends it where the block takes more than `SECONDS` of a processor, or `LONGEST` by the clock."""
+    signal.setitimer(signal.ITIMER_PROF, SECONDS)
+    signal.setitimer(signal.ITIMER_REAL, LONGEST)
     try:
         yield
     finally:
+        signal.setitimer(signal.ITIMER_PROF, 0)
         signal.setitimer(signal.ITIMER_REAL, 0)
 
 
@@ -194,8 +200,9 @@ def _alone(descriptor: int) -> None:
             used = int(file.read().split()[0]) * resource.getpagesize()
         resource.setrlimit(resource.RLIMIT_AS, (used + MEMORY, used + MEMORY))
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-    signal.signal(signal.SIGALRM, signal.SIG_DFL)
-    signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGALRM])
+    for timer in _TIMERS:
+        signal.signal(timer, signal.SIG_DFL)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, _TIMERS)
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
 

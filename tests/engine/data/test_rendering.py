@@ -23,7 +23,11 @@ class Served:
             file.write(f"{name}\n")
         if name == "slow":
             with rendering.limited():
-                time.sleep(60)
+                while True:
+                    pass
+        if name in ("waits", "waits on"):
+            with rendering.limited():
+                time.sleep(0.6 if name == "waits" else 60)
         if name == "large":
             raise MemoryError
         if name == "broken" or (name == "broken once" and self.notes.read_text().count(name) == 1):
@@ -81,6 +85,14 @@ def test_what_is_sent_ahead_is_answered_whatever_is_asked_meanwhile(tmp_path: Pa
     latest = child.send("latest", "w")
     assert [child.take(sent)[1] for sent in (later, latest)] == ["z", "w"]
     assert (tmp_path / "notes").read_text().split() == ["ahead", "plain", "later", "latest"]
+
+
+def test_what_gets_no_processor_has_more_time_by_the_clock(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(rendering, "SECONDS", 0.2)
+    monkeypatch.setattr(rendering, "LONGEST", 2.0)
+    child = Child(lambda: Served(tmp_path / "notes"))
+    assert child.ask("waits", "x")[1] == "x"
+    assert asked(child, "waits on") is True
 
 
 @pytest.mark.parametrize("name", ["slow", "large", "broken"])
