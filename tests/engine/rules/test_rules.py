@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from engine.config.facts import Facts
+from engine.config.facts import Facts, TokenizerFacts
 from engine.config.files import as_yaml, put
 from engine.config.findings import RANK
 from engine.config.tree import fields
@@ -62,6 +62,46 @@ def test_a_rule_is_quiet_on_a_plain_config_and_without_facts(name: str) -> None:
     plain = Facts(machine=replace(H100, disk_free_bytes=100 * GiB), model=TINY_FACTS, packages={})
     for facts in (Facts(), plain, source(rows=100_000, format="messages")):
         assert [finding for finding in read(GOOD, facts).findings if finding.rule == name] == []
+
+
+AT_THE_BOUND: dict[str, tuple[dict[str, Any], Facts]] = {
+    "an-evaluation-falls-in-the-run": ({"optim.max_steps": 50, "run.eval_steps": 50, "data.val_set_size": 5}, Facts()),
+    "a-checkpoint-falls-in-the-run": ({"optim.max_steps": 50, "run.save_steps": 49}, Facts()),
+    "a-sample-falls-in-the-run": ({"optim.max_steps": 50, "run.prompts": ["a"], "run.prompts_steps": 49}, Facts()),
+    "warmup-ends-before-the-run": ({"optim.max_steps": 50, "optim.warmup_steps": 49}, Facts()),
+    "warmup-is-steps-or-a-share": ({"optim.warmup_steps": 0.5}, Facts()),
+    "learning-rate-is-in-proportion": ({"model.name": LARGE.name, "optim.learning_rate": 2e-4}, Facts(model=LARGE)),
+    "the-name-fits-a-folder": ({"run.name": 100 * "a"}, Facts()),
+    "devices-exist": ({"run.devices": [0, 1]}, Facts(machine=parse_machine("2xH100-80GB"))),
+    "rows-are-divided-into-equal-pieces": (
+        {"distributed.context_parallel_size": 2, "run.devices": 2, "data.max_length": 4100}, Facts()
+    ),
+    "mismatched-rows-need-a-batch": ({"method.kind": "kto", "optim.per_device_train_batch_size": 2}, Facts()),
+    "negatives-come-from-the-batch": ({"method.kind": "embedding", "optim.per_device_train_batch_size": 2}, Facts()),
+    "eval-batch-needs-held-out-data": (
+        {"optim.per_device_eval_batch_size": 4, "optim.per_device_train_batch_size": 4}, Facts()
+    ),
+    "a-falling-rate-ends-below-its-start": (
+        {
+            "optim.lr_scheduler_type": "polynomial",
+            "optim.lr_scheduler_kwargs": {"lr_end": 9e-5},
+            "optim.learning_rate": 1e-4,
+        },
+        Facts(),
+    ),
+    "tokenizer-files-can-be-loaded": (
+        {"model.name": LARGE.name},
+        Facts(model=LARGE, tokenizer=TokenizerFacts(LARGE.name, tokens=LARGE.vocab_size, base=LARGE.vocab_size)),
+    ),
+}  # fmt: skip
+"""What is just within the bound of a rule."""
+
+
+def test_a_rule_is_quiet_at_its_bound() -> None:
+    for name, (changes, facts) in AT_THE_BOUND.items():
+        assert name in CASES
+        told = [finding.message for finding in read(mapping_of(changes), facts).findings if finding.rule == name]
+        assert told == []
 
 
 @pytest.mark.parametrize("spec", [spec for spec in fields if spec.unsupported], ids=lambda spec: spec.path)
