@@ -13,7 +13,9 @@ import pytest
 from engine.config.facts import DataFacts
 from engine.config.tree import fields
 from engine.errors import WorkbenchError
+from engine.planning.estimate import Estimate
 from engine.session.build import BuildSession, step_statuses
+from engine.session.consequences import consequences
 from engine.session.draft import Draft
 
 RATE, BATCH = fields.optim.learning_rate.path, fields.optim.per_device_train_batch_size.path
@@ -121,3 +123,15 @@ def test_a_text_is_read_once_for_each_state_of_the_draft(session: BuildSession) 
     again = session.typed(RATE, "fast")
     assert {each.path for each in again} - {each.path for each in first} == {"optim.num_train_epochs"}
     assert session.draft.value(RATE) == 0.004
+
+
+def test_more_memory_and_more_than_there_is_are_told_as_worse_and_over() -> None:
+    before = Estimate(steps=5, memory_total=4 * 2**30, seconds_left=10.0, device_bytes=8 * 2**30)
+    now = replace(before, steps=6, memory_total=9 * 2**30, seconds_left=9.0)
+    found = {each.name: (each.change, each.worse, each.over) for each in consequences(now, before)}
+    assert found == {
+        "steps": ("+1", False, False),
+        "memory_total": ("+5.0 GiB", True, True),
+        "seconds_left": ("−1.0 s", False, False),
+    }
+    assert consequences(before, None)[1].over is False
