@@ -280,6 +280,14 @@ def test_the_list_of_runs_says_why_one_is_lost_failed_or_silent(workbench: Workb
     assert told["done"]["why"] == ""
 
 
+def test_the_run_that_wrote_last_stands_first(workbench: Workbench, written: Any) -> None:
+    for number, name in enumerate(("Old", "Asked", "New")):
+        run = written(name=name)
+        for path, at in ((run.folder.events, number), (run.folder.json, 9 if name == "Asked" else number)):
+            os.utime(path, (1e9 + at,) * 2)
+    assert [run["id"].split("-")[0] for run in ask(workbench, "runs")["runs"]] == ["asked", "new", "old"]
+
+
 def test_columns_are_picked_and_kept_and_three_rows_follow(workbench: Workbench, tmp_path: Path) -> None:
     (tmp_path / "rows.jsonl").write_text("".join(f'{{"q": "{n}?", "a": "<b>{n}"}}\n' for n in range(5)))
     workbench.draft.set("data.train", [{"path": str(tmp_path / "rows.jsonl")}])
