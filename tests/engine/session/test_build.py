@@ -40,6 +40,11 @@ def test_what_is_typed_in_one_place_is_one_step_of_undo_though_facts_arrive_betw
         draft.learn(replace(draft.facts, data=DataFacts(rows=len(typed))))
     assert draft.value(RATE) == 0.001
     session.edit(draft.undo)
+    for typed in ("1", "12", "128"):
+        session.edit(lambda typed=typed: draft.set(BATCH, typed), typing=BATCH)
+    told = {each.name: each.change for each in session.consequences}
+    assert told["effective_batch"] == "+64", "from what stood there before it was typed"
+    session.edit(draft.undo)
     assert draft.text() == before
 
 
@@ -84,6 +89,10 @@ def test_a_ready_config_takes_the_place_of_this_one_in_one_step_with_or_without_
 def test_a_config_with_an_error_is_no_start_and_its_step_says_so(session: BuildSession) -> None:
     assert {each.step for each in step_statuses(session.typed(RATE, "-1")) if each.errors} == {"method"}
     assert session.errors == 0, "what is typed is not kept"
+    session.edit(lambda: session.draft.set("optim.warmup_steps", 10_000))
+    (method,) = (each for each in step_statuses(session.typed(RATE, "-1")) if each.step == "method")
+    assert (method.worst, method.errors, method.others) == ("error", 2, 0)
+    session.edit(session.draft.undo)
     session.edit(lambda: session.draft.set(RATE, -1))
     with pytest.raises(WorkbenchError, match="learning_rate"):
         session.launch()
