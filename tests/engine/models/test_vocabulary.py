@@ -13,7 +13,7 @@ from datasets import Dataset
 
 from engine.builtin import tiny
 from engine.errors import ModelError
-from engine.models.vocabulary import refuse_tokens_without_weights
+from engine.models.vocabulary import check_of_rows, refuse_tokens_without_weights
 from tests.caches import own_cache
 from tests.engine.trainers.conftest import CONVERSATIONS, lines, source, train  # noqa: F401
 
@@ -70,6 +70,16 @@ def test_a_token_without_weights_is_named_with_its_row(tokenizer: Any, row: dict
     said = f"model.name: token 512 (<odd>) in row {number} of data.eval has no weights: the model knows the tokens 0 to 511."
     assert refused.value.message == said
     assert "tokenizer that belongs to the model" in refused.value.hint
+
+
+def test_a_streams_rows_are_looked_at_as_they_come(tokenizer: Any) -> None:
+    check = check_of_rows(config(), model(512), tokenizer)
+    assert check is not None
+    check([{"input_ids": [1, 511], "labels": [-100, 511], "row": 600}])
+    for name in ("input_ids", "labels", "teacher_tokens"):
+        with pytest.raises(ModelError, match=r"token 512 \(<odd>\) in a row of data.train has no weights"):
+            check([{"row": 0, "input_ids": [1]}, {"row": 1, name: [1, 512]}])
+    assert check_of_rows(config(), model(513), tokenizer) is None
 
 
 def test_padding_and_pinned_prompts_are_looked_at_too(tokenizer: Any) -> None:
