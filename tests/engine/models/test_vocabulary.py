@@ -72,6 +72,12 @@ def test_a_token_without_weights_is_named_with_its_row(tokenizer: Any, row: dict
     assert "tokenizer that belongs to the model" in refused.value.hint
 
 
+def test_a_row_that_has_no_number_is_named_by_its_place(tokenizer: Any) -> None:
+    rows = Dataset.from_list([{"input_ids": [1]}] * 1001 + [{"input_ids": [512]}])
+    with pytest.raises(ModelError, match=r"token 512 \(<odd>\) in row 1001 of data.train has no weights"):
+        refuse_tokens_without_weights(config(), model(512), tokenizer, {"data.train": rows})
+
+
 def test_a_streams_rows_are_looked_at_as_they_come(tokenizer: Any) -> None:
     check = check_of_rows(config(), model(512), tokenizer)
     assert check is not None
@@ -89,7 +95,7 @@ def test_padding_and_pinned_prompts_are_looked_at_too(tokenizer: Any) -> None:
     with pytest.raises(
         ModelError, match=r"model.tokenizer: token 513 \(<pad>\) which pads every batch, has no weights"
     ):
-        refuse_tokens_without_weights(config(tokenizer="here"), model(512), tokenizer, {"data.train": ROWS})
+        refuse_tokens_without_weights(config(tokenizer="here"), model(513), tokenizer, {"data.train": ROWS})
 
 
 def test_a_run_with_a_tokenizer_of_another_model_ends_before_its_first_step(
