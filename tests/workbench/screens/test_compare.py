@@ -48,7 +48,9 @@ async def test_marked_runs_are_laid_over_each_other_with_what_differs_and_what_t
         await until(pilot, lambda: "quick-0001" in shown(app))
         await pilot.press("c")
         await until(pilot, lambda: "Mark two to 8 runs with Space" in shown(app))
-        await pilot.press("space", "space")
+        await pilot.press("space", "c")
+        await until(pilot, lambda: "1 is marked now" in shown(app))
+        await pilot.press("space")
         await until(pilot, lambda: "c compare" in shown(app))
         assert shown(app).count("•") == 2
         await pilot.press("c")
