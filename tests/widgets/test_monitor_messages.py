@@ -228,6 +228,10 @@ def test_samples_receipt_log_and_config_travel_when_their_page_is_open(watched: 
     view.look("log")
     assert "\x1b" not in view.parts["log"]
     assert "red" in view.parts["log"]
+    run.folder.log.write_text("".join(f"{number:0100d}\n" for number in range(200)))
+    view.look("log")
+    assert len(view.parts["log"]) <= 5_000
+    assert view.parts["log"].endswith(f"{199:0100d}"), "of a long one its end"
     view.look("config")
     assert "builtin/tiny" in view.parts["config"]
 

@@ -4,8 +4,13 @@ from __future__ import annotations
 
 import pytest
 
+from engine.config.tree import fields
+from engine.run.series import Series
 from engine.run.view import RunView
-from widgets import telling
+from engine.session.build import BuildSession
+from engine.session.draft import Draft
+from widgets import pages, telling
+from widgets.curves import entries
 from widgets.workbench import _why
 
 
@@ -44,3 +49,38 @@ def test_what_a_state_can_be_asked_for_and_when_its_time_is_told(
     assert (told["resumable"], bool(told["controls"]), told["cause"]) == (resumable, controls, says)
     assert (told["took"] is None) is (state == "running")
     assert _why(view) == ("" if state in ("finished", "stopped") else "the disk is full")
+
+
+def test_a_held_out_curve_is_drawn_into_its_twin_and_no_curve_into_itself() -> None:
+    view = RunView(method="sft")
+    view.series = {name: Series() for name in ("mine", "eval_mine", "eval_alone")}
+    assert {entry["name"]: entry["with"] for entry in entries(view)} == {
+        "mine": "",
+        "eval_mine": "mine",
+        "eval_alone": "",
+    }
+
+
+def test_a_step_counts_what_is_to_mend_and_else_what_is_to_look_at() -> None:
+    def asked(do: str, **params: object) -> None:
+        raise AssertionError("nothing is to be asked here")
+
+    session = BuildSession(Draft.new("demo"), asked)  # type: ignore[arg-type]
+    draft, rate = session.draft, fields.optim.learning_rate.path
+
+    def said() -> tuple[str, str, str]:
+        (step,) = (each for each in pages.steps(session, draft.findings) if each["id"] == "method")
+        return step["mark"], step["kind"], step["words"]
+
+    draft.unset("optim.max_steps")
+    assert said() == ("✓", "ok", "nothing to mend")
+    draft.set(rate, 5.0)
+    assert said() == ("?", "hint", "1 to look at")
+    draft.set(rate, -1)
+    assert said() == ("✗", "error", "1 to mend")
+    session.close()
+
+
+def test_a_long_value_is_cut_with_a_sign() -> None:
+    assert pages._short("x" * 80) == "x" * 80
+    assert pages._short("x" * 81) == "x" * 79 + "…"

@@ -117,6 +117,8 @@ def test_faces_of_one_kernel_share_one_inspector(tmp_path: Path) -> None:
     for face in faces[1:]:
         face.close()
     assert ask(faces[0], "rows", kind="index")["ok"]
+    assert asking._shared is not None
+    assert {asking._shared.pid} == started, "the others took it with them"
     faces[0].close()
     assert asking._shared is None
 
@@ -166,6 +168,7 @@ def test_runs_that_cannot_be_written_are_said_and_not_raised(tmp_path: Path) -> 
     assert ask(face, "launch")["ok"]
     told = wait_for(face, "launched")
     assert "cannot" in told["error"]
+    assert ask(face, "launched") | {"id": ""} == {"id": "", "ok": True, "done": True, "run": ""}, "it is said once"
     face.close()
 
 
