@@ -488,6 +488,10 @@ async def test_each_rank_is_shown_and_its_log_is_one_key_away(make_run: Any, sho
         await pilot.press("[")
         await until(pilot, lambda: "step 60 went well" in shown(app))
         assert "worker.log: all 4 ranks together" in shown(app)
+        await pilot.press("[")
+        await until(pilot, lambda: "rank 3: process 103" in shown(app))
+        await pilot.press("]")
+        await until(pilot, lambda: "step 60 went well" in shown(app))
 
 
 async def test_words_are_found_in_the_log(make_run: Any, shown: Shown) -> None:
@@ -679,6 +683,14 @@ async def test_leaving_a_run_outside_the_known_folder_says_how_to_come_back(make
         await pilot.pause(0.2)
         await pilot.press("q")
     assert app.goodbye == [f"dates-0001 goes on without this window. `workbench {run.path}` shows it again."]
+
+
+async def test_a_run_that_had_finished_before_is_no_news_when_one_leaves(make_run: Any) -> None:
+    app = app_of(make_run("finished"))
+    async with app.run_test(size=(80, 24)) as pilot:
+        await pilot.pause(0.2)
+        await pilot.press("q")
+    assert app.goodbye == []
 
 
 async def test_a_run_that_finishes_in_sight_says_where_its_model_is(make_run: Any, shown: Shown, writer: Any) -> None:
