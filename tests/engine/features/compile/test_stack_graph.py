@@ -12,7 +12,8 @@ from engine.features.compile import apply as compiled
 from engine.features.compile import stack_graph
 from engine.features.compile.stack_graph import StackGraph
 from tests.engine.features.conftest import built_of, tiny_model
-from tests.engine.features.families import batches, made
+from tests.engine.features.families import batches as rows_of
+from tests.engine.features.families import made
 
 
 class Again:
@@ -194,7 +195,7 @@ def test_of_a_model_that_sees_the_layers_that_read_text_are_recorded(monkeypatch
     writer = SimpleNamespace(write=lambda kind, entries: seen.extend(entries))
     built = built_of(SimpleNamespace(model=model, writer=writer))
     undo = compiled._record(built, built.decoder_layers(), compiled.WITHIN_HOOKS)
-    for batch in batches(4, 2, 5):
+    for batch in rows_of(4, 2, 5):
         model(input_ids=batch, labels=batch, use_cache=False).loss.backward()
     undo()
     assert [entry["feature"] for entry in seen] == [stack_graph.FEATURE]
