@@ -28,7 +28,7 @@ class Recompute4bit(CustomGraphPass):
         self.products = products
 
     def __call__(self, graph: torch.fx.Graph) -> None:
-        # The checkpoint marks what it calls itself, norms and sums, in every release.
+        # What is called outside an autograd.Function has the checkpoint's mark: torch parts the graph by it.
         products = self.products and any(node.meta.get("recompute") in _CHECKPOINTED for node in graph.nodes)
         for node in graph.nodes:
             op = node.target
