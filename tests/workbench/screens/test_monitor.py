@@ -450,13 +450,13 @@ async def test_a_curve_whose_held_out_twin_is_not_on_its_chart_keeps_its_value(
 
 async def test_the_load_of_each_expert_is_a_picture_one_key_away(make_run: Any, shown: Shown, writer: Any) -> None:
     run = make_run()
-    writer(run).write("experts", 13, load=["5" * 127 + "0", "09" * 64])
+    writer(run).write("experts", 13, load=["5" * 127 + "0", "09" * 64], layers=[1, 2])
     app = app_of(run)
     async with app.run_test(size=(80, 24)) as pilot:
         await until(pilot, lambda: " 9 experts" in shown(app))
         await pilot.press("9")
         await until(pilot, lambda: "█" * 64 in shown(app))
-        assert f"0 {'▄' * 64}  1" in shown(app)
+        assert f"1 {'▄' * 64}  1" in shown(app)
         assert "A column holds 2 experts" in " ".join(shown(app).split())
 
 
