@@ -32,7 +32,7 @@ class Fault(NamedTuple):
 
 FAULTS = (
     Fault("engine/bridge/detect.py", "marks[best] >= 2", "marks[best] >= 1", "engine/bridge/test_ledger.py"),
-    Fault("engine/bridge/llamafactory.py", 'min(rows, settings.get(f"{at}.rows", rows))', 'max(rows, settings.get(f"{at}.rows", rows))', "engine/bridge/test_ledger.py"),
+    Fault("engine/bridge/dataset_info.py", 'min(rows, settings.get(f"{at}.rows", rows))', 'max(rows, settings.get(f"{at}.rows", rows))', "engine/bridge/test_ledger.py"),
     Fault("engine/bridge/to_trl.py", "1 / (value * optim.num_train_epochs)", "value / optim.num_train_epochs", "engine/bridge/test_round_trip.py"),
     Fault("engine/builtin/dates.py", "if day not in held_out)", "if day)", "engine/builtin/test_dates.py"),
     Fault("engine/builtin/tiny.py", '"seed": SEED,', '"seed": id(Path),', "engine/builtin/test_tiny.py"),
@@ -44,7 +44,7 @@ FAULTS = (
     Fault("engine/data/collate.py", "_padded(labels, IGNORED, width)", "_padded(labels, self.pad_token_id, width)", "engine/data/test_collate.py"),
     Fault("engine/data/markers.py", "certain = certain and not captured", "certain = True", "engine/data/test_chat.py"),
     Fault("engine/data/packing.py", "lengths[order[0]] > capacity", "lengths[order[0]] >= capacity", "engine/data/test_packing.py"),
-    Fault("engine/data/rendering.py", "os.WTERMSIG(status) == signal.SIGALRM", "os.WTERMSIG(status) != signal.SIGALRM", "engine/data/test_chat.py"),
+    Fault("engine/data/rendering.py", "os.WTERMSIG(status) in _TIMERS", "os.WTERMSIG(status) not in _TIMERS", "engine/data/test_chat.py"),
     Fault("engine/data/tokens.py", 'start = 0 if self.plan.trained_turns == "all" else len(prompt) + thought', "start = 0", "engine/data/test_tokens.py engine/data/test_prepare.py"),
     Fault("engine/errors.py", r'_NAMED.sub(r"\1[hidden]", _SECRET.sub("[hidden]", text))', '_SECRET.sub("[hidden]", text)', "engine/test_errors.py"),
     Fault("engine/export/record.py", 'if digest != entry["sha256"]:', 'if digest == "":', "engine/export/test_record.py"),

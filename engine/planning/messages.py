@@ -7,6 +7,7 @@ divided; `benchmarks/results.csv`, `cards_lora`, `cards_moe`, `cards_ep`): a gue
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 
 from engine.config.facts import Facts
@@ -55,8 +56,12 @@ class _Ways:
     devices: int
     words: str
 
+    def around(self, several: int) -> float:
+        """Of a ring of so many devices beside each other: from host to host it has all connections of a host."""
+        return self.within if several <= self.devices else min(self.within, self.between * self.devices)
+
     def among(self, several: int) -> float:
-        """Of so many devices beside each other, whose slowest connection sets the pace of a ring."""
+        """Where each of so many devices sends to the others at once: from host to host each has its own share."""
         return self.within if several <= self.devices else min(self.within, self.between)
 
 
@@ -79,10 +84,11 @@ def exchange(
 
 
 def _ways(config: RunConfig, gpu: Gpu) -> _Ways:
-    linked = any(name in gpu.name.upper() for name in LINKED) and "PCIE" not in gpu.name.upper()
+    named = re.search(rf"\b({'|'.join(LINKED)})\b", gpu.name.upper())
+    linked = named is not None and "PCIE" not in gpu.name.upper()
     table, devices = (NVLINK if linked else PCIE), devices_a_node(config)
     within = table[max((known for known in table if known <= gpu.capability), default=min(table))]
-    within = next((rate for card, rate in EXPORTED.items() if linked and card in gpu.name.upper()), within)
+    within = EXPORTED.get(named[1], within) if linked and named else within
     between = NETWORK_A_CARD if linked else NETWORK_A_HOST / devices
     name = "NVLink" if linked else "PCIe"
     words = f"{name} assumed at {within / 1e9:.0f} GB/s" if devices > 1 else ""
@@ -96,21 +102,21 @@ def _ways(config: RunConfig, gpu: Gpu) -> _Ways:
 def _gradients(
     config: RunConfig, facts: Facts, parameters: Parameters, ways: _Ways, back: float
 ) -> tuple[float, float]:
-    """Sums of what trains, once a step: DDP's and those of replicas by a ring of all-reduces, those of shares scattered."""
-    devices, shards, divided = (
-        device_count(config, facts),
-        shard_count(config, facts),
-        config.distributed.expert_parallel_size,
-    )
-    size = memory_model.trained_size(config)
-    held = size * (parameters.trained - parameters.on_experts * (1 - 1 / divided))
+    """Sums of what trains, once a step: DDP's and those of replicas by a ring of all-reduces, those of shares scattered. Divided
+    experts' are summed over the devices that hold the same ones."""
+    devices, shards = device_count(config, facts), shard_count(config, facts)
+    divided, size = config.distributed.expert_parallel_size, memory_model.trained_size(config)
+    held, own = size * (parameters.trained - parameters.on_experts), size * parameters.on_experts
+    if divided == 1:
+        held, own = held + own, 0.0
     sent = (shards - 1) / shards * held
-    seconds = sent / ways.among(shards)
-    replicas = devices // shards
-    if replicas > 1:
-        reduced = 2 * (replicas - 1) / replicas * held / shards
-        sent, seconds = sent + reduced, seconds + reduced / ways.among(devices)
-    last = min(1.0, LAST_BUCKET / max(1.0, held)) * seconds
+    seconds = sent / ways.around(shards)
+    for several, numbers in ((devices // shards, held / shards), (devices // divided, own / divided)):
+        reduced = 2 * (several - 1) / several * numbers
+        # Replicas of shares are on other hosts than their kin; a ring of all devices goes through each host once.
+        alike = ways.around(devices) if several == devices else ways.among(devices)
+        sent, seconds = sent + reduced, seconds + reduced / alike
+    last = min(1.0, LAST_BUCKET / max(1.0, held + own)) * seconds
     return sent, max(seconds - back, last)
 
 
@@ -125,7 +131,7 @@ def _weights(config: RunConfig, facts: Facts, ways: _Ways, batches: int) -> tupl
     whole = (memory_model.memory(plain, facts, plain.memory.gradient_checkpointing) or {}).get("weights", 0)
     passes = batches * (2 if config.distributed.reshard_after_forward else 1)
     sent = passes * (shards - 1) / shards * whole
-    return sent, sent / ways.among(shards) + passes * 2 * whole / MEMORY
+    return sent, sent / ways.around(shards) + passes * 2 * whole / MEMORY
 
 
 def _routed(config: RunConfig, facts: Facts, ways: _Ways, batches: int, tokens: float) -> tuple[float, float]:
@@ -152,7 +158,7 @@ def _ring(config: RunConfig, facts: Facts, ways: _Ways, batches: int, tokens: fl
     sent = batches * (3 * model.layers + again) * (ring - 1) * piece
     attention = 3 * 4 * tokens * tokens * ring * (model.heads or 0) * model.head_dim / 2
     hidden = batches * model.layers * attention / (0.5 * 9.0e14)
-    return sent, max(0.0, sent / ways.among(ring) - hidden)
+    return sent, max(0.0, sent / ways.around(ring) - hidden)
 
 
 def _again(config: RunConfig, layers: int) -> int:

@@ -139,3 +139,28 @@ def test_the_time_of_a_run_has_it_and_one_card_has_none() -> None:
     assert two.communication_seconds is not None
     assert two.steps is not None
     assert two.seconds_left - two.steps * two.communication_seconds == pytest.approx(one.seconds_left / 2, rel=0.15)
+
+
+def test_a_ring_of_whole_hosts_has_all_their_connections() -> None:
+    """Each host is passed once, by all its cards' connections together; replicas of shares have one card's each."""
+    one, two = (sent(DENSE, machine, 0.0, strategy="ddp") for machine in ("8xA40-48GB", "2x8xA40-48GB"))
+    assert two.seconds / one.seconds == pytest.approx(15 / 14 * 13 / 10, rel=0.05)
+    shares = {"strategy": "fsdp2", "dp_replicate_size": 2}
+    assert sent(DENSE, "2x8xA40-48GB", 0.0, **shares).seconds > sent(DENSE, "16xA40-48GB", 0.0, **shares).seconds
+
+
+def test_adapters_of_divided_experts_are_summed_over_those_that_hold_the_same() -> None:
+    alone, twice = (
+        sent(MIXTURE, machine, 0.2, expert_parallel_size=8, **ON_EXPERTS).sent for machine in ("8xH100", "2x8xH100")
+    )
+    config, facts = setup(MIXTURE, "8xH100", {"expert_parallel_size": 8}, **ON_EXPERTS)
+    parameters = counts.parameters(config, facts)
+    assert parameters is not None
+    token = 3 * 2 * 8 * 2048 * 2 * 7 * (1 - (7 / 8) ** 8)
+    elsewhere = 2 * (parameters.trained - parameters.on_experts)
+    assert alone == pytest.approx(2 * 7 / 8 * elsewhere + token * TOKENS / 8)
+    assert twice == pytest.approx(2 * 15 / 16 * elsewhere + 2 * parameters.on_experts / 8 + token * TOKENS / 16)
+
+
+def test_a_card_is_known_by_its_whole_name() -> None:
+    assert sent(DENSE, "2xRTX-A1000-8GB", 0.7, strategy="ddp").way.startswith("PCIe")
