@@ -240,3 +240,19 @@ def test_what_was_seen_in_the_rows_counts_as_their_format() -> None:
     seen = export(config, "trl", source="m", folder=HERE, formats={"rows.jsonl": "messages"})
     assert refused(seen) == []
     assert parse(as_yaml(seen.mapping)).mapping["datasets"] == [{"path": "json", "data_files": "rows.jsonl"}]
+
+
+def test_a_subset_is_that_of_the_held_out_rows_too() -> None:
+    text = "model_name_or_path: a/b\ndataset_name: me/rows\ndataset_config: main\nmax_steps: 9\noutput_dir: out\n"
+    taken = take_over(parse(text + "eval_strategy: steps\n"), TOOLS["trl"], out=HERE)
+    data = read(parse(taken.text()).mapping).config.data
+    assert (data.train[0].subset, data.eval[0].subset, data.eval[0].split) == ("main", "main", "test")
+    assert "eval" not in take_over(parse(text), TOOLS["trl"], out=HERE).mapping["data"]
+
+    def refused_with(subset: str) -> list[str]:
+        rows = [{"path": "a/b", "subset": name, "split": split, "format": "messages"} for name, split in (("main", "train"), (subset, "test"))]  # fmt: skip
+        data = {"train": rows[:1], "eval": rows[1:]}
+        return [row.key for row in refused(export(read({"model": {"name": "a/b"}, "data": data}).config, "trl", source="m", folder=HERE))]  # fmt: skip
+
+    assert refused_with("main") == []
+    assert refused_with("other") == ["data.eval"]
