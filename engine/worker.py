@@ -289,10 +289,12 @@ def _same_rows(
     """A resumed run learns from the rows it was trained on, or from others that a person has accepted."""
     from engine.data.compare import hold
 
+    accepted = run.read_json().get("accept_data") is True
+    if prepared.stream is not None:
+        prepared.stream.accepted = accepted
     if int(os.environ.get("RANK", "0")) > 0:
         return
     tokenizer = getattr(processing_class, "tokenizer", processing_class)
-    accepted = run.read_json().get("accept_data") is True
     for sentence in hold(run, {"train": prepared, "eval": held_out}, tokenizer, accepted=accepted):
         say.finding("data", f"Goes on with other rows, as accepted: {sentence}.")
 
