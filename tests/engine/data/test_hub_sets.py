@@ -22,13 +22,13 @@ from huggingface_hub import constants, hf_file_system
 import engine.hub
 from engine.config.data import Data, DataSource
 from engine.config.model import Model
-from engine.data.hub_sets import hub_files, hub_rows, rows_by_parts
+from engine.data.hub_sets import _telling, hub_files, hub_rows, rows_by_parts
 from engine.data.plan import plan_of
 from engine.data.streaming import stream as streams
 from engine.data.streaming.files import Files, _cut, _members, streamed_plan
 from engine.data.streaming.order import Walk
 from engine.errors import DataError
-from engine.hub import Commits
+from engine.hub import Commits, transport_error
 from tests.data_hub import DataHub, data_hub
 
 NAMES = [f"data/train-0000{number}-of-00006" for number in range(6)]
@@ -359,6 +359,8 @@ def test_files_of_lines_cost_no_request_before_they_are_read(hub, opened):
 def test_a_hub_that_answers_without_telling_the_commit_is_refused(hub, opened, monkeypatch):
     put(hub, "parquet")
     monkeypatch.setattr("engine.hub.PATIENCE", 0.1)
+    with pytest.raises(DataError, match=r"me/rows: .*cannot be loaded"), _telling("me/rows"):
+        raise transport_error()("stalled while files are listed")
     hub.trouble = True
     for hub.slow, told in ((0.6, "no answer in time"), (0.0, "error 503")):
         with pytest.raises(DataError, match=rf"me/rows: the hub does not tell which commit main of it is \({told}\)"):
