@@ -72,7 +72,7 @@ def opened(gpt2: Any) -> Iterator[Callable[..., Any]]:
         made.append(streams.open_stream(config, gpt2))
         return made[-1].stream
 
-    make.made = made  # type: ignore[attr-defined]
+    make.made = made
     yield make
     for each in made:
         each.stream.close()
