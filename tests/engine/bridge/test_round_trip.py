@@ -268,3 +268,19 @@ def test_an_adapter_in_float32_is_trls_own_but_beside_weights_of_few_bits() -> N
             ledger = export(read({**plain, "model": model, "adapter": adapter}).config, "trl", source="m", folder=HERE)
             (row,) = (each for each in ledger.rows if each.key == "adapter.autocast_adapter_dtype")
             assert row.outcome == ("needless" if float32 is usual else "changed")
+
+
+def test_a_subset_is_that_of_the_held_out_rows_too() -> None:
+    text = "model_name_or_path: a/b\ndataset_name: me/rows\ndataset_config: main\nmax_steps: 9\noutput_dir: out\n"
+    taken = take_over(parse(text + "eval_strategy: steps\n"), TOOLS["trl"], out=HERE)
+    data = read(parse(taken.text()).mapping).config.data
+    assert (data.train[0].subset, data.eval[0].subset, data.eval[0].split) == ("main", "main", "test")
+    assert "eval" not in take_over(parse(text), TOOLS["trl"], out=HERE).mapping["data"]
+
+    def refused_with(subset: str) -> list[str]:
+        rows = [{"path": "a/b", "subset": name, "split": split, "format": "messages"} for name, split in (("main", "train"), (subset, "test"))]  # fmt: skip
+        data = {"train": rows[:1], "eval": rows[1:]}
+        return [row.key for row in refused(export(read({"model": {"name": "a/b"}, "data": data}).config, "trl", source="m", folder=HERE))]  # fmt: skip
+
+    assert refused_with("main") == []
+    assert refused_with("other") == ["data.eval"]
