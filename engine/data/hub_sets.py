@@ -18,7 +18,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
-from engine.config.files import COMPRESSIONS, scheme_of
+from engine.config.files import COMPRESSIONS, DATA_SUFFIXES, scheme_of
 from engine.data.mapped import RowPlaces, Rows
 from engine.data.parsing import Row
 from engine.data.remote import first_line
@@ -59,7 +59,7 @@ def is_hub_set(path: str) -> bool:
     return (
         not scheme_of(path)
         and not path.startswith("builtin/")
-        and not local.suffix
+        and not path.lower().endswith(DATA_SUFFIXES)
         and path.count("/") <= 1
         and not local.is_absolute()
         and not local.exists()

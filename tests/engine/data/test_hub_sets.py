@@ -22,7 +22,7 @@ from huggingface_hub import constants, hf_file_system
 import engine.hub
 from engine.config.data import Data, DataSource
 from engine.config.model import Model
-from engine.data.hub_sets import _telling, hub_files, hub_rows, rows_by_parts
+from engine.data.hub_sets import _telling, hub_files, hub_rows, is_hub_set, rows_by_parts
 from engine.data.plan import plan_of
 from engine.data.streaming import stream as streams
 from engine.data.streaming.files import Files, _cut, _members, streamed_plan
@@ -386,3 +386,11 @@ def test_held_out_rows_of_very_many_files_are_read_whole(hub, monkeypatch):
     assert rows_by_parts("me/rows", "train") is not None
     monkeypatch.setattr("engine.data.hub_sets.MANY", 3)
     assert rows_by_parts("me/rows", "train") is None
+
+
+def test_a_name_with_a_dot_is_a_set_of_the_hub_where_it_is_no_file_of_rows(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "data").mkdir()
+    (tmp_path / "data" / "notes.v2").write_text("here")
+    assert is_hub_set("teknium/OpenHermes-2.5")
+    assert not any(map(is_hub_set, ("data/rows.jsonl", "data/rows.JSONL.gz", "data/notes.v2", "a/b/c-2.5", "/a-2.5")))
