@@ -3,19 +3,20 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
 from engine import worker
 from engine.config.facts import Facts
-from engine.config.files import dump
+from engine.config.files import dump, parse
 from engine.data import gather_facts
 from engine.facts.model_shape import model_facts
 from engine.hardware import GiB, parse_machine
 from engine.planning.auto import choices, resolved
 from engine.rules import read
 from engine.run import from_config
-from engine.run.store import create
+from engine.run.store import RunFolder, create
 from engine.trainers import auto_resolution
 from engine.trainers.auto_resolution import at_the_card, by_free_memory, launched_for, reasons
 
@@ -171,3 +172,12 @@ def test_a_run_stored_before_a_setting_was_there_goes_on_without_it(small):
     assert (worker._config(run).kernels.cut_ce_workspace, worker._config(run).kernels.fused_experts) == (None, False)
     run.update_json(auto=None)
     assert worker._config(run).kernels.cut_ce_workspace == 2374
+
+
+def test_a_run_of_version_0_1_0_knew_no_size_of_scores_and_no_fused_experts():
+    earlier = RunFolder(Path(__file__).parents[2] / "end_to_end" / "earlier" / "dates-0001")
+    stored = parse(earlier.read_config()).mapping
+    meant = gather_facts.as_launched(stored, earlier.read_json()["auto"])
+    added = {name: value for name, value in meant["kernels"].items() if name not in stored["kernels"]}
+    assert added == {"cut_ce_workspace": None, "fused_experts": False}
+    assert {**meant, "kernels": None} == {**stored, "kernels": None}
