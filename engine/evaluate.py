@@ -188,7 +188,7 @@ def _config(run: RunFolder, data: str | None) -> RunConfig:
         mapping["data"] = section
     # What is for training alone: a tracker would begin a run of its own.
     mapping["run"] = {**(mapping.get("run") or {}), "report_to": []}
-    config = resolved_config(mapping, run.path)
+    config = resolved_config(mapping, run.path, run.read_json().get("auto"))
     if not config.data.evaluates:
         raise WorkbenchError(
             f"run {visible(run.id)} held no rows out, so there is nothing to measure it by.",

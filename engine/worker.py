@@ -189,9 +189,9 @@ def _train(
     from engine.features.built import Notes
     from engine.models.load import load_processing_class
     from engine.rehearse import Measuring
-    from engine.trainers.auto_resolution import by_free_memory, launched_for, reasons
+    from engine.trainers.auto_resolution import at_the_card
 
-    config, why = by_free_memory(config, reasons(run, config), run.path, planned=launched_for(run))
+    config, why = at_the_card(run, config)
     module = _method(config, run)
     _pin_commits(run)
     say.phase("Loading the tokenizer")
@@ -476,7 +476,7 @@ def _config(run: RunFolder) -> RunConfig:
     from engine.config.files import parse
     from engine.data.gather_facts import resolved_config
 
-    return resolved_config(parse(run.read_config(), path=run.config).mapping, run.path)
+    return resolved_config(parse(run.read_config(), path=run.config).mapping, run.path, run.read_json().get("auto"))
 
 
 def _rehearsed(config: RunConfig) -> tuple[int, int, int, int]:

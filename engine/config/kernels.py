@@ -40,8 +40,9 @@ class Kernels(Section):
     """Memory in which `use_cut_ce` forms the scores of a batch. Those of a trained head that fit are kept for the backward
     pass, others are computed again; a frozen head takes its tokens in larger parts. Sums round otherwise with another size.
     Empty: 320 MiB on a GPU, of which less is taken where the card is nearly full, and 16 on a CPU. `auto` takes that, and for a
-    trained head on an H100 or H200 all scores of a batch, half or a quarter of them, 4 GiB at most, where the
-    estimate leaves room for them beside what is kept of layers."""
+    trained head on an H100 or H200 all scores of a batch, half or a quarter of them, 4 GiB at most, where by the
+    estimate they fill the card to no more than 85 % beside what is kept of layers. A run keeps what it began with as long as
+    that fits."""
 
     fused_attn_kernel: Annotated[bool | Auto, Title("Fused norm and rotary"), Expert] = "auto"
     """Compute normalisation and rotary embedding of queries and keys in one kernel, on a GPU, for Qwen3, Qwen3-VL, Qwen3.5,

@@ -19,7 +19,7 @@ from engine.config.files import COMPRESSIONS, DATA_SUFFIXES, place_of, scheme_of
 from engine.config.findings import Finding
 from engine.config.kinds import BUILTIN_ROWS
 from engine.config.reward_specs import files_of
-from engine.config.tree import RunConfig
+from engine.config.tree import RunConfig, fields
 from engine.data.image_folder import is_image_folder, metadata_of
 from engine.data.image_limits import BOMB, FORMATS, UNREADABLE, why_refused
 from engine.data.image_references import DATA, ImageFolder, content_of, folder_of, short
@@ -74,15 +74,33 @@ class Installed(Mapping[str, str | None]):
         return hash(Installed)
 
 
-def resolved_config(mapping: Mapping[str, Any], base: str | Path) -> RunConfig:
-    """The config that `mapping` describes, no `auto` left. Raises WorkbenchError with the first error in it."""
-    reading = read(mapping)
+def resolved_config(
+    mapping: Mapping[str, Any], base: str | Path, launched: Mapping[str, Any] | None = None
+) -> RunConfig:
+    """The config that `mapping` describes, no `auto` left. Raises WorkbenchError with the first error in it.
+
+    `launched` is what run.json keeps of the choices of a launch, by path: `mapping` is then what that launch stored.
+    """
+    reading = read(mapping if launched is None else as_launched(mapping, launched))
     for finding in reading.findings:
         if finding.severity == "error":
             raise WorkbenchError(finding.message)
     config = reading.config
     asked = any(entry.requested == "auto" for entry in effective(config))
     return resolved(config, look_at(config, base)) if asked else resolved(config)
+
+
+def as_launched(mapping: Mapping[str, Any], launched: Mapping[str, Any]) -> dict[str, Any]:
+    """A config as its launch meant it: a launch stores every setting, so one that is missing, and of which it chose nothing,
+    came later. What is on, or sized, by `auto` today was then off, or of the usual size."""
+    whole = dict(mapping)
+    for spec in fields:
+        section = whole.get(spec.section)
+        if not isinstance(section, Mapping) or spec.name in section or spec.path in launched:
+            continue
+        if spec.default == "auto" and not spec.kinds and (spec.nullable or spec.control == "bool"):
+            whole[spec.section] = {**section, spec.name: None if spec.nullable else False}
+    return whole
 
 
 def look_at(

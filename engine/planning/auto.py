@@ -6,7 +6,7 @@ value is taken and the reason says that the launch decides.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -92,7 +92,8 @@ def _gradient_checkpointing(config: RunConfig, facts: Facts) -> tuple[Any, str]:
 
 
 FILLED = 0.85
-"""Share of a card up to which layers are spared being computed again: where the estimate errs, a step must still fit."""
+"""Share of a card up to which layers are spared being computed again, and scores kept: where the estimate errs, a step must
+still fit."""
 WORTH_COMPILING = 1 / 8
 """Share of the layers that must be spared where they are compiled, since those that keep everything are a graph of their own."""
 
@@ -136,13 +137,16 @@ def _cut_ce_workspace(config: RunConfig, facts: Facts) -> tuple[Any, str]:
         config = config.model_copy(update={"memory": memory})
     kernels = config.kernels.model_copy(update=taken)
     sizes, why = cut_cross_entropy.room_sizes(config.model_copy(update={"kernels": kernels}), facts)
+    # Several processes have no second look at what else lies on their cards; the room is that of the smallest.
+    of_each = " of each card" if counts.device_count(config, facts) > 1 else ""
     room = memory_model.device_bytes(config, facts)
     for size in sizes:
         held = config.model_copy(update={"kernels": kernels.model_copy(update={"cut_ce_workspace": size})})
         need = sum((memory_model.memory(held, facts, again) or {}).values())
-        if room and 0 < need <= FIT * room:
-            return size, f"{why}; with {size:,} MiB of them {figures.size(need)} fit into {figures.size(room)}"
-    return None, f"the usual size: {why}{', for which the card has no room' if sizes else ''}"
+        if room and 0 < need <= FILLED * room:
+            return size, f"{why}; with {size:,} MiB of them {figures.size(need)} fit into {figures.size(room)}{of_each}"
+    lacks = f", for which {'not every' if of_each else 'the'} card has {'' if of_each else 'no '}room" if sizes else ""
+    return None, f"the usual size: {why}{lacks}"
 
 
 def recomputed_within(room: int, config: RunConfig, facts: Facts) -> tuple[Any, str]:
@@ -262,6 +266,7 @@ def effective(config: RunConfig, facts: Facts | None = None) -> tuple[Effective,
         entries.append(
             Effective(fields.memory.gradient_checkpointing.path, "full", True, "every layer is computed again")
         )
+    entries += _unused_room(config, facts)
     if config.memory.tiled_mlp and config.memory.tiled_mlp_tokens is None:
         tokens, size = counts.batch_tokens(config, facts), tiled_mlp.tile_tokens(config, facts)
         reason = f"tiles of a batch of at most {tokens:,} tokens"
@@ -274,6 +279,16 @@ def effective(config: RunConfig, facts: Facts | None = None) -> tuple[Effective,
         path = fields.optim.per_device_eval_batch_size.path
         entries.append(Effective(path, None, size, "the training batch size"))
     return tuple(entries)
+
+
+def _unused_room(config: RunConfig, facts: Facts) -> Iterator[Effective]:
+    """A size of the head's scores beside a `use_cut_ce: auto` that becomes false has nothing to be the size of."""
+    spec = fields.kernels.cut_ce_workspace
+    asked = spec.value(config)
+    if isinstance(asked, int) and config.kernels.use_cut_ce == "auto":
+        taken, reason = cut_cross_entropy.chosen(config, facts)
+        if taken is False:
+            yield Effective(spec.path, asked, None, f"not used, as {cut_cross_entropy.SETTING.path} is false: {reason}")
 
 
 def _with_strategy(config: RunConfig, facts: Facts) -> RunConfig:
@@ -300,5 +315,6 @@ def resolved(config: RunConfig, facts: Facts | None = None) -> RunConfig:
 
 def choices(config: RunConfig, facts: Facts | None = None) -> dict[str, dict[str, Any]]:
     """By path, what each setting that is `auto` becomes and why: kept in run.json, so that the receipt can say it."""
-    chosen = (entry for entry in effective(config, facts) if entry.requested == "auto")
+    room = fields.kernels.cut_ce_workspace.path  # a size that is given up is a choice, too
+    chosen = (entry for entry in effective(config, facts) if entry.requested == "auto" or entry.path == room)
     return {entry.path: {"value": entry.effective, "reason": entry.reason} for entry in chosen}

@@ -81,6 +81,7 @@ def _allowed(fix: Fix, changed: RunConfig, config: RunConfig, facts: Facts) -> b
 
 def _ways(config: RunConfig, facts: Facts, need: int) -> Iterator[Way]:
     """Single changes that save something."""
+    yield from _given_back(config, facts, need)
     optim, model, memory, adapted = config.optim, config.model, config.memory, config.adapter.kind == "lora"
     if optim.per_device_train_batch_size > 1:
         half = optim.per_device_train_batch_size // 2
@@ -110,6 +111,17 @@ def _ways(config: RunConfig, facts: Facts, need: int) -> Iterator[Way]:
         changed = config.model_copy(update={"memory": memory.model_copy(update={"layer_offloading": True})})
         words, change = "layers in the host's memory", {fields.memory.layer_offloading.path: True}
         yield from _way(6, changed, facts, need, words, change)
+
+
+def _given_back(config: RunConfig, facts: Facts, need: int) -> Iterator[Way]:
+    """Memory that was given away for speed: without it the same is learned."""
+    for spec, words in (
+        (fields.memory.recompute_num_layers, "all layers computed again"),
+        (fields.kernels.cut_ce_workspace, "the usual size for scores"),
+    ):
+        if isinstance(spec.value(config), int):
+            section = getattr(config, spec.section).model_copy(update={spec.name: None})
+            yield from _way(0, config.model_copy(update={spec.section: section}), facts, need, words, {spec.path: None})
 
 
 def _way(

@@ -10,12 +10,12 @@ from collections.abc import Iterator
 from engine import figures
 from engine.config.facts import Facts
 from engine.config.findings import Finding, Fix, must, say
-from engine.config.rule import rule
+from engine.config.rule import leave_out, rule
 from engine.config.tree import RunConfig, fields
 from engine.facts import counts
 from engine.features import layer_offloading
 from engine.planning import loading, memory_model, speed
-from engine.planning.auto import resolved
+from engine.planning.auto import effective, resolved
 
 DISK_BYTES_PER_SECOND = 1.5e9
 """What one local disk wrote and read, one thread, data on the disk before the call returned."""
@@ -23,7 +23,38 @@ HOST_SHARE = 0.8
 """Share of the host's memory that locked weights may take."""
 _UNPACKED_FIRST = (".gz", ".zst", ".xz", ".bz2")
 _LAYERS = fields.memory.layer_offloading
+_AGAIN, _ROOM = fields.memory.recompute_num_layers, fields.kernels.cut_ce_workspace
 _LOADERS, _KEPT = fields.data.dataloader_num_workers, fields.data.image_cache_size
+
+
+@rule(reads=(_ROOM, fields.kernels.use_cut_ce))
+def a_size_of_scores_needs_a_head_that_has_one(config: RunConfig, facts: Facts) -> Iterator[Finding]:
+    """What `use_cut_ce: auto` becomes decides it; one that is false by the config itself is refused by its own feature."""
+    if (
+        facts.machine is None
+        or config.kernels.use_cut_ce != "auto"
+        or not isinstance(config.kernels.cut_ce_workspace, int)
+    ):
+        return
+    given_up = next((entry for entry in effective(config, facts) if entry.path == _ROOM.path), None)
+    if given_up is not None:
+        todo = f"It is {given_up.reason}. The launch leaves it empty."
+        asked = f"empty or auto where {fields.kernels.use_cut_ce.path} becomes false"
+        yield must(_ROOM.path, asked, given_up.requested, todo, severity="warning", fix=leave_out(_ROOM))
+
+
+@rule(reads=(_AGAIN, fields.memory.gradient_checkpointing))
+def layers_computed_again_are_fewer_than_all(config: RunConfig, facts: Facts) -> Iterator[Finding]:
+    asked, model = config.memory.recompute_num_layers, counts.known_model(config, facts)
+    if not isinstance(asked, int) or not config.memory.gradient_checkpointing:
+        return
+    if model is not None and model.layers and asked >= model.layers:
+        todo = f"The model has {model.layers}, and all of them are computed again anyway."
+        yield must(_AGAIN.path, f"below {model.layers}", asked, todo, severity="warning", fix=leave_out(_AGAIN))
+    elif facts.machine is not None and resolved(config, facts).memory.gradient_checkpointing is False:
+        todo = "No layer is computed again."
+        must_be = f"empty where {fields.memory.gradient_checkpointing.path} becomes false"
+        yield must(_AGAIN.path, must_be, asked, todo, severity="warning", fix=leave_out(_AGAIN))
 
 
 @rule(

@@ -96,6 +96,8 @@ def _candidates(view: RunView, settings: Mapping[str, Any]) -> Iterator[Change]:
             why = "a tenth of it, and no more than auto takes" + ("; gradients are clipped" if clipped else "")
             yield _change(settings, {"optim.learning_rate": rate, **clipped}, why)
     if view.cause_kind in OUT_OF_MEMORY:
+        for path, why in _given_away(settings):
+            yield _change(settings, {path: None}, why)
         batch = _value(settings, "optim", "per_device_train_batch_size")
         gathered = _value(settings, "optim", "gradient_accumulation_steps")
         if isinstance(batch, int) and batch > 1:
@@ -108,6 +110,16 @@ def _candidates(view: RunView, settings: Mapping[str, Any]) -> Iterator[Change]:
         length = _value(settings, "data", "max_length")
         if isinstance(length, int) and length > SHORTEST:
             yield _change(settings, {"data.max_length": length // 2}, "longer rows are then treated as too long")
+
+
+def _given_away(settings: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+    """The settings in force that take memory for speed alone, and what follows where they are empty."""
+    again = "all layers are computed again, as checkpointing does by itself, and the same is learned"
+    scores = "the head's scores get the usual memory and are computed again; sums round otherwise"
+    for section, name, why in (("memory", "recompute_num_layers", again), ("kernels", "cut_ce_workspace", scores)):
+        value = _value(settings, section, name)
+        if isinstance(value, int) and not isinstance(value, bool):
+            yield f"{section}.{name}", why
 
 
 def lower_rate(settings: Mapping[str, Any]) -> float | None:
@@ -182,7 +194,7 @@ def after_divergence(settings: Mapping[str, Any], checkpoint: str | None) -> str
 
 def after_out_of_memory(settings: Mapping[str, Any]) -> str:
     """What takes less memory and is not in force already."""
-    steps = []
+    steps = [f"set {path} to null" for path, _ in _given_away(settings)]
     batch = _value(settings, "optim", "per_device_train_batch_size")
     if isinstance(batch, int) and batch > 1:
         steps.append(f"lower optim.per_device_train_batch_size from {batch} to {batch // 2}")

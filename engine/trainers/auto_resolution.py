@@ -1,27 +1,35 @@
 """What was `auto` at the launch: why it became what it is, and one second look at it, at the card's free memory.
 
 The launch chooses by the size of a card; what else lies on it is known to the process that trains there. Of all choices
-three depend on it, so where others hold memory the head gets no more than the usual for its scores, no layer is left out of
-recomputation, and that is chosen again. Several processes keep what was chosen for all of them. A run that goes on on a smaller card than it was launched for is looked at as well.
+three depend on it. Where others hold memory, or the card is smaller than that of the launch, what is recomputed is chosen
+again; and where the estimate no longer fits, no layer is left out of that, and the head gets the usual for its scores.
+Sums round otherwise with another size of the head's scores, so a run keeps the one of its first start as long as that fits,
+with `run.full_determinism` always. Several processes keep what was chosen for all of them.
 """
 
 from __future__ import annotations
 
+import json
 import os
 from pathlib import Path
+from typing import Any
 
 import torch
 
 from engine import figures
-from engine.config.tree import RunConfig, fields
+from engine.config.tree import FieldSpec, RunConfig, fields
 from engine.data.gather_facts import look_at
-from engine.planning.auto import recomputed_within
+from engine.planning import memory_model
+from engine.planning.auto import FIT, recomputed_within
+from engine.run import inside
 from engine.run.store import RunFolder
 
 OTHERS = 2**30
 """Bytes that must be taken on a card before it is looked at anew; less is this process's own context and the driver."""
 _RECOMPUTED, _LAYERS = fields.memory.gradient_checkpointing, fields.memory.recompute_num_layers
 _HEAD = fields.kernels.cut_ce_workspace
+BEGUN_WITH = "begun_with.json"
+"""The file of a run that keeps, by path, what numbers hang on and a start took other than the launch, or could have."""
 
 
 def reasons(run: RunFolder, config: RunConfig) -> dict[str, str]:
@@ -39,6 +47,43 @@ def launched_for(run: RunFolder) -> int | None:
     return found if isinstance(found, int) else None
 
 
+def at_the_card(
+    run: RunFolder, config: RunConfig, card: tuple[int, int] | None = None
+) -> tuple[RunConfig, dict[str, str]]:
+    """The config that a start trains with, and by path why each choice is what it is; `card` as of `by_free_memory`.
+
+    Keeps the size of the head's scores in the run at its first start, and takes it from there at others.
+    """
+    why = reasons(run, config)
+    launched = _HEAD.value(config) if _HEAD.path in why else None
+    begun = _begun_with(run) if launched is not None else {}
+    if launched is not None and begun.get(_HEAD.path, launched) is None:
+        config, why = _with(config, _HEAD, None), {**why, _HEAD.path: "the usual size, as this run took before"}
+    config, why = by_free_memory(config, why, run.path, card, planned=launched_for(run))
+    taken = {_HEAD.path: _HEAD.value(config)}
+    if launched is not None and taken != begun and _processes() == 1:
+        inside.replace(run, BEGUN_WITH, json.dumps(taken) + "\n")
+    return config, why
+
+
+def _begun_with(run: RunFolder) -> dict[str, Any]:
+    """What was kept; nothing at a first start, and where the file is damaged."""
+    try:
+        found = json.loads(inside.read(run, BEGUN_WITH, 2**16)) if inside.exists(run, BEGUN_WITH) else {}
+    except ValueError:
+        return {}
+    return found if isinstance(found, dict) else {}
+
+
+def _processes() -> int:
+    return int(os.environ.get("WORLD_SIZE", "1"))
+
+
+def _with(config: RunConfig, spec: FieldSpec, value: object) -> RunConfig:
+    section = getattr(config, spec.section).model_copy(update={spec.name: value})
+    return config.model_copy(update={spec.section: section})
+
+
 def by_free_memory(
     config: RunConfig,
     why: dict[str, str],
@@ -47,13 +92,14 @@ def by_free_memory(
     *,
     planned: int | None = None,
 ) -> tuple[RunConfig, dict[str, str]]:
-    """The config and its reasons, with `memory.gradient_checkpointing` chosen again, `memory.recompute_num_layers` and
-    `kernels.cut_ce_workspace` the usual where the card has less memory than at the launch: because others hold some of it, or because it is another card.
+    """The config and its reasons, with `memory.gradient_checkpointing` chosen again where the card has less memory than at
+    the launch: because others hold some of it, or because it is another card. Where the estimate does not fit,
+    `memory.recompute_num_layers` and then `kernels.cut_ce_workspace` become the usual.
 
     `card` is its free and its whole memory in bytes, asked for where it is not given, `planned` the whole memory of the
     card that the launch chose for.
     """
-    if not {_RECOMPUTED.path, _LAYERS.path, _HEAD.path} & why.keys() or int(os.environ.get("WORLD_SIZE", "1")) > 1:
+    if not {_RECOMPUTED.path, _LAYERS.path, _HEAD.path} & why.keys() or _processes() > 1:
         return config, why
     if card is None:
         card = torch.cuda.mem_get_info() if torch.cuda.is_available() else (0, 0)
@@ -63,12 +109,15 @@ def by_free_memory(
         return config, why
     less = f"; others hold {figures.size(held)} of the card" if held >= OTHERS else ""
     less += f"; the card has {figures.size(lost)} less than that of the launch" if lost >= OTHERS else ""
-    for spec, usual in ((_HEAD, "the usual size"), (_LAYERS, "all of them")):
-        if spec.path in why and spec.value(config) is not None:
-            section = getattr(config, spec.section).model_copy(update={spec.name: None})
-            config, why = config.model_copy(update={spec.section: section}), {**why, spec.path: f"{usual}{less}"}
+    facts = look_at(config, base, sources=False)
+    # Layers first: no number hangs on them. What a size of scores is worth is a few milliseconds, the same numbers are more.
+    for spec, usual in ((_LAYERS, "all of them"), (_HEAD, "the usual size")):
+        is_fixed = spec is _HEAD and config.run.full_determinism
+        if spec.path in why and spec.value(config) is not None and not is_fixed:
+            classes = memory_model.memory(config, facts, config.memory.gradient_checkpointing) or {}
+            if sum(classes.values()) > FIT * free:
+                config, why = _with(config, spec, None), {**why, spec.path: f"{usual}{less}"}
     if _RECOMPUTED.path not in why:
         return config, why
-    value, reason = recomputed_within(free, config, look_at(config, base, sources=False))
-    memory = config.memory.model_copy(update={_RECOMPUTED.name: value})
-    return config.model_copy(update={"memory": memory}), {**why, _RECOMPUTED.path: reason + less}
+    value, reason = recomputed_within(free, config, facts)
+    return _with(config, _RECOMPUTED, value), {**why, _RECOMPUTED.path: reason + less}

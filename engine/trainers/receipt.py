@@ -328,8 +328,8 @@ def _checkpointing(config: RunConfig, model: PreTrainedModel | PeftModel, auto: 
     tiers = Counter(tier for module in layers or model.modules() if (tier := tier_of(module)) is not None)
     asked = config.memory.gradient_checkpointing if auto is None else "auto"
     words = [TIERS[next(iter(tiers))]] if tiers else []
-    if tiers and config.memory.recompute_num_layers is not None:
-        words.append(f"{len(layers) - sum(tiers.values())} layers, the last ones, keep everything")
+    if tiers and config.memory.recompute_num_layers is not None and (left := len(layers) - sum(tiers.values())) > 0:
+        words.append(f"{left} layers, the last ones, keep everything")
     words += [auto] if auto else []
     return _entry("gradient checkpointing", asked, next(iter(tiers), "off"), sum(tiers.values()), "; ".join(words))
 

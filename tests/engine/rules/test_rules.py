@@ -9,13 +9,22 @@ from typing import Any
 
 import pytest
 
+<<<<<<< HEAD
 from engine.config.facts import Facts, TokenizerFacts
 from engine.config.files import as_yaml, put
+=======
+from engine.config.facts import Facts
+from engine.config.files import as_mapping, as_yaml, put
+>>>>>>> graph
 from engine.config.findings import RANK
 from engine.config.tree import fields
-from engine.facts.model_shape import TINY
+from engine.facts.model_shape import TINY, model_facts
 from engine.hardware import GiB, Gpu, Machine, parse_machine
+<<<<<<< HEAD
 from engine.planning.memory_model import checkpoint_bytes
+=======
+from engine.planning.auto import resolved
+>>>>>>> graph
 from engine.rules import RULES, read
 from engine.session.draft import Draft
 from tests.engine.rules.rule_cases.shared import GOOD, GRPO, H100, LARGE, LORA, NOTHING, TINY_FACTS, Case, source
@@ -57,6 +66,16 @@ def test_a_rule_speaks_where_it_should_and_its_fix_mends_it(name: str, number: i
         left = [each.severity for each in draft.findings if each.rule == name and each.path == path]
         assert all(RANK[after] > RANK[severity] for after in left)
         assert draft.reading.invalid == frozenset()
+
+
+@pytest.mark.parametrize(("name", "number"), ALL)
+def test_what_is_launched_is_refused_by_no_worker_that_check_let_through(name: str, number: int) -> None:
+    changes, facts, _, _ = CASES[name][number]
+    asked = read(mapping_of(changes), facts)
+    before = {found.path for found in asked.findings if found.severity == "error"}
+    if not asked.invalid:
+        stored = read(as_mapping(resolved(asked.config, facts)))
+        assert {found.path for found in stored.findings if found.severity == "error"} <= before
 
 
 @pytest.mark.parametrize("name", CASES)
@@ -196,6 +215,26 @@ def test_rates_of_plain_sgd_are_not_judged_by_those_of_adam() -> None:
 def test_an_old_card_is_named_in_the_sentence() -> None:
     old = Machine(gpus=(Gpu("Tesla V100", 32 * GiB, (7, 0)),))
     assert "Tesla V100" in next(f.message for f in read(GOOD, Facts(machine=old)).findings if f.path == "model.dtype")
+
+
+@pytest.mark.parametrize(
+    ("path", "value", "model", "machine", "beside"),
+    [
+        ("memory.recompute_num_layers", 4, "Qwen/Qwen3-8B", "1xRTX4090-24GB", LORA),
+        ("kernels.cut_ce_workspace", 16384, "Qwen/Qwen3-0.6B", "1xRTX4070-10GB", {"kernels.use_cut_ce": True}),
+    ],
+)
+def test_memory_that_was_taken_for_speed_is_the_first_to_be_given_back(
+    path: str, value: int, model: str, machine: str, beside: dict[str, Any]
+) -> None:
+    rows = {"data.max_length": 2048, "optim.per_device_train_batch_size": 1 if beside is LORA else 8}
+    given = {"model.name": model, "memory.gradient_checkpointing": "full", path: value, **rows, **beside}
+    found = read(mapping_of(given), Facts(machine=parse_machine(machine), model=model_facts(model))).findings
+    fix = next(each.fix for each in found if each.rule == "it-fits-into-memory")
+    assert fix is not None
+    assert fix.set == {path: None}
+    left = read(mapping_of({**given, **fix.set}), Facts(machine=parse_machine(machine), model=model_facts(model)))
+    assert not [each for each in left.findings if "will not fit" in each.message]
 
 
 def test_what_will_not_fit_comes_with_ways_that_help() -> None:

@@ -45,6 +45,11 @@ def test_one_change_is_proposed_and_the_next_one_where_it_is_in_force_already(st
     memory["memory__gradient_checkpointing"] = "full"
     assert of(stored_with(stored, **memory), "GPU memory") == {"data.max_length": stored["data"]["max_length"] // 2}
     assert of(stored_with(stored, **memory, data__max_length=64), "cuda_oom") is None
+    memory |= {"memory__recompute_num_layers": 3, "kernels__use_cut_ce": True, "kernels__cut_ce_workspace": 640}
+    assert of(stored_with(stored, **memory), "cuda_oom") == {"memory.recompute_num_layers": None}
+    memory["memory__recompute_num_layers"] = None
+    assert of(stored_with(stored, **memory), "cuda_oom") == {"kernels.cut_ce_workspace": None}
+    assert after_out_of_memory(stored_with(stored, **memory)).startswith("Set kernels.cut_ce_workspace to null, lower")
     for kind in ("error", "exception", "signal SIGKILL", "disk full"):
         assert of(stored, kind) is None
 

@@ -3,26 +3,30 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
+from engine import worker
 from engine.config.facts import Facts
-from engine.config.files import dump
+from engine.config.files import dump, parse
+from engine.data import gather_facts
 from engine.facts.model_shape import model_facts
 from engine.hardware import GiB, parse_machine
 from engine.planning.auto import choices, resolved
 from engine.rules import read
 from engine.run import from_config
-from engine.run.store import create
+from engine.run.store import RunFolder, create
 from engine.trainers import auto_resolution
-from engine.trainers.auto_resolution import by_free_memory, launched_for, reasons
+from engine.trainers.auto_resolution import at_the_card, by_free_memory, launched_for, reasons
 
-TIER, COMPILE = "memory.gradient_checkpointing", "kernels.torch_compile"
+TIER, COMPILE, HEAD = "memory.gradient_checkpointing", "kernels.torch_compile", "kernels.cut_ce_workspace"
 MAPPING = {
     "model": {"name": "Qwen/Qwen3-8B"}, "adapter": {"kind": "lora"}, "data": {"packing": True, "max_length": 2048},
     "optim": {"per_device_train_batch_size": 4, "max_steps": 1000}, "kernels": {"use_cut_ce": True},
 }  # fmt: skip
 FACTS = Facts(machine=parse_machine("1xH100-80GB"), model=model_facts("Qwen/Qwen3-8B"))
+ROWS = {**MAPPING["data"], "train": [{"path": "builtin/dates"}]}
 
 
 @pytest.fixture
@@ -98,14 +102,82 @@ def test_several_processes_keep_what_was_chosen_for_all(run, tmp_path, monkeypat
     assert by_free_memory(config, why, tmp_path, (8 * GiB, 80 * GiB)) == (config, why)
 
 
-def test_the_head_gets_no_more_than_the_usual_where_others_hold_the_cards_memory(tmp_path, monkeypatch):
-    mapping = {**MAPPING, "model": {"name": "Qwen/Qwen3-0.6B"}, "adapter": {"kind": "none"}}
+@pytest.fixture
+def small(tmp_path, monkeypatch):
+    """Launches 0.6B with full weights on a card of 80 GB: its head gets 2,374 MiB for scores."""
     facts = replace(FACTS, model=model_facts("Qwen/Qwen3-0.6B"))
-    monkeypatch.setattr(auto_resolution, "look_at", lambda *_, **__: facts)
-    asked = read(mapping).config
-    config, why = resolved(asked, facts), {path: found["reason"] for path, found in choices(asked, facts).items()}
-    assert config.kernels.cut_ce_workspace == 2374
-    found, said = by_free_memory(config, why, tmp_path, (30 * GiB, 79 * GiB))
-    assert (found.kernels.cut_ce_workspace, found.memory.gradient_checkpointing) == (None, False)
-    assert "others hold 49.0 GiB" in said["kernels.cut_ce_workspace"]
-    assert by_free_memory(config, why, tmp_path, (79 * GiB, 79 * GiB)) == (config, why)
+    for module in (auto_resolution, gather_facts):
+        monkeypatch.setattr(module, "look_at", lambda *_, **__: facts)
+
+    def launched(**settings):
+        mapping = {
+            **MAPPING,
+            "model": {"name": "Qwen/Qwen3-0.6B"},
+            "adapter": {"kind": "none"},
+            "data": ROWS,
+            **settings,
+        }
+        asked = read(mapping).config
+        return create(tmp_path, dump(resolved(asked, facts)), {"auto": choices(asked, facts)})
+
+    return launched
+
+
+def started(run, free):
+    config, why = at_the_card(run, stored(run), (free * GiB, 79 * GiB))
+    return config.kernels.cut_ce_workspace, why[HEAD]
+
+
+def test_the_head_keeps_its_size_from_start_to_start_while_that_fits(small):
+    run = small()
+    assert [started(run, free)[0] for free in (79, 60, 22, 79)] == [2374] * 4
+    size, why = started(run, 18)
+    assert (size, "others hold 61.0 GiB" in why) == (None, True)
+    size, why = started(run, 79)
+    assert (size, why) == (None, "the usual size, as this run took before")
+
+
+def test_a_run_that_began_with_the_usual_size_goes_on_with_it(small):
+    run = small()
+    assert [started(run, free)[0] for free in (18, 79)] == [None, None]
+    (run.path / "begun_with.json").write_text("[")
+    assert started(run, 79)[0] == 2374
+
+
+def test_full_determinism_keeps_the_heads_size_whatever_is_free(small):
+    run = small(run={"full_determinism": True})
+    assert [started(run, free)[0] for free in (18, 79, 18)] == [2374] * 3
+
+
+def test_layers_are_left_out_while_the_estimate_fits(small):
+    again = {"gradient_checkpointing": "full", "recompute_num_layers": "auto"}
+    run = small(memory=again, optim={"per_device_train_batch_size": 32, "max_steps": 100})
+    launched = stored(run).memory.recompute_num_layers
+    found = [at_the_card(run, stored(run), (free * GiB, 79 * GiB))[0] for free in (79, 75, 60)]
+    assert [config.memory.recompute_num_layers for config in found] == [launched, launched, None]
+    assert launched
+
+
+def test_a_run_stored_before_a_setting_was_there_goes_on_without_it(small):
+    """Of a launch that knew no `cut_ce_workspace` and no fused experts; what a person wrote into no run means what it says."""
+    run = small()
+    for line in ("  cut_ce_workspace: 2374\n", "  fused_experts: false\n"):
+        assert line in run.config.read_text()
+        run.config.write_text(run.config.read_text().replace(line, ""))
+    assert worker._config(run).kernels.cut_ce_workspace == 2374  # the launch knew it, so it is asked for again
+    known = {
+        path: found for path, found in run.read_json()["auto"].items() if path not in (HEAD, "kernels.fused_experts")
+    }
+    run.update_json(auto=known)
+    assert (worker._config(run).kernels.cut_ce_workspace, worker._config(run).kernels.fused_experts) == (None, False)
+    run.update_json(auto=None)
+    assert worker._config(run).kernels.cut_ce_workspace == 2374
+
+
+def test_a_run_of_version_0_1_0_knew_no_size_of_scores_and_no_fused_experts():
+    earlier = RunFolder(Path(__file__).parents[2] / "end_to_end" / "earlier" / "dates-0001")
+    stored = parse(earlier.read_config()).mapping
+    meant = gather_facts.as_launched(stored, earlier.read_json()["auto"])
+    added = {name: value for name, value in meant["kernels"].items() if name not in stored["kernels"]}
+    assert added == {"cut_ce_workspace": None, "fused_experts": False}
+    assert {**meant, "kernels": None} == {**stored, "kernels": None}

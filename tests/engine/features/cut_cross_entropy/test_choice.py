@@ -12,7 +12,7 @@ from engine.facts.model_shape import model_facts
 from engine.features.built import Built, Notes
 from engine.features.cut_cross_entropy import apply as cut
 from engine.hardware import Machine, parse_machine
-from engine.planning.auto import choices, resolved
+from engine.planning.auto import FILLED, choices, resolved
 from engine.planning.memory_model import memory
 from engine.rules import read
 from tests.engine.features.compile.test_choice import GOOD, QWEN
@@ -87,6 +87,13 @@ def room(mapping: dict[str, Any], machine: str | Machine = "1xH100-80GB") -> tup
         ({**FULL, "kernels": {"use_cut_ce": False}}, "1xH100-80GB", None, "not used without kernels.use_cut_ce"),
         ({**FULL, "kernels": {"use_cut_ce": True}}, "1xA100-80GB", None, "not measured on"),
         (FULL, Machine(cpu_count=4), None, "near its caches"),
+        ({**FULL, "run": {"devices": 2}}, "2xH100-80GB", 2374, "fit into 78.8 GiB of each card"),
+        (
+            {**FULL, "run": {"devices": 2}, "optim": {**GOOD["optim"], "per_device_train_batch_size": 22}},
+            "2xH100-80GB",
+            None,
+            "not every card has room",
+        ),
     ],
 )
 def test_a_trained_head_gets_room_for_its_scores_where_that_was_measured(
@@ -97,7 +104,8 @@ def test_a_trained_head_gets_room_for_its_scores_where_that_was_measured(
 
 
 @pytest.mark.parametrize(
-    ("rows", "taken", "tier"), [(8, 2374, False), (16, 2374, False), (22, None, False), (24, 3561, "selective")]
+    ("rows", "taken", "tier"),
+    [(20, None, False), (8, 2374, False), (16, 2374, False), (22, None, False), (24, 3561, "selective")],
 )
 def test_the_head_gets_what_layers_leave_and_the_estimate_counts_it(rows: int, taken: Any, tier: Any) -> None:
     """Half or a quarter of the scores of more tokens; never so much that more of the layers is computed again."""
@@ -110,6 +118,7 @@ def test_the_head_gets_what_layers_leave_and_the_estimate_counts_it(rows: int, t
     assert ours.memory == usual.memory
     need, before = (sum((memory(each, facts, tier) or {}).values()) for each in (ours, usual))
     # Where layers are computed again, what one of them takes is there when the scores are gone.
+    assert taken is None or need <= FILLED * facts.machine.gpus[0].memory_bytes
     assert need - before >= (0 if tier else 2**20 * ((taken or 320) - 320) * 0.5)
 
 

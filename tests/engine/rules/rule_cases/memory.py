@@ -5,11 +5,26 @@ from __future__ import annotations
 from dataclasses import replace
 
 from engine.config.facts import Facts
-from engine.hardware import GiB
+from engine.hardware import GiB, parse_machine
 from engine.planning.memory_model import MiB
-from tests.engine.rules.rule_cases.shared import H100, LARGE, LORA, STREAMED, Case, source
+from tests.engine.rules.rule_cases.shared import CPU, H100, LARGE, LORA, STREAMED, TINY_FACTS, Case, source
+
+_SHARED = {"distributed.strategy": "fsdp2", "run.devices": 2}
 
 CASES: dict[str, list[Case]] = {
+    "a-size-of-scores-needs-a-head-that-has-one": [
+        ({"kernels.cut_ce_workspace": 640, **changes}, Facts(machine=machine), "kernels.cut_ce_workspace", "warning")
+        for machine, changes in ((CPU, {}), (parse_machine("1xA100-80GB"), {}), (parse_machine("2xH100-80GB"), _SHARED))
+    ],
+    "layers-computed-again-are-fewer-than-all": [
+        (
+            {"memory.recompute_num_layers": asked, "memory.gradient_checkpointing": tier},
+            Facts(machine=H100, model=TINY_FACTS),
+            "memory.recompute_num_layers",
+            "warning",
+        )
+        for asked, tier in ((1, "auto"), (100, "full"))
+    ],
     "offloading-to-disk-takes-time": [
         (
             {"model.name": "Qwen/Qwen3-8B", **LORA, "memory.activation_offloading": "disk"},
