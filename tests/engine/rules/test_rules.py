@@ -9,22 +9,14 @@ from typing import Any
 
 import pytest
 
-<<<<<<< HEAD
 from engine.config.facts import Facts, TokenizerFacts
-from engine.config.files import as_yaml, put
-=======
-from engine.config.facts import Facts
 from engine.config.files import as_mapping, as_yaml, put
->>>>>>> graph
 from engine.config.findings import RANK
 from engine.config.tree import fields
 from engine.facts.model_shape import TINY, model_facts
 from engine.hardware import GiB, Gpu, Machine, parse_machine
-<<<<<<< HEAD
-from engine.planning.memory_model import checkpoint_bytes
-=======
 from engine.planning.auto import resolved
->>>>>>> graph
+from engine.planning.memory_model import checkpoint_bytes
 from engine.rules import RULES, read
 from engine.session.draft import Draft
 from tests.engine.rules.rule_cases.shared import GOOD, GRPO, H100, LARGE, LORA, NOTHING, TINY_FACTS, Case, source
