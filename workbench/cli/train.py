@@ -352,7 +352,7 @@ def _stop_for_signal(run: RunFolder, follower: Follower, name: str) -> RunView:
     grace = run.read_json().get("grace_seconds")
     give_up = time.monotonic() + (grace if isinstance(grace, (int, float)) else 60)
     try:
-        control.request(run, "save_stop", by=name)
+        control.request(run, "save_stop", by=name, hurried=True)
     except WorkbenchError:
         # It ended in this very moment.
         return follower.until(lambda view: view.over)
