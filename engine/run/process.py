@@ -107,6 +107,11 @@ class Identity:
         return self.host == host() and self.boot == boot_id()
 
     @property
+    def beside(self) -> bool:
+        """Whether the process is of this machine's boot, but counted in another container: a lock tells whether it lives."""
+        return self.host == host() and self.boot != boot_id() and self.boot.split(" ")[0] == boot_id().split(" ")[0]
+
+    @property
     def alive(self) -> bool:
         """True only where the process can be seen and is the very same one."""
         return self.here and start_time(self.pid) == self.start
