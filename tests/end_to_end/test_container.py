@@ -33,7 +33,7 @@ mount -t tmpfs -o size=1m none /dev/shm
 mount -o remount,bind,ro /
 exec env -u HOME -u USER -u LOGNAME unshare --user --map-user=12345 --map-group=12345 "$@"
 """
-NAMESPACES = ["unshare", "--pid", "--mount", "--fork", "--mount-proc"]
+NAMESPACES = ["unshare", "--pid", "--mount", "--fork", "--kill-child", "--mount-proc"]
 
 
 def lacks() -> str:
@@ -98,7 +98,7 @@ def test_a_run_in_a_container_survives_a_rank_and_saves_when_it_is_told_to_end(t
         until(lambda: list(runs_in(place / "runs")), process, log)
         (run,) = runs_in(place / "runs")
         until(lambda: events(run, "metrics"), process, log)
-        assert f"there is no home folder: caches go to {place}/cache/home." in log.read_text()
+        assert f"there is no home folder: caches go to {place}/cache/home-12345." in log.read_text()
         # From outside it is seen to live, though its processes have other numbers here.
         assert run.state == "running"
         assert run.worker() is not None
