@@ -14,9 +14,9 @@ import re
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
-from engine.errors import ModelError
+from engine.errors import DataError, ModelError, visible
 
 COMMIT = re.compile(r"[0-9a-f]{40}")
 PATIENCE = 3.0
@@ -48,17 +48,24 @@ def answers(session: Any) -> bool:
     from huggingface_hub import constants
     from huggingface_hub.errors import OfflineModeIsEnabled
 
-    # The client is httpx or its successor, depending on the hub's version.
-    library = sys.modules[type(session).__module__.partition(".")[0]]
     for _ in range(2):
         try:
             session.head(constants.ENDPOINT, timeout=PATIENCE, follow_redirects=False)
-        except library.TransportError:
+        except transport_error(session):
             continue
         except OfflineModeIsEnabled:
             return False
         return True
     return False
+
+
+def transport_error(session: Any = None) -> type[Exception]:
+    """What the hub's client raises where no answer comes, which is no OSError: its library is httpx or its successor,
+    depending on the hub's version."""
+    from huggingface_hub import get_session
+
+    library = sys.modules[type(session or get_session()).__module__.partition(".")[0]]
+    return cast("type[Exception]", library.TransportError)
 
 
 class Commits:
@@ -118,19 +125,40 @@ def snapshot(name: str, revision: str | None, patterns: Sequence[str]) -> Path:
 
 
 def _asked(name: str, revision: str | None, kind: str) -> str | None:
-    """The commit by the hub, or by its cache where the hub does not answer."""
+    """The commit by the hub, or by its cache where the hub does not answer. Raises `DataError` or `ModelError` where the hub
+    answers, but neither it nor the cache tells: what was loaded then would be nobody knows which version."""
     from huggingface_hub import HfApi, snapshot_download
     from huggingface_hub.errors import HfHubHTTPError, LocalEntryNotFoundError, OfflineModeIsEnabled
 
-    with contextlib.suppress(OSError, OfflineModeIsEnabled, HfHubHTTPError):
+    trouble = ""
+    try:
         if commit := HfApi().repo_info(name, revision=revision, repo_type=kind, timeout=PATIENCE * 3).sha:
             return str(commit)
+    except OfflineModeIsEnabled:
+        pass  # nobody was asked
+    except HfHubHTTPError as problem:
+        # That there is no such name, or that it may not be read, the libraries tell when they load it.
+        if problem.response is not None and problem.response.status_code >= 500:
+            trouble = f"error {problem.response.status_code}"
+    except transport_error():
+        trouble = "no answer in time"
+    except OSError:
+        pass
     least = ["config.json" if kind == "model" else "README.md"]
     with contextlib.suppress(OSError, LocalEntryNotFoundError):
         folder = Path(
             snapshot_download(name, revision=revision, repo_type=kind, local_files_only=True, allow_patterns=least)
         )
-        return folder.name if COMMIT.fullmatch(folder.name) else None
+        if COMMIT.fullmatch(folder.name):
+            return folder.name
+    if trouble:
+        message = f"the hub does not tell which commit {visible(revision or 'main')} of it is ({trouble})"
+        todo = "Try again later, or name a commit as its revision."
+        raise (
+            DataError(message, todo, path=visible(name))
+            if kind == "dataset"
+            else ModelError(f"{visible(name)}: {message}", todo)
+        )
     return None
 
 

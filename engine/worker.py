@@ -61,6 +61,9 @@ _SIGNAL_CODES = {"signal-SIGTERM": 143, "signal-SIGINT": 130}
 def main(folder: str) -> int:
     """Trains the run in `folder` and returns the exit code. The lock, the events and the requests are rank 0's."""
     run = RunFolder(folder)
+    if not os.path.lexists(run.config):
+        print(f"{visible(folder)}: is no run's folder: it holds no config.yaml.", file=sys.stderr)
+        return 1
     stack.listen(run)
     if (rank := int(os.environ.get("RANK", "0"))) > 0:
         with _log_of_its_own(run, rank), Beat(run, rank, last_collective) as beat:
@@ -286,10 +289,12 @@ def _same_rows(
     """A resumed run learns from the rows it was trained on, or from others that a person has accepted."""
     from engine.data.compare import hold
 
+    accepted = run.read_json().get("accept_data") is True
+    if prepared.stream is not None:
+        prepared.stream.accepted = accepted
     if int(os.environ.get("RANK", "0")) > 0:
         return
     tokenizer = getattr(processing_class, "tokenizer", processing_class)
-    accepted = run.read_json().get("accept_data") is True
     for sentence in hold(run, {"train": prepared, "eval": held_out}, tokenizer, accepted=accepted):
         say.finding("data", f"Goes on with other rows, as accepted: {sentence}.")
 

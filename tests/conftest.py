@@ -99,6 +99,7 @@ def pytest_xdist_setupnodes(config: pytest.Config) -> None:
     """Processes of tests are forked from the one that has imported torch, but for those of a card: it was told that there is
     none."""
     _rewrite_once(config)
+    gc.enable()
     if "not gpu" in config.option.markexpr:
         prestarted.wait(600)
 
@@ -115,9 +116,11 @@ def _rewrite_once(config: pytest.Config) -> None:
     seconds each. Meanwhile torch is imported elsewhere, and a core is free."""
     for file in (*HERE.rglob("test_*.py"), *HERE.rglob("conftest.py")):
         kept = rewrite.get_cache_dir(file) / (file.stem + rewrite.PYC_TAIL)
-        if rewrite.try_makedirs(kept.parent) and rewrite._read_pyc(file, kept) is None:
-            stat, code = rewrite._rewrite_test(file, config)
-            rewrite._write_pyc(config.stash[rewrite.assertstate_key], code, stat, kept)
+        # A file that cannot be read or is no Python is told where it is collected.
+        with contextlib.suppress(OSError, SyntaxError, ValueError):
+            if rewrite.try_makedirs(kept.parent) and rewrite._read_pyc(file, kept) is None:
+                stat, code = rewrite._rewrite_test(file, config)
+                rewrite._write_pyc(config.stash[rewrite.assertstate_key], code, stat, kept)
 
 
 @pytest.hookimpl(trylast=True)

@@ -29,6 +29,9 @@ class DataHub(ThreadingHTTPServer):
         self.drops, self.stalls = 0, 0.0
         """So many of the next parts of files break off in their middle; seconds that each of them waits before."""
 
+        self.trouble, self.slow = False, 0.0
+        """Whether questions about sets are answered with an error, after so many seconds."""
+
     @property
     def address(self) -> str:
         return f"http://127.0.0.1:{self.server_port}"
@@ -74,6 +77,8 @@ class _Handler(BaseHTTPRequestHandler):
         words = path.strip("/").split("/")
         if words == [""]:
             self._json({})
+        elif words[:2] == ["api", "datasets"] and self._in_trouble():
+            self._refuse(503, "Unavailable")
         elif words[:2] == ["api", "datasets"]:
             self._api("/".join(words[2:4]), words[4:], body)
         elif words[0] == "datasets" and words[3:4] == ["resolve"]:
@@ -82,6 +87,11 @@ class _Handler(BaseHTTPRequestHandler):
             self._refuse(404, "EntryNotFound")
 
     do_GET = do_HEAD = do_POST = do_any
+
+    def _in_trouble(self) -> bool:
+        if self.server.trouble:
+            time.sleep(self.server.slow)
+        return self.server.trouble
 
     def _found(self, name: str, revision: str) -> tuple[str, dict[str, bytes]] | None:
         """The commit that a revision means, and its files; None once it is answered that there is none."""

@@ -163,8 +163,8 @@ def samples(view: RunView) -> list[dict[str, Any]]:
 def experts(view: RunView) -> dict[str, Any]:
     """The picture of the load of a mixture's experts, and what it shows in words."""
     return {
-        "picture": "\n".join(picture(view.experts, EXPERT_COLUMNS)),
-        "words": explained(view.experts, EXPERT_COLUMNS),
+        "picture": "\n".join(picture(view.experts, EXPERT_COLUMNS, layers=view.expert_layers)),
+        "words": explained(view.experts, EXPERT_COLUMNS, layers=view.expert_layers),
     }
 
 

@@ -204,7 +204,12 @@ def _held_out(value: Any, giving: Giving) -> Answer:
     if not value:
         return needless("None are named.")
     train = giving.config.data.train
-    fits = len(value) == 1 and len(train) == 1 and value[0].path == train[0].path and value[0].split is not None
+    fits = (
+        len(value) == 1
+        and len(train) == 1
+        and value[0].split is not None
+        and all(getattr(value[0], name) == getattr(train[0], name) for name in ("path", "subset", "revision"))
+    )
     if not fits or _reader(train[0]) is not None or value[0].rows is not None:
         return unsupported("TRL takes held-out rows from another split of the one data set that is trained on.")
     return mapped({"dataset_test_split": value[0].split, "eval_strategy": "steps"})

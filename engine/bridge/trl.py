@@ -112,7 +112,8 @@ def _dataset_config(value: Any, file: File) -> Answer:
         return needless(OFF)
     if not isinstance(name, str) or file.get("datasets") or file.is_local(name):
         return unsupported(sentence_for("dataset_config"))
-    return mapped({"data.train.0.subset": value})
+    held_out = {} if file.get("eval_strategy", "no") in ("no", False) else {"data.eval.0.subset": value}
+    return mapped({"data.train.0.subset": value, **held_out})
 
 
 _SPLITS = "Each source has a split of its own."

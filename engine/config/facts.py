@@ -49,6 +49,8 @@ class ModelFacts:
     max_length: int | None = None
     """The most positions the model knows (`max_position_embeddings`)."""
     experts: int | None = None
+    experts_per_token: int | None = None
+    """How many of a layer's experts compute each token; `None` where it has none, or its config.json does not say."""
     linears: tuple[tuple[str, int, int, int], ...] = ()
     """Linear layers as `(name, in, out, how many)`, the head left out."""
     tower: tuple[tuple[str, int, int, int], ...] = ()

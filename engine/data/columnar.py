@@ -1,6 +1,7 @@
 """Rows from Arrow: Parquet files, here or read by parts on the hub, and data sets of `datasets`.
 
-One row group (Parquet) or a memory-mapped row (Arrow) is in memory at a time. Scripts in data sets are refused by the
+Of a file one row group (Parquet) or a memory-mapped row (Arrow) is in memory at a time; who has several files of the hub open
+drops the others' (`ParquetRows.drop`). Scripts in data sets are refused by the
 `datasets` library itself since its version 4; nothing here turns that off. Imported only when such a source is opened.
 """
 
@@ -81,6 +82,10 @@ class ParquetRows(ArrowRows):
                 raise self.error(index, f"the row group cannot be read ({str(problem).splitlines()[0]})") from None
         first = self.borders[group] - self._file.metadata.row_group(group).num_rows
         return self._group[1].slice(index - first, 1).to_pylist()[0]
+
+    def drop(self) -> None:
+        """Let go of the row group in memory; it is read again where rows of it are asked for."""
+        self._group = (-1, None)
 
     def error(self, index: int, message: str, hint: str = "") -> DataError:
         return DataError(f"row {index}: {message}", hint, path=visible(self.path))

@@ -49,6 +49,8 @@ PATIENCE = 0.25
 WHOLE_IMAGES, WHOLE_PIXELS = 16, 16_000_000
 """So many images are read to their end, each up to so many pixels; of the others the headers are."""
 LONGEST_PATH = 4096
+LEAST_PARQUET = 12
+"""Bytes of the shortest Parquet file: its mark twice, and the length of what describes it."""
 NAMED = 12
 """Bad rows behind the first whose lines are told."""
 
@@ -287,14 +289,23 @@ def _folder(path: str, place: Path) -> SourceFacts:
 
 def _cut_off(place: Path) -> str:
     """Why a Parquet file is none, as far as its first and last bytes tell: a mark of four bytes stands in both places."""
+    from engine.data.rows import refuse_special
+
+    try:
+        refuse_special(place)
+    except WorkbenchError as problem:
+        return problem.full_message.removeprefix(f"{visible(str(place))}: ")
     if place.suffix.lower() != ".parquet":
         return ""
     with place.open("rb") as file:
+        if not (size := file.seek(0, os.SEEK_END)):
+            return "the file is empty."
+        file.seek(0)
         first = file.read(4)
         file.seek(0, os.SEEK_END)
         file.seek(max(0, file.tell() - 4))
         last = file.read(4)
-    if first == last == b"PAR1" or (first, last) == (b"PARE", b"PARE"):
+    if size >= LEAST_PARQUET and (first == last == b"PAR1" or (first, last) == (b"PARE", b"PARE")):
         return ""
     return f"not a whole Parquet file ({'its end is missing' if first == b'PAR1' else 'it does not begin as one'})."
 

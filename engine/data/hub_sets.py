@@ -8,20 +8,23 @@ more than the part they stand in.
 
 from __future__ import annotations
 
+import contextlib
 import io
+import os
 import re
 from collections import OrderedDict
-from collections.abc import Iterator
-from pathlib import Path
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
-from engine.config.files import scheme_of
+from engine.config.files import COMPRESSIONS, scheme_of
 from engine.data.mapped import RowPlaces, Rows
 from engine.data.parsing import Row
 from engine.data.remote import first_line
 from engine.data.rows import LineRows
 from engine.errors import DataError, visible
-from engine.hub import commit_of, reaching_hub
+from engine.hub import COMMIT, commit_of, reaching_hub, transport_error
 
 if TYPE_CHECKING:
     from engine.data.columnar import SavedRows
@@ -30,6 +33,14 @@ BLOCK = 4 << 20
 """Bytes of a file of lines that are asked for at once."""
 KEPT = 2
 """Blocks of a file that are kept while it is open."""
+PIECE = 64 << 10
+"""Bytes that are asked for first where a row's border is looked for outside of the block that is read."""
+MANY = 256
+"""Files of a data set up to which each is asked how many rows it has."""
+TOGETHER = 16
+"""Files that are asked for at once."""
+LINES = (".jsonl", ".ndjson", ".json")
+TEXTS = (".txt", ".text")
 _CHOICES = re.compile(r"(?:Available|available configs): \[(.*?)\]", re.DOTALL)
 
 
@@ -55,53 +66,117 @@ def is_hub_set(path: str) -> bool:
     )
 
 
+def is_part(split: str | None) -> bool:
+    """Whether a split is written as a part of one, or a sum of several: `train[:10%]`, `train+test`."""
+    return split is not None and ("[" in split or "+" in split)
+
+
 def hub_rows(name: str, split: str | None, subset: str | None = None, revision: str | None = None) -> SavedRows:
     """A data set from the hub, all of it fetched (or from its local cache when offline). Raises `DataError`."""
-    import datasets
-
     from engine.data.columnar import SavedRows
 
+    with _telling(name):
+        builder = _builder(name, subset, revision)
+        builder.download_and_prepare()
+        loaded = builder.as_dataset(split=split or "train")
+    return SavedRows(name, loaded)
+
+
+@contextlib.contextmanager
+def _telling(name: str) -> Iterator[None]:
+    """Ask for a data set inside; what the libraries raise becomes a `DataError`."""
+    import datasets
+
+    known = (OSError, ValueError, RuntimeError, datasets.exceptions.DatasetsError, transport_error())
     try:
         with reaching_hub(name):
-            commit = commit_of(name, revision, kind="dataset")
-            loaded = datasets.load_dataset(name, subset, split=split or "train", revision=commit)
-    except (OSError, ValueError, RuntimeError, datasets.exceptions.DatasetsError) as problem:
+            yield
+    except known as problem:
         raise _set_error(name, problem) from None
-    return SavedRows(name, loaded)
+
+
+def _builder(name: str, subset: str | None, revision: str | None) -> Any:
+    """The builder of a data set at its commit. Raises `DataError` where the cache of `datasets` holds another one: where the
+    hub does not give the set, `datasets` takes what was written there last, whatever the revision."""
+    import datasets
+
+    commit = commit_of(name, revision, kind="dataset")
+    builder = datasets.load_dataset_builder(name, subset, revision=commit)
+    if commit is not None and builder.hash != commit and COMMIT.fullmatch(commit):
+        held = f"commit {visible(builder.hash[:8])}" if COMMIT.fullmatch(builder.hash or "") else "another version"
+        raise DataError(
+            f"is wanted at commit {commit[:8]}, which the hub does not give; the cache gives {held}",
+            "Go on where the hub gives it, or name the commit of the cache as its revision.",
+            path=visible(name),
+        )
+    return builder
 
 
 def hub_files(name: str, split: str, subset: str | None = None, revision: str | None = None) -> list[HubFile] | None:
     """The files of one split in their order; None where the hub does not answer and all of the set is in the cache of
     `datasets`. Raises `DataError` for a set, a subset or a split that cannot be had."""
-    import datasets
+    with _telling(name):
+        found = _builder(name, subset, revision).config.data_files
+        if not found:
+            _refuse_without_hub(name)
+            return None
+        if split not in found:
+            raise DataError(
+                f"holds the splits {', '.join(map(str, found))}; there is no {visible(split)}",
+                "Name one of them with split.",
+                path=visible(name),
+            )
+        return _with_sizes([str(url) for url in found[split]])
 
-    try:
-        with reaching_hub(name):
-            commit = commit_of(name, revision, kind="dataset")
-            builder = datasets.load_dataset_builder(name, subset, revision=commit)
-            found = builder.config.data_files
-            if not found:
-                return None
-            if split not in found:
-                raise DataError(
-                    f"holds the splits {', '.join(map(str, found))}; there is no {visible(split)}",
-                    "Name one of them with split.",
-                    path=visible(name),
-                )
-            return _with_sizes([str(url) for url in found[split]])
-    except (OSError, ValueError, RuntimeError, datasets.exceptions.DatasetsError) as problem:
-        raise _set_error(name, problem) from None
+
+def _refuse_without_hub(name: str) -> None:
+    """Raises `DataError` where one of several processes does not reach the hub: those that do would read other shards."""
+    from huggingface_hub import constants
+
+    if int(os.environ.get("WORLD_SIZE", "1")) > 1 and not constants.HF_HUB_OFFLINE:
+        raise DataError(
+            "the hub does not answer, and other processes of this run may reach it",
+            "Try again, or set HF_HUB_OFFLINE=1 for all of them, so that each reads it whole from its cache.",
+            path=visible(name),
+        )
+
+
+def read_by_parts(files: Sequence[HubFile]) -> bool:
+    """Whether these files can be read by parts: Parquet, lines of JSON, and packed lines."""
+    unsure = []
+    for file in files:
+        last, inner = kind_of(file.url)
+        if last == ".json":
+            unsure.append(file)
+        elif last not in (".parquet", *LINES) and not (last in COMPRESSIONS and inner in (*LINES, *TEXTS)):
+            return False
+    with ThreadPoolExecutor(TOGETHER) as together:
+        return all(together.map(_holds_lines, unsure[:MANY]))
+
+
+def _holds_lines(file: HubFile) -> bool:
+    return RangeFile(file).read(64).removeprefix(b"\xef\xbb\xbf").lstrip()[:1] == b"{"
+
+
+def kind_of(url: str) -> tuple[str, str]:
+    """The last ending of a file's name, and the one before it."""
+    last, inner = ("", "", *(suffix.lower() for suffix in PurePosixPath(url).suffixes))[:-3:-1]
+    return last, inner
 
 
 def rows_by_parts(name: str, split: str, subset: str | None = None, revision: str | None = None) -> Rows | None:
     """The rows of one split by number, each read where it lies; None where its files are not Parquet, whose footers number
-    them, or the hub does not answer. Raises `DataError` as `hub_files` does."""
-    files = hub_files(name, split, subset, revision)
-    if not files or not all(file.url.lower().endswith(".parquet") for file in files):
+    them, or very many, the split is a part of one, or the hub does not answer. Raises `DataError` as `hub_files` does."""
+    files = None if is_part(split) else hub_files(name, split, subset, revision)
+    if not files or len(files) > MANY or not all(file.url.lower().endswith(".parquet") for file in files):
         return None
     from engine.data.columnar import FarRows
 
-    return FarRows(name, {file.url: RangeFile(file) for file in files})
+    ranges = {file.url: RangeFile(file) for file in files}
+    rows = FarRows(name, ranges)
+    for each in ranges.values():
+        each.leave()  # the footers are kept; a file that rows are read of is opened again
+    return rows
 
 
 def _with_sizes(urls: list[str]) -> list[HubFile]:
@@ -195,6 +270,10 @@ class RangeFile(io.RawIOBase):
             raise DataError(message, "See what stands between this machine and the hub.", path=self.shown)
         return found
 
+    def leave(self) -> None:
+        """Let go of the connection's state until a part is asked for."""
+        self._file = None
+
     @property
     def shown(self) -> str:
         return visible(self.url)
@@ -212,34 +291,64 @@ class RangeFile(io.RawIOBase):
 
 
 class _Blocks:
-    """The bytes of a file on the hub as far as reading lines needs them: by slice, and searched for a line's end."""
+    """The bytes of a file on the hub as far as reading lines needs them. What begins in a block has the whole block fetched;
+    what runs on behind it, and the border that is looked for with `border`, only a piece, a longer one where that is not
+    enough."""
 
     def __init__(self, file: RangeFile) -> None:
         self._file = file
         self._kept: OrderedDict[int, bytes] = OrderedDict()
+        self._pieces: OrderedDict[int, bytes] = OrderedDict()
 
     def __len__(self) -> int:
         return self._file.size
 
     def __getitem__(self, span: slice) -> bytes:
         start, stop, _ = span.indices(len(self))
-        found = []
-        while start < stop:
-            number, inside = divmod(start, BLOCK)
-            piece = self._block(number)[inside : inside + stop - start]
-            found.append(piece)
-            start += len(piece)
-        return b"".join(found)
+        if start >= stop:
+            return b""
+        found = bytearray(self._block(start // BLOCK)[start % BLOCK :][: stop - start])
+        while start + len(found) < stop:
+            left = stop - start - len(found)
+            found += self._piece(start + len(found), left)[:left]
+        return bytes(found)
 
     def find(self, wanted: bytes, start: int = 0) -> int:
         """Where this one byte stands from `start` on; -1 where it does not."""
+        if start >= len(self):
+            return -1
+        number, inside = divmod(start, BLOCK)
+        place = self._block(number).find(wanted, inside)
+        return number * BLOCK + place if place >= 0 else self.border(wanted, (number + 1) * BLOCK)
+
+    def border(self, wanted: bytes, start: int) -> int:
+        """As `find`, without fetching the block that `start` lies in."""
+        size = PIECE
         while start < len(self):
-            number, inside = divmod(start, BLOCK)
-            place = self._block(number).find(wanted, inside)
+            piece = self._piece(start, size)
+            place = piece.find(wanted)
             if place >= 0:
-                return number * BLOCK + place
-            start = (number + 1) * BLOCK
+                return start + place
+            start, size = start + len(piece), min(2 * size, BLOCK)
         return -1
+
+    def _piece(self, start: int, size: int) -> bytes:
+        """Bytes from `start` on: those that are here, else about so many."""
+        number = start // BLOCK
+        if number in self._kept:
+            return self._kept[number][start % BLOCK :]
+        for begin, held in self._pieces.items():
+            if begin <= start < begin + len(held):
+                return held[start - begin :]
+        while len(self._pieces) >= 2 * KEPT:
+            self._pieces.popitem(last=False)
+        self._pieces[start] = self._file.part(start, min(start + max(size, PIECE), len(self)))
+        return self._pieces[start]
+
+    def drop(self) -> None:
+        """Keep nothing."""
+        self._kept.clear()
+        self._pieces.clear()
 
     def _block(self, number: int) -> bytes:
         if number not in self._kept:
@@ -260,6 +369,12 @@ class HubLines(LineRows):
         self._map = cast("bytes", _Blocks(RangeFile(file)))
         self._places = RowPlaces(self.path, self._find)
 
+    def begins(self, byte: int) -> int:
+        if not byte:
+            return 0
+        found = cast("_Blocks", self._map).border(b"\n", byte - 1)
+        return found + 1 if found >= 0 else self.size_in_bytes
+
     def __getitem__(self, index: int) -> Row:
         start, end = self._places.of(index)
         try:
@@ -276,6 +391,9 @@ class HubLines(LineRows):
 
     def named(self, index: int) -> str:
         return f"the row at byte {index:,}"
+
+    def drop(self) -> None:
+        cast("_Blocks", self._map).drop()
 
     def close(self) -> None:
         self._places.close()

@@ -90,6 +90,9 @@ class Rows(ABC):
         path, line = self.place(index)
         return DataError(message, hint, path=visible(path), line=line)
 
+    def drop(self) -> None:  # noqa: B027 - most keep nothing
+        """Let go of what is in memory of a file that lies elsewhere; it is fetched again where rows of it are asked for."""
+
     def close(self) -> None:
         return
 

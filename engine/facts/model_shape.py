@@ -101,6 +101,15 @@ _LIKE_LLAMA = {
     "gemma3_text", "gpt_oss", "phi3", "olmo", "olmo2", "olmoe", "granite", "smollm3",
 }  # fmt: skip
 _OF_ATTENTION = ("q_proj", "k_proj", "v_proj", "o_proj")
+_TOP_K = (
+    "num_experts_per_tok",
+    "num_experts_per_token",
+    "experts_per_token",
+    "moe_top_k",
+    "moe_topk",
+    "moe_k",
+    "top_k_experts",
+)
 _EMBEDDING = "embed_tokens.weight"
 _TIED_UNLESS_SAID = {"gemma", "gemma2", "gemma3", "gemma3_text", "gpt2"}
 
@@ -274,6 +283,7 @@ def _facts(name: str, config: Shape, folder: Path | None, template: bool | None,
         "vocab_size": _number(shape, "vocab_size"),
         "max_length": _number(shape, "max_position_embeddings", "n_positions"),
         "experts": experts,
+        "experts_per_token": _number(shape, *_TOP_K) if experts else None,
         "chat_template": template,
         "processor": any((folder / file).is_file() for file in model_files.PROCESSORS) if folder else None,
         **_image_facts(folder),

@@ -7,6 +7,7 @@ divided; `benchmarks/results.csv`, `cards_lora`, `cards_moe`, `cards_ep`): a gue
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 
 from engine.config.facts import Facts
@@ -20,6 +21,8 @@ NVLINK = {(7, 0): 1.10e11, (8, 0): 2.19e11, (9, 0): 3.29e11, (10, 0): 6.57e11}
 two H100 at 1 GiB, 0.73 of what NVLink has in one direction; the others are 0.73 of theirs."""
 LINKED = ("V100", "A100", "A800", "H100", "H200", "H800", "H20", "GH200", "B200", "B300", "GB200", "GB300")
 """Cards that are sold with NVLink, unless their name says PCIe."""
+EXPORTED = {"A800": 1.46e11, "H800": 1.46e11}
+"""The same of cards that are sold with fewer links than others of their kind: 200 GB/s in one direction."""
 PCIE = {(7, 0): 6.5e9, (8, 0): 1.3e10, (9, 0): 2.7e10}
 """The same through the host, half of what its bus carries to one card: assumed, as data goes up and down."""
 NETWORK_A_CARD, NETWORK_A_HOST = 4.0e10, 1.0e10
@@ -53,8 +56,12 @@ class _Ways:
     devices: int
     words: str
 
+    def around(self, several: int) -> float:
+        """Of a ring of so many devices beside each other: from host to host it has all connections of a host."""
+        return self.within if several <= self.devices else min(self.within, self.between * self.devices)
+
     def among(self, several: int) -> float:
-        """Of so many devices beside each other, whose slowest connection sets the pace of a ring."""
+        """Where each of so many devices sends to the others at once: from host to host each has its own share."""
         return self.within if several <= self.devices else min(self.within, self.between)
 
 
@@ -77,9 +84,11 @@ def exchange(
 
 
 def _ways(config: RunConfig, gpu: Gpu) -> _Ways:
-    linked = any(name in gpu.name.upper() for name in LINKED) and "PCIE" not in gpu.name.upper()
+    named = re.search(rf"\b({'|'.join(LINKED)})\b", gpu.name.upper())
+    linked = named is not None and "PCIE" not in gpu.name.upper()
     table, devices = (NVLINK if linked else PCIE), devices_a_node(config)
     within = table[max((known for known in table if known <= gpu.capability), default=min(table))]
+    within = EXPORTED.get(named[1], within) if linked and named else within
     between = NETWORK_A_CARD if linked else NETWORK_A_HOST / devices
     name = "NVLink" if linked else "PCIe"
     words = f"{name} assumed at {within / 1e9:.0f} GB/s" if devices > 1 else ""
@@ -93,21 +102,21 @@ def _ways(config: RunConfig, gpu: Gpu) -> _Ways:
 def _gradients(
     config: RunConfig, facts: Facts, parameters: Parameters, ways: _Ways, back: float
 ) -> tuple[float, float]:
-    """Sums of what trains, once a step: DDP's and those of replicas by a ring of all-reduces, those of shares scattered."""
-    devices, shards, divided = (
-        device_count(config, facts),
-        shard_count(config, facts),
-        config.distributed.expert_parallel_size,
-    )
-    size = memory_model.trained_size(config)
-    held = size * (parameters.trained - parameters.on_experts * (1 - 1 / divided))
+    """Sums of what trains, once a step: DDP's and those of replicas by a ring of all-reduces, those of shares scattered. Divided
+    experts' are summed over the devices that hold the same ones."""
+    devices, shards = device_count(config, facts), shard_count(config, facts)
+    divided, size = config.distributed.expert_parallel_size, memory_model.trained_size(config)
+    held, own = size * (parameters.trained - parameters.on_experts), size * parameters.on_experts
+    if divided == 1:
+        held, own = held + own, 0.0
     sent = (shards - 1) / shards * held
-    seconds = sent / ways.among(shards)
-    replicas = devices // shards
-    if replicas > 1:
-        reduced = 2 * (replicas - 1) / replicas * held / shards
-        sent, seconds = sent + reduced, seconds + reduced / ways.among(devices)
-    last = min(1.0, LAST_BUCKET / max(1.0, held)) * seconds
+    seconds = sent / ways.around(shards)
+    for several, numbers in ((devices // shards, held / shards), (devices // divided, own / divided)):
+        reduced = 2 * (several - 1) / several * numbers
+        # Replicas of shares are on other hosts than their kin; a ring of all devices goes through each host once.
+        alike = ways.around(devices) if several == devices else ways.among(devices)
+        sent, seconds = sent + reduced, seconds + reduced / alike
+    last = min(1.0, LAST_BUCKET / max(1.0, held + own)) * seconds
     return sent, max(seconds - back, last)
 
 
@@ -122,17 +131,19 @@ def _weights(config: RunConfig, facts: Facts, ways: _Ways, batches: int) -> tupl
     whole = (memory_model.memory(plain, facts, plain.memory.gradient_checkpointing) or {}).get("weights", 0)
     passes = batches * (2 if config.distributed.reshard_after_forward else 1)
     sent = passes * (shards - 1) / shards * whole
-    return sent, sent / ways.among(shards) + passes * 2 * whole / MEMORY
+    return sent, sent / ways.around(shards) + passes * 2 * whole / MEMORY
 
 
 def _routed(config: RunConfig, facts: Facts, ways: _Ways, batches: int, tokens: float) -> tuple[float, float]:
     """Tokens that go to divided experts and come back, forward, backward, and where layers are computed again once more. Each
-    goes once to each other device that holds one of its experts; with many experts a token that is nearly all of them."""
+    goes once to each other device that holds one of its experts: of an even spread a device holds none of `k` with (1 - 1/d)^k."""
     divided, model = config.distributed.expert_parallel_size, known_model(config, facts)
     if divided == 1 or model is None or not model.hidden_size or not model.layers:
         return 0.0, 0.0
-    passes = batches * (3 if config.memory.gradient_checkpointing in (True, "full", "auto") else 2) * model.layers
-    sent = passes * 2 * (divided - 1) * tokens * model.hidden_size * memory_model.BYTES[config.model.dtype]
+    passes = batches * (2 * model.layers + _again(config, model.layers))
+    chosen = model.experts_per_token
+    places = (divided - 1) * (1 - (1 - 1 / divided) ** chosen if chosen else 1)
+    sent = passes * 2 * places * tokens * model.hidden_size * memory_model.BYTES[config.model.dtype]
     return sent, sent / ways.among(divided) + passes * COUNTED
 
 
@@ -142,9 +153,17 @@ def _ring(config: RunConfig, facts: Facts, ways: _Ways, batches: int, tokens: fl
     ring, model = config.distributed.context_parallel_size, known_model(config, facts)
     if ring == 1 or model is None or not model.kv_heads or not model.head_dim or not model.layers:
         return 0.0, 0.0
-    again = config.memory.gradient_checkpointing in (True, "full", "auto")
+    again = _again(config, model.layers)
     piece = 2 * tokens * model.kv_heads * model.head_dim * memory_model.BYTES[config.model.dtype]
-    sent = batches * model.layers * (ring - 1) * piece * (3 + again)
+    sent = batches * (3 * model.layers + again) * (ring - 1) * piece
     attention = 3 * 4 * tokens * tokens * ring * (model.heads or 0) * model.head_dim / 2
     hidden = batches * model.layers * attention / (0.5 * 9.0e14)
-    return sent, max(0.0, sent / ways.among(ring) - hidden)
+    return sent, max(0.0, sent / ways.around(ring) - hidden)
+
+
+def _again(config: RunConfig, layers: int) -> int:
+    """How many layers compute their exchange again for the backward pass."""
+    first = config.memory.recompute_num_layers
+    if config.memory.gradient_checkpointing not in (True, "full", "auto"):
+        return 0
+    return min(layers, first) if isinstance(first, int) else layers

@@ -281,6 +281,16 @@ def messages_need_a_chat_template(config: RunConfig, facts: Facts) -> Iterator[F
 
 
 @rule(reads=(fields.model.name,))
+def tokens_go_to_as_many_experts_as_there_are(config: RunConfig, facts: Facts) -> Iterator[Finding]:
+    model, path = counted.known_model(config, facts), fields.model.name.path
+    # Of one expert configs tell where layers are dense (Jamba).
+    if model is not None and (model.experts_per_token or 0) > (model.experts or 0) > 1:
+        wrong = f"one whose config.json sends each token to {model.experts_per_token:,} of {model.experts:,}"
+        todo = "Its router cannot choose more than there are: mend its config.json, or take another model."
+        yield must(path, "a mixture that has as many experts as a token goes to", wrong, todo)
+
+
+@rule(reads=(fields.model.name,))
 def stored_weights_are_of_a_known_format(config: RunConfig, facts: Facts) -> Iterator[Finding]:
     model, path = counted.known_model(config, facts), fields.model.name.path
     if model is not None and model.stored not in SERVED:

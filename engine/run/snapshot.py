@@ -24,7 +24,7 @@ from engine.run.series import LEVELS, Series
 from engine.run.store import RunFolder
 from engine.run.view import MAX_SERIES, RANK_FIGURES, RunView
 
-VERSION = 8
+VERSION = 9
 NAME = "view.bin"
 _MAGIC = b"workbench view 1\n"
 _LOOK = 4096
@@ -174,6 +174,8 @@ _KINDS: dict[str, tuple[type, ...]] = {
     "None": _NONE,
 }
 
+_LISTS: dict[str, tuple[type, ...]] = {"cause_lines": _TEXT, "experts": _TEXT, "expert_layers": _WHOLE, "gpu": (dict,)}
+
 
 def check_fields(values: Mapping[str, Any]) -> None:
     """Whether these are the fields of a view, of the types that the view declares. Raises ValueError or KeyError."""
@@ -186,9 +188,9 @@ def check_fields(values: Mapping[str, Any]) -> None:
         if name == "latest" or (name == "_last_step" and value):
             for field in value.values() if isinstance(value, dict) else value:
                 _check(field, _NUMBER)
-        if name in ("cause_lines", "experts", "gpu"):
+        if name in _LISTS:
             for field in value:
-                _check(field, (dict,) if name == "gpu" else _TEXT)
+                _check(field, _LISTS[name])
         if name in _ENTRIES and value:
             entries = value.values() if name == "controls" else [value] if name == "progress" else value
             for entry in entries:

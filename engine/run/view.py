@@ -77,6 +77,8 @@ class RunView:
     gpu: list[dict[str, Any]] = field(default_factory=list)
     experts: list[str] = field(default_factory=list)
     """Of a mixture of experts the newest load, a line of digits for each layer (`engine.run.expert_load`)."""
+    expert_layers: list[int] = field(default_factory=list)
+    """The layer of each of these lines; layers without experts have none."""
     ranks: list[dict[str, Any]] = field(default_factory=list)
     """With several processes, the newest figures of each: `tokens_per_second`, `data_seconds`, `forward_seconds`, `memory`,
     `communication_seconds` (those of a step in which its computation stood still for others: exposed communication, waiting for
@@ -378,6 +380,7 @@ def _ranks(view: RunView, event: Event) -> None:
 
 def _experts(view: RunView, event: Event) -> None:
     view.experts = expert_load.checked(event.get("load"))
+    view.expert_layers = expert_load.numbers(event.get("layers"), view.experts)
 
 
 def _gpu(view: RunView, event: Event) -> None:

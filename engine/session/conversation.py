@@ -88,9 +88,9 @@ class Answer:
         seconds = self.result.get("seconds")
         if seconds is None:
             return ""
-        speed = f"{self.tokens / seconds:.0f}/s" if seconds > 0 else ""
-        one = f"{self.tokens} token{'' if self.tokens == 1 else 's'}, {speed}"
-        return f"{one}  {ENDED.get(self.ended, '')}".rstrip()
+        speed = f", {self.tokens / seconds:.0f}/s" if seconds > 0 else ""
+        made = f"{self.tokens} token{'' if self.tokens == 1 else 's'}{speed}"
+        return f"{made}  {ENDED.get(self.ended, '')}".rstrip()
 
 
 @dataclass

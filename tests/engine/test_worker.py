@@ -64,3 +64,9 @@ def test_who_failed_or_is_alone_leaves_nothing(monkeypatch, code, several):
     monkeypatch.setattr(torch.distributed, "is_initialized", lambda: True)
     monkeypatch.setattr(torch.distributed, "destroy_process_group", left)
     assert worker.leave_groups(code) == code
+
+
+def test_a_folder_that_is_no_run_is_refused_before_anything_is_written(tmp_path, capsys):
+    assert worker.main(str(tmp_path)) == 1
+    assert capsys.readouterr().err == f"{tmp_path}: is no run's folder: it holds no config.yaml.\n"
+    assert not list(tmp_path.iterdir())

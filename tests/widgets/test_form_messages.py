@@ -233,6 +233,24 @@ def test_saving_writes_the_file_that_the_person_named(ask: Asker, draft: Draft, 
     assert (tmp_path / "mine.yaml").read_text() == draft.text()
 
 
+def test_a_saved_config_is_news_to_a_view_that_knew_it_unsaved(ask: Asker, draft: Draft, tmp_path: Path) -> None:
+    ask.edit("set", path=LEARNING_RATE, value="0.5")
+    before = ask("state")["version"]
+    assert ask("state", version=before) == ask("state", version=before) | {"same": True, "version": before}
+    draft.save(tmp_path / "mine.yaml")
+    news = ask("state", version=before)
+    assert (news.get("same"), news["dirty"], news["name"]) == (None, False, "mine.yaml")
+
+
+def test_an_emptied_text_is_left_out_of_the_file(ask: Asker, draft: Draft) -> None:
+    path = fields.run.name.path
+    ask.edit("set", path=path, value="mine")
+    assert draft.value(path) == "mine"
+    ask.edit("set", path=path, value="")
+    assert draft.value(path) is None
+    assert "name:" not in draft.text().partition("run:")[2]
+
+
 def test_settings_are_found_by_words_of_their_help(ask: Asker) -> None:
     found = ask("find", text="learning rate")["found"]
     assert found[0]["path"] == LEARNING_RATE

@@ -115,6 +115,19 @@ def test_a_long_run_comes_thinned_but_keeps_its_spikes(watched: Any) -> None:
     assert answer.data["loading"] == 1.0
 
 
+def test_whole_curves_come_a_few_in_each_answer_until_all_are_there(watched: Any) -> None:
+    run, _, view = watched
+    run.steps(600, **{f"part_{number}": float(number) for number in range(12)})
+    sent = []
+    for _ in range(6):
+        view.look()
+        sent.append(view.bytes)
+    assert max(sent) < 40_000
+    assert sent[-1] == 0
+    assert all(view.curves[name][-1][0] == 600 for name in view.names)
+    assert len(view.names) == 16
+
+
 def test_a_burst_of_steps_cannot_fill_the_comm(watched: Any) -> None:
     run, _, view = watched
     run.steps(100)
@@ -215,6 +228,10 @@ def test_samples_receipt_log_and_config_travel_when_their_page_is_open(watched: 
     view.look("log")
     assert "\x1b" not in view.parts["log"]
     assert "red" in view.parts["log"]
+    run.folder.log.write_text("".join(f"{number:0100d}\n" for number in range(200)))
+    view.look("log")
+    assert len(view.parts["log"]) <= 5_000
+    assert view.parts["log"].endswith(f"{199:0100d}"), "of a long one its end"
     view.look("config")
     assert "builtin/tiny" in view.parts["config"]
 

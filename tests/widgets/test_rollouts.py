@@ -49,10 +49,10 @@ def test_the_load_of_experts_is_a_page_of_mixtures_alone(written: Callable[..., 
     run = written()
     monitor = Monitor(run.folder)
     assert ask(monitor, "watch")["parts"]["head"]["experts"] is False
-    run.pen.write("experts", load=["5550", "9050"])
+    run.pen.write("experts", load=["5550", "9050"], layers=[1, 2])
     told = ask(monitor, "watch", page="experts")["parts"]
     assert told["head"]["experts"] is True
-    assert told["experts"]["picture"] == "0 ▄▄▄· 1\n1 █·▄· 2"
+    assert told["experts"]["picture"] == "1 ▄▄▄· 1\n2 █·▄· 2"
     assert "four times as many" in told["experts"]["words"]
     monitor.close()
 

@@ -117,6 +117,8 @@ def test_faces_of_one_kernel_share_one_inspector(tmp_path: Path) -> None:
     for face in faces[1:]:
         face.close()
     assert ask(faces[0], "rows", kind="index")["ok"]
+    assert asking._shared is not None
+    assert {asking._shared.pid} == started, "the others took it with them"
     faces[0].close()
     assert asking._shared is None
 
@@ -166,6 +168,7 @@ def test_runs_that_cannot_be_written_are_said_and_not_raised(tmp_path: Path) -> 
     assert ask(face, "launch")["ok"]
     told = wait_for(face, "launched")
     assert "cannot" in told["error"]
+    assert ask(face, "launched") | {"id": ""} == {"id": "", "ok": True, "done": True, "run": ""}, "it is said once"
     face.close()
 
 
@@ -278,6 +281,14 @@ def test_the_list_of_runs_says_why_one_is_lost_failed_or_silent(workbench: Workb
     assert "its worker may hang" in told["quiet"]["why"]
     assert f"`workbench stack {told['quiet']['id']}`" in told["quiet"]["why"]
     assert told["done"]["why"] == ""
+
+
+def test_the_run_that_wrote_last_stands_first(workbench: Workbench, written: Any) -> None:
+    for number, name in enumerate(("Old", "Asked", "New")):
+        run = written(name=name)
+        for path, at in ((run.folder.events, number), (run.folder.json, 9 if name == "Asked" else number)):
+            os.utime(path, (1e9 + at,) * 2)
+    assert [run["id"].split("-")[0] for run in ask(workbench, "runs")["runs"]] == ["asked", "new", "old"]
 
 
 def test_columns_are_picked_and_kept_and_three_rows_follow(workbench: Workbench, tmp_path: Path) -> None:

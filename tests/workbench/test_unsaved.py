@@ -71,6 +71,16 @@ def test_a_window_in_another_container_is_known_by_its_lock(tmp_path: Path, chan
     assert kept.text == changed.text()
 
 
+def test_what_was_left_last_is_offered_first(tmp_path: Path, changed: Draft) -> None:
+    unsaved = Unsaved(tmp_path / "cache", tmp_path / "state")
+    unsaved.write(unsaved.entry(changed))
+    said = gone(unsaved)
+    unsaved._place.unlink()
+    for pid, when in ((1, 20.0), (2, 30.0), (3, 10.0)):
+        (unsaved._folder / f"{pid}.json").write_text(json.dumps({**said, "when": when}))
+    assert [kept.when for kept in unsaved.left(None)] == [30.0, 20.0, 10.0]
+
+
 def test_a_file_that_is_opened_gets_its_own_back_and_no_other(tmp_path: Path) -> None:
     mine, other = tmp_path / "mine.yaml", tmp_path / "other.yaml"
     mine.write_text("version: 1\n")

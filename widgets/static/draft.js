@@ -25,6 +25,8 @@ export function draftLink(stage) {
       });
       return queue;
     },
+    /** Resolves once all that was sent so far has been answered. */
+    settled: () => queue,
     take(data) {
       if (data.same) return;
       for (const [index, spec] of data.specs) specs[index] = spec;

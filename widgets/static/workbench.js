@@ -62,7 +62,8 @@ export function workbenchFace(stage) {
     const shown = { "": columns, guide: guide.element, preview: preview.element, runs: runs.element, ledger: ledger.element }[page];
     if (middle.firstChild !== shown) fill(middle, shown);
     if (link.state) parts.draw(link.state);
-    if (changed && page === "preview") preview.start();
+    // What was typed a moment ago is on its way: rows are asked for once the draft has it.
+    if (changed && page === "preview") link.settled().then(() => page === "preview" && preview.start());
     if (changed && page === "guide") guide.start();
     if (page === "runs") runs.look();
     if (changed && page === "ledger") ledger.look();

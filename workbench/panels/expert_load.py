@@ -17,8 +17,8 @@ class Experts(Scrolled):
     def lines(self, width: int) -> list[Line]:
         """The picture below what it shows."""
         rows = self.view.experts if self.view is not None else []
-        if not rows:
+        if self.view is None or not rows:
             return [[("How tokens spread over experts comes with the first steps of a mixture of experts.", "faint")]]
-        plain = ascii_only()
-        drawn: list[Line] = [[(line, "value")] for line in picture(rows, width, plain=plain)]
-        return [*paragraph(explained(rows, width, plain=plain), width, "faint"), [], *drawn]
+        plain, layers = ascii_only(), self.view.expert_layers
+        drawn: list[Line] = [[(line, "value")] for line in picture(rows, width, layers=layers, plain=plain)]
+        return [*paragraph(explained(rows, width, layers=layers, plain=plain), width, "faint"), [], *drawn]

@@ -214,7 +214,8 @@ class RunsScreen(Screen[None]):
         table = self.query_one(RunTable)
         runs = [row.run for row in table.rows if row.run.id in table.marked]
         if not 2 <= len(runs) <= MOST:
-            self._show_message(f"Mark two to {MOST} runs with Space, then c compares them; {len(runs)} are marked now.")
+            marked = "1 is" if len(runs) == 1 else f"{len(runs)} are"
+            self._show_message(f"Mark two to {MOST} runs with Space, then c compares them; {marked} marked now.")
         else:
             self.app.push_screen(CompareScreen(runs))
 

@@ -11,12 +11,12 @@ from __future__ import annotations
 import io
 import itertools
 from collections.abc import Iterator, Sequence
-from pathlib import Path, PurePosixPath
+from pathlib import Path
 from typing import Any
 
 from engine.config.files import COMPRESSIONS, scheme_of
 from engine.data.compressed import CHUNK, read_unpacked, unpacking
-from engine.data.hub_sets import BLOCK, HubFile, HubLines, RangeFile, is_hub_set
+from engine.data.hub_sets import BLOCK, TEXTS, HubFile, HubLines, RangeFile, is_hub_set, kind_of
 from engine.data.image_folder import is_image_folder
 from engine.data.mapped import FileRows, Rows
 from engine.data.parsing import Row, decode, parse_object
@@ -29,7 +29,6 @@ ROWS = 512
 """Rows of any other source that do."""
 SHARDS = (".jsonl", ".ndjson", ".json", ".csv", ".tsv", ".parquet", ".txt")
 """Files that a folder of shards may hold."""
-LINES = (".jsonl", ".ndjson", ".json")
 PLACE = 1 << 62
 FILE = 1 << 48
 """A row's number is PLACE + FILE * file + place where rows are not counted through."""
@@ -97,14 +96,16 @@ class ByBytes(Cut):
 class ByRows(Cut):
     """Rows whose number is known at once: Parquet, Arrow, generated ones."""
 
-    def __init__(self, rows: Rows, limit: int | None) -> None:
+    def __init__(self, rows: Rows, limit: int | None, *, far: bool = False) -> None:
         super().__init__(rows)
         self.known_rows = length = len(rows) if limit is None else min(limit, len(rows))
         borders = [0, *(border for border in getattr(rows, "borders", ()) if border < length), length]
         groups = [range(first, after, ROWS) for first, after in itertools.pairwise(borders)]
         self._starts = [(start, min(start + ROWS, group.stop)) for group in groups for start in group]
         self.count = len(self._starts)
-        self.units = [len(group) for group in groups] if len(groups) > 1 else None
+        # Of a file elsewhere the one group that it may have is fetched for its shards too; here it is mapped, and the order of
+        # runs that have begun stays.
+        self.units = [len(group) for group in groups] if far or len(groups) > 1 else None
 
     def places(self, shard: int) -> tuple[list[int], bool]:
         return list(range(*self._starts[shard])), shard + 1 >= len(self._starts)
@@ -124,6 +125,15 @@ class ByRanges(ByBytes):
         super().__init__(rows, limit)
         count, together = self.count or 0, max(1, BLOCK // BYTES)
         self.units = [min(together, count - start) for start in range(0, count, together)]
+
+    def _spans(self, shard: int) -> Iterator[tuple[int, int]]:
+        start, stop = (min(self.rows.begins(each * BYTES), self._stop) for each in (shard, shard + 1))
+        for span in self.rows.spans(start) if start < stop else ():
+            if span[0] >= stop:
+                return
+            yield span
+            if span[1] + 1 >= stop:
+                return  # looking for the row behind it would fetch the block that it lies in
 
     def length(self) -> int | None:
         return None
@@ -281,22 +291,16 @@ def cut_file(path: str, limit: int | None = None) -> Cut:
 
 
 def cut_far(far: HubFile, limit: int | None = None) -> Cut:
-    """A file on the hub as a stream reads it, by parts. Raises `DataError` for one that cannot be read so."""
-    suffixes = [suffix.lower() for suffix in PurePosixPath(far.url).suffixes]
-    last, inner = ("", "", *suffixes)[-1], ("", "", *suffixes)[-2]
+    """A file on the hub that can be `read_by_parts`, as a stream reads it. Raises `DataError` for one that holds something
+    else."""
+    last, inner = kind_of(far.url)
     if last == ".parquet":
         from engine.data.columnar import ParquetRows
 
-        return ByRows(ParquetRows(far.url, RangeFile(far)), limit)
-    if last in COMPRESSIONS and inner in (*LINES, ".txt", ".text"):
-        return InOrder(PackedLines(far.url, last, text=inner in (".txt", ".text"), far=far), limit)
-    if last in LINES and RangeFile(far).read(64).removeprefix(b"\xef\xbb\xbf").lstrip()[:1] == b"{":
-        return ByRanges(HubLines(far), limit)
-    raise DataError(
-        "cannot be read by parts on the hub, as Parquet and lines of JSON can",
-        "Set revision to refs/convert/parquet, where the hub keeps many sets as Parquet, or data.streaming to false.",
-        path=visible(far.url),
-    )
+        return ByRows(ParquetRows(far.url, RangeFile(far)), limit, far=True)
+    if last in COMPRESSIONS:
+        return InOrder(PackedLines(far.url, last, text=inner in TEXTS, far=far), limit)
+    return ByRanges(HubLines(far), limit)
 
 
 def cut_rows(rows: Rows, limit: int | None = None) -> Cut:

@@ -20,7 +20,7 @@ from engine.config.method import METHODS
 from engine.config.tree import RunConfig
 from engine.data.cache import own_parts, tokens_parts
 from engine.data.detect import detect
-from engine.data.hub_sets import HubFile, RangeFile, hub_files, is_hub_set
+from engine.data.hub_sets import MANY, HubFile, RangeFile, hub_files, is_hub_set, is_part, kind_of, read_by_parts
 from engine.data.mapped import Rows
 from engine.data.parsing import Row
 from engine.data.parts import columns_of
@@ -33,7 +33,7 @@ from engine.errors import DataError, visible
 OPEN = 16
 """Files that are open at once."""
 HEAD = 1 << 20
-FOOTERS = 256
+FOOTERS = MANY
 """Files of a data set on the hub up to which each is asked how many rows it has."""
 LOOKED = 4
 """Files of a source, and shards of a file, that are looked at before training."""
@@ -55,6 +55,10 @@ class StreamFile:
     """What is read in place of a file that lies elsewhere."""
     far: HubFile | None = None
     """The file on the hub that it is, read where it lies."""
+    limit: int | None = None
+    """So many of its first rows are taken; None where all are."""
+    whole: bool = False
+    """Whether it is a data set of the hub that is read whole since the hub does not answer."""
     makes: int | None = 1
     """Rows to learn from that each of its rows gives; None where they give as many as they hold answers."""
 
@@ -66,6 +70,8 @@ class Files:
     split: str
     seed: int
     files: list[StreamFile] = field(default_factory=list)
+    warnings: list[str] = field(default_factory=list)
+    """What whoever starts a run should know of how they are read."""
     _open: OrderedDict[int, Cut] = field(default_factory=OrderedDict)
 
     def cut(self, number: int) -> Cut:
@@ -76,7 +82,20 @@ class Files:
             file = self.files[number]
             self._open[number] = _cut(file, self.split, self.seed)
         self._open.move_to_end(number)
+        self._drop_groups(self.files[number])
         return self._open[number]
+
+    def _drop_groups(self, taken: StreamFile) -> None:
+        """Leave of as many far files of a source something in memory as lanes read it: the row groups, or the blocks, of those
+        used last."""
+        if taken.far is None:
+            return
+        lanes = math.ceil(taken.entry.weight)
+        for number, cut in reversed(self._open.items()):
+            if self.files[number].entry is taken.entry:
+                lanes -= 1
+                if lanes < 0:
+                    cut.rows.drop()
 
     def close(self) -> None:
         """Close what is open."""
@@ -85,7 +104,7 @@ class Files:
 
     def reopened(self) -> Files:
         """The same files, none of them open: for another process."""
-        return Files(self.split, self.seed, self.files)
+        return Files(self.split, self.seed, self.files, self.warnings)
 
     def lanes(self) -> list[Lane]:
         """What an epoch reads of each source: as often as its weight says."""
@@ -111,6 +130,26 @@ class Files:
                 return None
             total += length * file.makes * file.entry.weight
         return round(total)
+
+    def layout(self) -> str:
+        """A digest of what a place in the stream is counted in: the files that lanes read, their shards and units. Local
+        files count by their names, so that a folder may be moved."""
+        told = [
+            (
+                [
+                    file.far.url if file.far else Path(file.path).name
+                    for file in map(self.files.__getitem__, lane.files)
+                ],
+                list(lane.counts),
+                [None if unit is None else list(unit) for unit in lane.units],
+            )
+            for lane in self.lanes()
+        ]
+        return hashlib.blake2b(repr(told).encode(), digest_size=16).hexdigest()
+
+    def without_hub(self) -> str:
+        """The first data set of the hub that is read whole since the hub does not answer; empty where there is none."""
+        return next((file.path for file in self.files if file.whole), "")
 
     def unknown(self) -> str:
         """The first file whose length is not known before it is read; empty where there is none."""
@@ -190,7 +229,8 @@ def streamed_plan(config: RunConfig, processing_class: Any, *, tolerant: bool = 
     policy = "skip" if tolerant else config.data.on_bad_row
     files = Files("train", config.run.seed)
     for entry in config.data.train:
-        members = _members(entry, files.split)
+        members, warning = _members(entry, files.split)
+        files.warnings += [warning] if warning else []
         detection = rows = None
         unseen = _are_many(members)
         for file in members:
@@ -218,27 +258,61 @@ def streamed_plan(config: RunConfig, processing_class: Any, *, tolerant: bool = 
     return plan, files
 
 
-def _members(entry: Any, split: str) -> list[StreamFile]:
-    """The files of a source. Raises `DataError` where they cannot be told, or its first rows are asked for and they are
-    several."""
-    far = None
+def _members(entry: Any, split: str) -> tuple[list[StreamFile], str]:
+    """The files of a source, and a warning where they are one data set of the hub that is fetched whole. Raises `DataError`
+    where they cannot be told, or its first rows are asked for and they are several."""
     if is_hub_set(entry.path):
-        far = hub_files(entry.path, entry.split or split, entry.subset, entry.revision)
-    if far is not None:
-        members = [StreamFile(file.url, entry, far=file) for file in far]
-    else:
-        members = [
-            StreamFile(path, entry, copy=local_copy(path) if scheme_of(path) else None) for path in paths_of(entry.path)
-        ]
+        return _of_hub(entry, split)
+    members = [StreamFile(path, entry, limit=entry.rows) for path in paths_of(entry.path)]
+    for file in members:
+        file.copy = local_copy(file.path) if scheme_of(file.path) else None
     if entry.rows is not None and len(members) > 1:
-        what = "a folder" if far is None else "a data set"
         raise DataError(
-            f"is {what} of several files, of which the first rows cannot be taken while they are streamed",
+            "is a folder of several files, of which the first rows cannot be taken while they are streamed",
             "Name one of its files, or remove rows from this source.",
             path=visible(entry.path),
         )
-    if far is not None and not _are_many(members):
-        _read_footers(far)
+    return members, ""
+
+
+def _of_hub(entry: Any, split: str) -> tuple[list[StreamFile], str]:
+    """`_members` of a data set of the hub."""
+    far = None if is_part(entry.split) else hub_files(entry.path, entry.split or split, entry.subset, entry.revision)
+    if far is not None and read_by_parts(far):
+        if entry.rows is None or len(far) == 1:
+            members = [StreamFile(file.url, entry, far=file, limit=entry.rows) for file in far]
+            if not _are_many(members):
+                _read_footers(far)
+            return members, ""
+        if all(kind_of(file.url)[0] == ".parquet" for file in far):
+            return _first_files(entry, far), ""
+    without_hub = far is None and not is_part(entry.split)
+    what = (
+        f"the split {visible(entry.split)} is not one whole split" if is_part(entry.split)
+        else "the hub does not answer, so it comes from the cache" if far is None
+        else "only of Parquet it is known in which file the first rows end" if read_by_parts(far)
+        else "its files are neither Parquet nor lines of JSON"
+    )  # fmt: skip
+    whole = StreamFile(entry.path, entry, limit=entry.rows, whole=without_hub)
+    return [whole], f"{visible(entry.path)}: is read whole before training, not by parts: {what}"
+
+
+def _first_files(entry: Any, far: Sequence[HubFile]) -> list[StreamFile]:
+    """The Parquet files that hold the first rows of a data set, the last one as far as it is taken."""
+    from engine.data.columnar import TOGETHER, ParquetRows
+
+    members: list[StreamFile] = []
+    left = entry.rows
+    for start in range(0, len(far), TOGETHER):
+        some = far[start : start + TOGETHER]
+        _read_footers(some)
+        for file in some:
+            if left > 0:
+                limit = min(left, len(ParquetRows(file.url, RangeFile(file))))
+                members.append(StreamFile(file.url, entry, far=file, limit=limit))
+                left -= limit
+        if left <= 0:
+            break
     return members
 
 
@@ -289,7 +363,7 @@ def stream_parts(plan: Plan, files: Files, processing_class: Any) -> dict[str, A
             "content": _content(source, file, files.seed),
             "format": source.detection.format,
             "columns": dict(source.detection.columns),
-            "limit": file.entry.rows,
+            "limit": file.limit,
             "split": file.entry.split,
             **own_parts(source, processing_class),
         }
@@ -301,14 +375,14 @@ def stream_parts(plan: Plan, files: Files, processing_class: Any) -> dict[str, A
 def _cut(file: StreamFile, split: str, seed: int) -> Cut:
     path, entry = file.path, file.entry
     if file.far is not None:
-        return cut_far(file.far, entry.rows)
+        return cut_far(file.far, file.limit)
     if file.copy is not None:
-        cut = cut_file(str(file.copy.file), entry.rows)
+        cut = cut_file(str(file.copy.file), file.limit)
         cut.rows.path, cut.rows.copy = path, file.copy
         return cut
     if Path(path).is_file():
-        return cut_file(path, entry.rows)
-    return cut_rows(source_rows(path, entry.split, split, seed, source=entry.model_dump()), entry.rows)
+        return cut_file(path, file.limit)
+    return cut_rows(source_rows(path, entry.split, split, seed, source=entry.model_dump()), file.limit)
 
 
 def _guessed_size(file: StreamFile) -> int:

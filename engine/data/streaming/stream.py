@@ -89,6 +89,12 @@ class Stream:
         """Given the rows of each shard before they are trained on."""
         self.left = Left()
         self.producer: Producer | None = None
+        self.layout = ""
+        """A digest of what places are counted in (`Files.layout`)."""
+        self.without_hub = ""
+        """The data set that is read whole since the hub does not answer."""
+        self.accepted = False
+        """Whether a person has accepted that the rows are other ones."""
         self.batch = 0
         """Counted up by whoever reads, to say what was read when."""
         self.keep = 1
@@ -108,16 +114,32 @@ class Stream:
 
     # -- its place -----------------------------------------------------------------------------------------------------
     def state(self) -> dict[str, Any]:
-        """The place behind the row that was read last, as plain numbers."""
-        return {**self._begun, "row": self._row}
+        """The place behind the row that was read last, as plain numbers and the layout that they are of."""
+        return {**self._begun, "row": self._row, "layout": self.layout}
 
     def go_to(self, state: dict[str, Any]) -> None:
-        """Go on behind the row that was read last when `state` was taken."""
+        """Go on behind the row that was read last when `state` was taken. Raises `DataError` where that was of other files, or
+        the same ones cut otherwise; states of before do not say."""
+        if state.get("layout", self.layout) != self.layout:
+            self._refuse_layout()
         self.walk.go_to(state)
         self._begun, self._rows, self._row = self.walk.state(), [], int(state["row"])
         self._skip = self._row
         self._gave, self._counted = True, self.walk.epoch
         self._tell()
+
+    def _refuse_layout(self) -> None:
+        if self.without_hub:
+            raise DataError(
+                "the hub does not answer, and the rows of this run are read there",
+                "Resume it where the hub answers.",
+                path=visible(self.without_hub),
+            )
+        if not self.accepted:
+            raise DataError(
+                "data.train: the place of this stream is one in other files, or in shards that are cut otherwise",
+                "Put back the files and settings of data.train that the run began with, or start a new run.",
+            )
 
     def begin_epoch(self) -> None:
         """Go back to the beginning of the epoch."""
@@ -253,6 +275,7 @@ def open_stream(config: RunConfig, processing_class: Any, *, first: bool = True,
     epochs = None if config.optim.max_steps else math.ceil(config.optim.num_train_epochs)
     walk = Walk(files.lanes(), config.run.seed, config.data.shuffle)
     stream = Stream(walk, folder, epochs)
+    stream.layout, stream.without_hub = files.layout(), files.without_hub()
     if first:
         making, disk = files.reopened(), int(config.data.streaming_disk * GIB)
         stream.producer = Producer(
@@ -278,7 +301,7 @@ def open_stream(config: RunConfig, processing_class: Any, *, first: bool = True,
         facts=DataFacts(rows=rows, limits=counting_limits(config)),
         fingerprint=fingerprint(fixed),
         counts=asdict(Counts()),
-        warnings=(),
+        warnings=tuple(files.warnings),
         cached=False,
         fixed=fixed,
         folder=folder.path,

@@ -15,6 +15,7 @@ from engine import figures
 from engine.config.facts import CompilerWait, Facts, ModelFacts
 from engine.config.findings import Finding, Fix, must
 from engine.config.kernels import COMPILE_OPTIONS, STACK_GRAPH
+from engine.config.kinds import reference_of
 from engine.config.method import METHODS
 from engine.config.rule import Refused, one_of, refused, rule, take
 from engine.config.tree import RunConfig, fields
@@ -252,6 +253,10 @@ def cuda_graphs_need_one_shape(config: RunConfig, facts: Facts) -> Iterator[Find
         fields.distributed.context_parallel_size,
         fields.distributed.expert_parallel_size,
         fields.adapter.lora_dropout,
+        fields.run.devices,
+        fields.distributed.nodes,
+        fields.model.name,
+        fields.data.train,
     )
 )
 def a_recorded_stack_computes_what_was_recorded(config: RunConfig, facts: Facts) -> Iterator[Finding]:
@@ -272,8 +277,21 @@ def _not_recorded(config: RunConfig, facts: Facts) -> str | None:
         return "layers or what they keep go to the host"
     if distributed.strategy == "fsdp2" or distributed.context_parallel_size > 1 or distributed.expert_parallel_size > 1:
         return "layers send messages to other devices"
+    if counts.device_count(config, facts) > 1:
+        return "several processes train together"
+    if reference_of(config.method) not in (None, "precompute"):
+        return "the reference answers by the same layers or by a copy of them"
     if config.adapter.kind == "lora" and config.adapter.lora_dropout:
         return "the adapter has dropout"
+    return _not_recorded_of(config, facts)
+
+
+def _not_recorded_of(config: RunConfig, facts: Facts) -> str | None:
+    model, sources = counts.known_model(config, facts), facts.sources or {}
+    if model is not None and model.experts:
+        return "the choices of a mixture's routers are counted in the layers"
+    if any(entry.path in sources and sources[entry.path].images for entry in config.data.train):
+        return "rows have images, whose features some models add between the layers"
     return None
 
 

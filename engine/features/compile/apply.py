@@ -34,12 +34,13 @@ from engine.facts import compiler_waits
 from engine.facts.model_shape import model_facts
 from engine.features import failures
 from engine.features.applied import Applied
-from engine.features.built import Built, cards_here
+from engine.features.built import Built, base_model, cards_here
 from engine.features.compile import fallback, stack_graph
 from engine.features.compile.fallback import FEATURE, TURN_OFF, Compiling, Switch, as_many_graphs, watch_first_step
 from engine.features.compile.gate import Gate, gated
 from engine.features.compile.grouped import group
 from engine.features.compile.one_graph import OneGraph
+from engine.features.gradient_checkpointing.tiers import decoder_layers_of
 from engine.models.expert_shards import is_divided
 
 
@@ -104,7 +105,9 @@ def apply(config: RunConfig, built: Built) -> Applied | None:
 
 
 def _record(built: Built, layers: list[torch.nn.Module], part: Part) -> Callable[[], None]:
-    """Has the layers recorded as CUDA graphs; returns the undo. Raises ModelError where they cannot be."""
+    """Has those of the layers that read text recorded as CUDA graphs; returns the undo. Raises ModelError where they cannot be."""
+    compiled = set(map(id, layers))
+    layers = [layer for layer in decoder_layers_of(base_model(built.policy)) if id(layer) in compiled]
     reason = stack_graph.problem(layers)
     if dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1:
         reason = "several processes train together"

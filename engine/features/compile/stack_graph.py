@@ -10,7 +10,8 @@ handed out. The answer, the gradients of inputs and those of weights are copied 
 is played, in the order of the stream; gradients that a weight has already are added to where they lie (pytorch issue 181723).
 
 Recorded is what came `WARM` times in one form: shapes, number formats and whatever else the layers are told. A batch of
-another form runs the layers one by one as before, and so does a pass whose kin still waits for its backward pass. Stacks that
+another form runs the layers one by one as before, and so does a pass whose kin still waits for its backward pass. Where
+nothing came often enough in one form, the receipt says so. Stacks that
 something listens to or changes between the layers are not recorded, and the receipt says why.
 """
 
@@ -35,6 +36,8 @@ FEATURE = "CUDA graphs"
 TURN_OFF = f"Remove {STACK_GRAPH} from kernels.torch_compile_options."
 WARM = 2
 """Passes of one form before it is recorded: the first compiles, the second shows that the form comes again."""
+SILENT = 20
+"""Passes after which the receipt says that none could be recorded, and why."""
 
 
 class Recorder(Protocol):
@@ -215,7 +218,7 @@ class StackGraph:
         self._recorded: _Recorded | None = None
         self._seen: _Form | None = None
         """The form of the passes that were watched last, one after the other."""
-        self._times = 0
+        self._times = self._passes = 0
         self._own: list[tuple[_Form, list[int]]] = []
         """Of each layer behind the first in the pass that is watched: its form, and which of the first one's tensors it got."""
         self._learnt: list[tuple[_Form, list[int]]] = []
@@ -255,6 +258,10 @@ class StackGraph:
 
     def _begin(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         self._playing = self._watching = False
+        if self._on and self._recorded is None and self.layers[0].training and torch.is_grad_enabled():
+            self._passes += 1
+            if self._passes == SILENT:
+                self._tell_why_not(kwargs)
         if not self._on or not self._trains(kwargs):
             return self._calls[0](*args, **kwargs)
         form, tensors = _taken_apart(args, kwargs)
@@ -328,6 +335,14 @@ class StackGraph:
         count = len(self.layers)
         self._tell(Applied(FEATURE, True, "recorded", count, "layers, played as one graph forward and one backward"))
         return self._recorded
+
+    def _tell_why_not(self, kwargs: dict[str, Any]) -> None:
+        reason = f"no {WARM + 1} of the first {SILENT} batches in a row told the layers the same shapes and numbers"
+        if torch.is_autocast_enabled():
+            reason = "torch's autocast is on"
+        elif not self._trains(kwargs):
+            reason = "layers are given a cache of keys or asked for their routers' choices"
+        self._tell(Applied(FEATURE, True, "off", None, f"{reason}, so layers are launched one by one"))
 
     def _without(self, reason: str) -> None:
         self._on = self._watching = False

@@ -21,14 +21,17 @@ from torch import Tensor, nn
 from engine.compat.instances import all_of, noted, put
 from engine.config.tree import RunConfig
 from engine.features.applied import Applied
-from engine.features.built import Built, Events, Training
+from engine.features.built import Built, Events, Training, base_model
 from engine.features.fused_experts.apply import Block, blocks
+from engine.features.gradient_checkpointing.tiers import decoder_layers_of
 from engine.models.expert_shards import share_of
-from engine.run.expert_load import digits
+from engine.run.expert_load import digits, looks_other
 
 FEATURE = "expert load"
 PICTURE_SECONDS = 10.0
-"""Between two pictures of the load in a run's events: each has a digit for every expert, 6 KiB for 48 layers of 128."""
+"""Between the first pictures of the load in a run's events: each has a digit for every expert, 6 KiB for 48 layers of 128."""
+PICTURES = 64
+"""Pictures after which they come half as often: a day has some 450 at most, a month 800."""
 
 
 def apply(config: RunConfig, built: Built) -> Applied | None:
@@ -38,7 +41,8 @@ def apply(config: RunConfig, built: Built) -> Applied | None:
         return None
     counts = [_counter(block) for block in routed]
     undos = [_count_choices(block, count) for block, count in zip(routed, counts, strict=True)]
-    undos.append(_log(built.training, counts, built.events))
+    pictures = None if built.events is None else Pictures(built.events, _layers_of(built, routed))
+    undos.append(_log(built.training, counts, pictures))
     return Applied(FEATURE, "auto", "curves", len(routed), "layers of experts whose routers are heard", all_of(undos))
 
 
@@ -53,6 +57,32 @@ def spread(counts: list[Tensor]) -> dict[str, float]:
         "experts/fullest": max(float(share.max()) * len(share) for share in shares),
         "experts/unused": sum(int((share == 0).sum()) for share in shares) / sum(map(len, shares)),
     }
+
+
+class Pictures:
+    """Writes the load as a picture into a run's events, where it changed to the eye and less often as the run grows."""
+
+    def __init__(self, events: Events, layers: list[int]) -> None:
+        self._events, self._layers = events, layers
+        self._last, self._at, self._written = list[str](), -math.inf, 0
+
+    def show(self, rows: list[str]) -> None:
+        """Takes each layer's line; the layers are those of the model, in their order."""
+        now = time.monotonic()
+        soon = now - self._at < PICTURE_SECONDS * 2 ** (self._written // PICTURES)
+        if soon or not looks_other(self._last, rows):
+            return
+        self._last, self._at, self._written = rows, now, self._written + 1
+        self._events.write("experts", load=rows, layers=self._layers)
+
+
+def _layers_of(built: Built, routed: list[Block]) -> list[int]:
+    """The place of each block's layer among the model's layers, of which the first ones may have no experts."""
+    layers = decoder_layers_of(base_model(built.policy))
+    place = {id(module): at for at, layer in enumerate(layers) for module in layer.modules()}
+    found = [place.get(id(block.experts)) for block in routed]
+    known = [at for at in found if at is not None]
+    return known if len(known) == len(found) else list(range(len(found)))
 
 
 def _counter(block: Block) -> Tensor:
@@ -80,19 +110,16 @@ def _count_choices(block: Block, count: Tensor) -> Callable[[], None]:
     return noted(block.outermost.register_forward_pre_hook(add, with_kwargs=True).remove)
 
 
-def _log(trainer: Training, counts: list[Tensor], events: Events | None) -> Callable[[], None]:
+def _log(trainer: Training, counts: list[Tensor], pictures: Pictures | None) -> Callable[[], None]:
     log = trainer.log
-    pictured = -math.inf
 
     def with_load(logs: dict[str, float], *args: Any, **kwargs: Any) -> None:
-        nonlocal pictured
         if "loss" in logs:
             stacked = trainer.accelerator.reduce(torch.cat(counts), "sum").cpu()
             by_layer = [each[:-1] for each in stacked.split([len(count) for count in counts])]
             logs |= spread(by_layer)
-            if events is not None and stacked.any() and time.monotonic() - pictured >= PICTURE_SECONDS:
-                pictured = time.monotonic()
-                events.write("experts", load=[digits(each.tolist()) for each in by_layer])
+            if pictures is not None and stacked.any():
+                pictures.show([digits(each.tolist()) for each in by_layer])
             for count in counts:
                 count.zero_()
         log(logs, *args, **kwargs)

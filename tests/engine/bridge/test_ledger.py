@@ -356,6 +356,57 @@ def test_data_sets_by_name_are_read_off_the_list_beside_the_file(shared_data: Pa
     assert (lacking.outcome, "--data-dir" in lacking.reason) == ("unsupported", True)
 
 
+SINGLE: tuple[tuple[str, dict[str, Any], dict[str, Any]], ...] = (
+    ("trl", {"packing": True, "packing_strategy": "wrapped"}, {"data.packing": True, "data.packing_cross_doc_attn_mask": False}),
+    ("trl", {"packing": True}, {"data.packing": True, "data.packing_cross_doc_attn_mask": True}),
+    ("trl", {"packing": False, "truncation_mode": "keep_end"}, {"data.truncation_side": "left", "data.excess_length": "truncate"}),
+    ("trl", {"packing": False, "truncation_mode": "keep_start"}, {"data.truncation_side": None}),
+    ("trl", {"packing": False, "max_steps": -1}, {"optim.max_steps": None, "optim.num_train_epochs": 3.0}),
+    ("trl", {"packing": False, "max_steps": 7}, {"optim.max_steps": 7}),
+    ("trl", {"packing": False, "use_peft": True}, {"adapter.autocast_adapter_dtype": True}),
+    ("trl", {"packing": False, "use_peft": True, "load_in_8bit": True}, {"adapter.autocast_adapter_dtype": False}),
+    ("trl", {"dataset_name": "a/c", "dataset_train_split": "train[:50]"}, {"data.train.0.split": "train", "data.train.0.rows": 50}),
+    ("trl", {"dataset_name": "a/c", "dataset_train_split": "train[:5%]"}, {"data.train.0.split": "train", "data.train.0.rows": None}),
+    ("trl", {"dataset_name": "a/c", "eval_strategy": "steps"}, {"data.eval.0.path": "a/c", "data.eval.0.split": "test"}),
+    ("trl", {"dataset_name": "a/c", "eval_strategy": "no"}, {"data.eval": None}),
+    ("axolotl", {"micro_batch_size": 4, "batch_size": 32}, {"optim.gradient_accumulation_steps": 8}),
+    ("axolotl", {"micro_batch_size": 4, "batch_size": 30}, {"optim.gradient_accumulation_steps": None}),
+    ("axolotl", {"deepspeed": {"zero_optimization": {"stage": 3}, "gradient_clipping": 0.5}}, {"optim.max_grad_norm": 0.5}),
+)  # fmt: skip
+"""Keys of a tool beside a model, and what must stand in the config."""
+
+
+def test_single_keys_mean_what_the_tools_make_of_them(tmp_path: Path) -> None:
+    for tool, keys, wanted in SINGLE:
+        model = {"base_model" if tool == "axolotl" else "model_name_or_path": "a/b"}
+        mapping = taken({**model, **keys}, tool, tmp_path).mapping
+        assert {path: at(mapping, path) for path in wanted} == wanted, keys
+
+
+def test_stages_of_deepspeed_say_whether_weights_stay_whole_between_the_passes(tmp_path: Path) -> None:
+    for stage, words in ((0, "holds the whole model"), (1, "false keeps"), (2, "false keeps"), (3, "to rounding.")):
+        mapping = {"base_model": "a/b", "deepspeed": {"zero_optimization": {"stage": stage}}}
+        (row,) = (each for each in taken(mapping, "axolotl", tmp_path).rows if each.key.endswith("stage"))
+        assert words in row.reason
+        assert ("reshard_after_forward" in row.reason) is (stage in (1, 2))
+
+
+def test_of_a_data_set_no_more_rows_are_taken_than_its_entry_and_the_file_name(tmp_path: Path) -> None:
+    (tmp_path / "data").mkdir()
+    listed = {name: {"hf_hub_url": f"a/{name}", "num_samples": rows} for name, rows in (("few", 3), ("many", 30))}
+    (tmp_path / "data" / "dataset_info.json").write_text(json.dumps(listed))
+    asked = {"model_name_or_path": "a/b", "stage": "sft", "dataset": "few,many", "max_samples": 7}
+    assert [each["rows"] for each in taken(asked, "llamafactory", tmp_path).mapping["data"]["train"]] == [3, 7]
+
+
+def test_one_key_that_several_tools_could_have_tells_of_none() -> None:
+    for key in ("dataset", "template", "beta", "rl"):
+        assert tool_of({key: "x", "learning_rate": 1}) is None
+    found = tool_of({"dataset": "x", "template": "y"})
+    assert found is not None
+    assert found.name == "llamafactory"
+
+
 def test_paths_are_written_as_the_new_file_needs_them(tmp_path: Path) -> None:
     (tmp_path / "rows.jsonl").write_text("{}\n")
     new = tmp_path / "deep" / "er"

@@ -240,3 +240,47 @@ def test_what_was_seen_in_the_rows_counts_as_their_format() -> None:
     seen = export(config, "trl", source="m", folder=HERE, formats={"rows.jsonl": "messages"})
     assert refused(seen) == []
     assert parse(as_yaml(seen.mapping)).mapping["datasets"] == [{"path": "json", "data_files": "rows.jsonl"}]
+
+
+def test_times_in_an_epoch_and_first_rows_and_a_place_below_are_written_as_trl_counts_them(tmp_path: Path) -> None:
+    (tmp_path / "rows").mkdir()
+    source = {"path": "rows", "format": "messages", "rows": 50}
+    mapping: dict[str, Any] = {
+        "model": {"name": "a/b"},
+        "adapter": {"kind": "lora"},
+        "data": {"train": [source], "trained_turns": "all"},
+        "optim": {"num_train_epochs": 4, "optim": "adamw_torch", "optim_args": {"amsgrad": True, "foreach": False}},
+        "run": {"saves_per_epoch": 2},
+    }
+    given = export(read(mapping).config, "trl", source="my.yaml", folder=tmp_path, out=tmp_path / "theirs").mapping
+    assert given["save_steps"] == 1 / 8, "a share of all steps"
+    assert given["datasets"] == [{"path": "../rows", "split": "train[:50]"}]
+    assert given["optim_args"] == "amsgrad=True,foreach=False"
+    assert given["completion_only_loss"] is False
+
+
+def test_an_adapter_in_float32_is_trls_own_but_beside_weights_of_few_bits() -> None:
+    plain = {"model": {"name": "a/b"}, "data": {"train": [{"path": "a/b", "format": "messages"}]}}
+    for quantization, usual in (("none", True), ("nf4", False)):
+        for float32 in (True, False):
+            model = {"name": "a/b", "quantization": quantization}
+            adapter = {"kind": "lora", "autocast_adapter_dtype": float32}
+            ledger = export(read({**plain, "model": model, "adapter": adapter}).config, "trl", source="m", folder=HERE)
+            (row,) = (each for each in ledger.rows if each.key == "adapter.autocast_adapter_dtype")
+            assert row.outcome == ("needless" if float32 is usual else "changed")
+
+
+def test_a_subset_is_that_of_the_held_out_rows_too() -> None:
+    text = "model_name_or_path: a/b\ndataset_name: me/rows\ndataset_config: main\nmax_steps: 9\noutput_dir: out\n"
+    taken = take_over(parse(text + "eval_strategy: steps\n"), TOOLS["trl"], out=HERE)
+    data = read(parse(taken.text()).mapping).config.data
+    assert (data.train[0].subset, data.eval[0].subset, data.eval[0].split) == ("main", "main", "test")
+    assert "eval" not in take_over(parse(text), TOOLS["trl"], out=HERE).mapping["data"]
+
+    def refused_with(subset: str) -> list[str]:
+        rows = [{"path": "a/b", "subset": name, "split": split, "format": "messages"} for name, split in (("main", "train"), (subset, "test"))]  # fmt: skip
+        data = {"train": rows[:1], "eval": rows[1:]}
+        return [row.key for row in refused(export(read({"model": {"name": "a/b"}, "data": data}).config, "trl", source="m", folder=HERE))]  # fmt: skip
+
+    assert refused_with("main") == []
+    assert refused_with("other") == ["data.eval"]

@@ -22,11 +22,13 @@ from huggingface_hub import constants, hf_file_system
 import engine.hub
 from engine.config.data import Data, DataSource
 from engine.config.model import Model
-from engine.data.hub_sets import hub_files, hub_rows
+from engine.data.hub_sets import _telling, hub_files, hub_rows, rows_by_parts
 from engine.data.plan import plan_of
 from engine.data.streaming import stream as streams
+from engine.data.streaming.files import Files, _cut, _members, streamed_plan
+from engine.data.streaming.order import Walk
 from engine.errors import DataError
-from engine.hub import Commits
+from engine.hub import Commits, transport_error
 from tests.data_hub import DataHub, data_hub
 
 NAMES = [f"data/train-0000{number}-of-00006" for number in range(6)]
@@ -70,6 +72,7 @@ def opened(gpt2: Any) -> Iterator[Callable[..., Any]]:
         made.append(streams.open_stream(config, gpt2))
         return made[-1].stream
 
+    make.made = made
     yield make
     for each in made:
         each.stream.close()
@@ -218,23 +221,41 @@ def test_a_bad_line_is_named_by_file_and_byte(hub, opened):
         ({"revision": "v9"}, "me/rows: has no such revision on the hub", "a branch, a tag or a commit"),
         ({"path": "me/two"}, "me/two: has the subsets main, other, and none is named", "with subset"),
         ({"path": "me/two", "subset": "old"}, "me/two: has the subsets main, other, and no such one", "with subset"),
-        ({"path": "me/table"}, r"train\.csv: cannot be read by parts on the hub", "refs/convert/parquet"),
-        ({"path": "me/list"}, r"train\.json: cannot be read by parts on the hub", "refs/convert/parquet"),
-        ({"rows": 5}, "me/rows: is a data set of several files, of which the first rows cannot be taken", "remove rows"),
     ],
 )  # fmt: skip
 def test_what_cannot_be_had_is_one_sentence(hub, opened, source, told, todo):
     put(hub, "parquet")
     card = "---\nconfigs:\n" + "".join(f"- config_name: {name}\n  data_files: a.jsonl\n" for name in ("main", "other"))
     hub.put("me/two", {"README.md": f"{card}---\n".encode(), "a.jsonl": packed(texts(9), "jsonl")})
-    hub.put("me/table", {"train.csv": b"text\none\ntwo\n"})
-    hub.put("me/list", {"train.json": b'[{"text": "one"}]'})
     hub.put("me/gated", {"train.jsonl": packed(texts(9), "jsonl")})
     hub.gated.add("me/gated")
     with pytest.raises(DataError, match=told) as raised:
         opened(**source)
     assert todo in raised.value.hint
     assert "\n" not in raised.value.full_message
+
+
+@pytest.mark.parametrize(
+    ("source", "found", "told"),
+    [
+        ({"split": "train[:20]"}, range(20), "train[:20] is not one whole split"),
+        ({"path": "me/table"}, range(9), "neither Parquet nor lines of JSON"),
+        ({"path": "me/list"}, range(9), "neither Parquet nor lines of JSON"),
+        ({"path": "me/lines", "rows": 12}, range(12), "only of Parquet"),
+        ({"rows": 60}, range(60), ""),
+    ],
+)
+def test_what_cannot_be_read_by_parts_is_read_whole_and_told(hub, opened, gpt2, source, found, told):
+    put(hub, "parquet")
+    hub.put("me/table", {"train.csv": b"text\n" + b"".join(b"row %d\n" % number for number in range(9))})
+    hub.put("me/list", {"train.json": json.dumps(texts(9)).encode()})
+    lines = {f"train-{number}.jsonl": packed(texts(30)[number * 10 :][:10], "jsonl") for number in range(3)}
+    hub.put("me/lines", lines)
+    stream = opened(steps=None, **source) if source.get("path") != "me/lines" else opened(**source)
+    stream.epochs = 1
+    assert Counter(said(stream, gpt2)) == {f"row {number}": 1 for number in found}
+    warnings = opened.made[-1].warnings
+    assert [told in each and "me/" in each for each in warnings] == ([True] if told else [])
 
 
 def test_a_subset_is_the_one_that_is_named_streamed_and_loaded_whole(hub, opened, gpt2):
@@ -251,13 +272,99 @@ def test_without_the_hub_what_was_loaded_whole_is_streamed_and_what_was_not_is_a
 ):
     put(hub, "parquet")
     assert len(hub_rows("me/rows", "train")) == 300
-    nowhere = "http://127.0.0.1:9"
-    monkeypatch.setattr(constants, "ENDPOINT", nowhere)
-    monkeypatch.setattr(datasets.config, "HF_ENDPOINT", nowhere)
+    unreachable(monkeypatch)
     assert Counter(said(opened(steps=None), gpt2)) == {f"row {number}": 2 for number in range(300)}
     with pytest.raises(DataError, match="as a data set on the hub it cannot be loaded") as raised:
         opened(path="me/other")
     assert "without a network use a local file" in raised.value.hint
+    # Other processes of the run may reach it, and would read its files.
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    with pytest.raises(DataError, match="the hub does not answer, and other processes"):
+        opened()
+
+
+def unreachable(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(constants, "ENDPOINT", "http://127.0.0.1:9")
+    monkeypatch.setattr(datasets.config, "HF_ENDPOINT", "http://127.0.0.1:9")
+
+
+def test_a_stream_of_the_hub_goes_on_there_or_not_at_all(hub, opened, monkeypatch):
+    put(hub, "parquet")
+    hub_rows("me/rows", "train")
+    place = opened().state()
+    unreachable(monkeypatch)
+    without = opened()
+    with pytest.raises(DataError, match="me/rows: the hub does not answer, and the rows of this run are read there"):
+        without.go_to(place)
+    without.go_to({name: value for name, value in place.items() if name != "layout"})  # a state of before
+
+
+def test_the_cache_of_another_commit_is_not_taken_for_the_one_that_is_named(hub, monkeypatch):
+    first, last = put(hub, "parquet", "first", 6), put(hub, "parquet", "last", 6)
+    for commit in (first, last):
+        assert hub_rows("me/rows", "train", revision=commit)
+    unreachable(monkeypatch)
+    assert hub_rows("me/rows", "train", revision=last)[0]["text"].startswith("last")
+    for ask in (hub_rows, hub_files):
+        with pytest.raises(DataError, match=f"is wanted at commit {first[:8]}.*gives commit {last[:8]}"):
+            ask("me/rows", "train", revision=first)
+
+
+def epoch_of(hub: DataHub, tokenizer: Any, **source: Any) -> tuple[int, float, Files]:
+    """Rows of an epoch, bytes asked for as a share of those of the files, and the files, still open."""
+    entries = [DataSource(path=path) for path in source.pop("paths", ["me/rows"])]
+    config: Any = SimpleNamespace(
+        model=Model(name="builtin/tiny"),
+        data=Data(train=entries, streaming=True, max_length=64),
+        method=SimpleNamespace(kind="pretrain"),
+        run=SimpleNamespace(seed=3),
+    )
+    _, files = streamed_plan(config, tokenizer)
+    walk, rows = Walk(files.lanes(), 3, True), 0
+    hub.asked.clear()
+    while (pick := walk.next()) is not None:
+        cut = files.cut(pick.file)
+        places, last = cut.places(pick.shard)
+        assert all(cut.rows[place] for place in places)
+        rows += len(places)
+        walk.pass_by(pick, last)
+    size = sum(len(content) for entry in entries for content in hub.sets[entry.path][-1].values())
+    return rows, sum(last - start + 1 for _, start, last in hub.parts()) / size, files
+
+
+def test_an_epoch_fetches_little_more_than_the_files_hold(hub, gpt2, monkeypatch):
+    monkeypatch.setattr("engine.data.hub_sets.PIECE", 3000)
+    put(hub, "jsonl")
+    rows, share, _ = epoch_of(hub, gpt2)
+    assert rows == 300
+    assert 1 <= share < 1.3
+    for kind, groups in (("one", 50), ("two", 25)):
+        content = io.BytesIO()
+        pyarrow.parquet.write_table(pyarrow.Table.from_pylist(texts(50)), content, row_group_size=groups)
+        hub.put(f"me/{kind}", {f"train-{number:02}.parquet": content.getvalue() for number in range(17)})
+    # Of two sources whose shards come in turns one group each is in memory.
+    rows, share, files = epoch_of(hub, gpt2, paths=["me/one", "me/two"])
+    assert rows == 2 * 17 * 50
+    assert share < 1.1
+    assert sum(cut.rows._group[1] is not None for cut in files._open.values()) == 2
+
+
+def test_files_of_lines_cost_no_request_before_they_are_read(hub, opened):
+    hub.put("me/rows", {f"train-{number:02}.jsonl": b'{"text": "a"}\n' for number in range(40)})
+    members, _ = _members(DataSource(path="me/rows"), "train")
+    assert len([_cut(file, "train", 0) for file in members]) == 40
+    assert not hub.parts()
+
+
+def test_a_hub_that_answers_without_telling_the_commit_is_refused(hub, opened, monkeypatch):
+    put(hub, "parquet")
+    monkeypatch.setattr("engine.hub.PATIENCE", 0.1)
+    with pytest.raises(DataError, match=r"me/rows: .*cannot be loaded"), _telling("me/rows"):
+        raise transport_error()("stalled while files are listed")
+    hub.trouble = True
+    for hub.slow, told in ((0.6, "no answer in time"), (0.0, "error 503")):
+        with pytest.raises(DataError, match=rf"me/rows: the hub does not tell which commit main of it is \({told}\)"):
+            opened()
 
 
 def test_held_out_rows_of_a_stream_are_read_by_parts_too(hub, make_config, gpt2):
@@ -269,3 +376,13 @@ def test_held_out_rows_of_a_stream_are_read_by_parts_too(hub, make_config, gpt2)
     assert {path.rpartition("/")[2] for method, path, _ in hub.asked if method == "GET" and "/resolve/" in path} == {
         "test.parquet"
     }
+    config = make_config(method="pretrain", streaming=True, eval=[DataSource(path="me/part", split="test[:5]")])
+    hub.put("me/part", {"test.parquet": packed(texts(40), "parquet")})
+    assert len(plan_of(config, gpt2, "eval").sources[0].rows) == 5
+
+
+def test_held_out_rows_of_very_many_files_are_read_whole(hub, monkeypatch):
+    put(hub, "parquet")
+    assert rows_by_parts("me/rows", "train") is not None
+    monkeypatch.setattr("engine.data.hub_sets.MANY", 3)
+    assert rows_by_parts("me/rows", "train") is None

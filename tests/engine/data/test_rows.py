@@ -8,6 +8,7 @@ import gzip
 import io
 import json
 import lzma
+import os
 import subprocess
 import sys
 import time
@@ -137,7 +138,16 @@ def test_a_damaged_parquet_file_is_named(tmp_path: Path) -> None:
     from engine.config.data import DataSource
     from engine.data.gather_facts import look_at_source
 
-    for name, told in (("whole", ""), ("cut", "not a whole Parquet file (its end is missing).")):
+    (tmp_path / "short.parquet").write_bytes(b"PAR1")
+    (tmp_path / "empty.parquet").write_bytes(b"")
+    os.mkfifo(tmp_path / "pipe.parquet")
+    for name, told in (
+        ("whole", ""),
+        ("cut", "not a whole Parquet file (its end is missing)."),
+        ("short", "not a whole Parquet file (its end is missing)."),
+        ("empty", "the file is empty."),
+        ("pipe", "is a named pipe. Write its rows to a file, and name that."),
+    ):
         assert look_at_source(DataSource(path=f"{name}.parquet"), tmp_path).problem == told
 
 

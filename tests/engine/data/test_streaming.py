@@ -128,6 +128,19 @@ def test_a_stream_goes_on_from_any_row(opened, gpt2, tmp_path, name):
         again.close()
 
 
+def test_a_place_in_files_that_were_cut_otherwise_is_refused_unless_a_person_accepts_other_rows(opened, tmp_path):
+    path = written(tmp_path / "rows.jsonl", texts(64))
+    place = opened(path).state()
+    written(path, texts(90))
+    other = opened(path)
+    with pytest.raises(DataError, match=r"data\.train: the place of this stream is one in other files") as raised:
+        other.go_to(place)
+    assert "Put back the files and settings of data.train" in raised.value.hint
+    other.accepted = True
+    other.go_to(place)
+    assert other.next_row()
+
+
 def ranked(count: int) -> list[dict[str, Any]]:
     """Rankings of two to five answers, whose first word is which row and which place it has."""
     return [

@@ -88,6 +88,7 @@ def test_counts_are_those_of_the_built_models(tmp_path: Path) -> None:
         facts = model_facts(name)
         assert facts is not None
         assert facts.parameters == count, folder
+        assert bool(facts.experts_per_token) == bool(facts.experts), folder
         if lora is not None:
             config = read({"model": {"name": name}, "adapter": {"kind": "lora", "r": 4}}).config
             counted = parameters(config, Facts(model=facts))

@@ -16,6 +16,7 @@ from engine.features.compile import fallback, gate, grouped, one_graph
 from engine.features.cut_cross_entropy import apply as cut_cross_entropy
 from engine.features.fused_lora import apply as fused_lora
 from engine.features.fused_norm_rope import apply as fused_norm_rope
+from engine.features.sequence import Features
 from engine.features.tiled_mlp import apply as tiled_mlp
 from engine.rules import read
 from tests.engine.features.conftest import built_of
@@ -122,3 +123,12 @@ def traces(trainer):
         for name, module in trainer.model.named_modules()
     }
     return seen, dict(vars(trainer.model.get_base_model().config)), dict(vars(trainer))
+
+
+def test_what_acted_last_is_taken_back_first_and_once():
+    features, taken_back = Features(CONFIG), []
+    for name in "abc":
+        features._add(lambda name=name: taken_back.append(name))
+    features.undo()
+    features.undo()
+    assert taken_back == ["c", "b", "a"]

@@ -46,7 +46,7 @@ def run_cases(*parts: list[str], at_once: int = 10, **environment: str) -> int:
 
 
 @pytest.mark.skipif(find_spec("triton") is None, reason="triton is not installed")
-@pytest.mark.parametrize("dtype", ["bfloat16", pytest.param("", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("dtype", ["bfloat16", pytest.param("", marks=[pytest.mark.slow, pytest.mark.timeout(3000)])])
 def test_kernels_match_float64_in_the_interpreter(dtype):
     """The cases of one number format, but for some that are long there, or all in every format."""
     some = [f"{name}:{dtype}" if name in WIDE else name for name in CHECKS if name not in LONG]

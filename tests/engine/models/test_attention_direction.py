@@ -16,7 +16,7 @@ SIZES = {"vocab_size": 64, "hidden_size": 16, "num_hidden_layers": 1, "num_atten
 def model_of(kind: str, **more: Any) -> Any:
     import transformers
 
-    return transformers.AutoModelForCausalLM.from_config(transformers.AutoConfig.for_model(kind, **SIZES, **more))
+    return transformers.AutoModelForCausalLM.from_config(transformers.AutoConfig.for_model(kind, **{**SIZES, **more}))
 
 
 def config_of(**method: Any) -> Any:
@@ -36,6 +36,12 @@ def config_of(**method: Any) -> Any:
 def test_the_direction_is_read_off_the_attention(kind: str, more: dict[str, Any], back: bool, both: bool) -> None:
     model = model_of(kind, **more)
     assert (looks_back_alone(model), looks_both_ways(model)) == (back, both)
+
+
+def test_a_model_whose_layers_differ_looks_neither_way_alone() -> None:
+    model = model_of("llama", num_hidden_layers=2)
+    model.model.layers[1].self_attn.is_causal = False
+    assert (looks_back_alone(model), looks_both_ways(model)) == (False, False)
 
 
 @pytest.mark.parametrize("method", ["sft", "dpo", "grpo", "ppo", "distill", "pretrain"])

@@ -13,7 +13,7 @@ from peft.tuners.lora.layer import ParamWrapper
 from transformers import AutoModelForCausalLM, DeepseekV3Config, PhimoeConfig
 
 from engine.models.adapters import add_adapter
-from engine.models.layer_names import open_adapter
+from engine.models.layer_names import _shortest, open_adapter
 from engine.models.load import name_experts
 from engine.planning.auto import resolved
 from engine.rules import read
@@ -93,3 +93,11 @@ def test_a_config_tells_how_many_experts_it_has_and_is_written_as_it_was() -> No
     name_experts(config)
     assert config.num_experts == 4
     assert config.to_dict() == before
+
+
+def test_a_layer_of_one_block_alone_is_named_whole() -> None:
+    every = [f"model.layers.{block}.mlp.{end}" for block in (0, 1) for end in ("up_proj", "down_proj")] + ["lm_head"]
+    ups = [name for name in every if name.endswith("up_proj")]
+    assert _shortest(ups, every) == {"mlp.up_proj"}
+    assert _shortest(ups[1:], every) == {"model.layers.1.mlp.up_proj"}
+    assert _shortest(["lm_head"], every) == {"lm_head"}

@@ -13,7 +13,7 @@ from datasets import Dataset
 
 from engine.builtin import tiny
 from engine.errors import ModelError
-from engine.models.vocabulary import refuse_tokens_without_weights
+from engine.models.vocabulary import check_of_rows, refuse_tokens_without_weights
 from tests.caches import own_cache
 from tests.engine.trainers.conftest import CONVERSATIONS, lines, source, train  # noqa: F401
 
@@ -72,6 +72,22 @@ def test_a_token_without_weights_is_named_with_its_row(tokenizer: Any, row: dict
     assert "tokenizer that belongs to the model" in refused.value.hint
 
 
+def test_a_row_that_has_no_number_is_named_by_its_place(tokenizer: Any) -> None:
+    rows = Dataset.from_list([{"input_ids": [1]}] * 1001 + [{"input_ids": [512]}])
+    with pytest.raises(ModelError, match=r"token 512 \(<odd>\) in row 1001 of data.train has no weights"):
+        refuse_tokens_without_weights(config(), model(512), tokenizer, {"data.train": rows})
+
+
+def test_a_streams_rows_are_looked_at_as_they_come(tokenizer: Any) -> None:
+    check = check_of_rows(config(), model(512), tokenizer)
+    assert check is not None
+    check([{"input_ids": [1, 511], "labels": [-100, 511], "row": 600}])
+    for name in ("input_ids", "labels", "teacher_tokens"):
+        with pytest.raises(ModelError, match=r"token 512 \(<odd>\) in a row of data.train has no weights"):
+            check([{"row": 0, "input_ids": [1]}, {"row": 1, name: [1, 512]}])
+    assert check_of_rows(config(), model(513), tokenizer) is None
+
+
 def test_padding_and_pinned_prompts_are_looked_at_too(tokenizer: Any) -> None:
     with pytest.raises(ModelError, match=r"token 512 \(<odd>\) in run.prompts.1 has no weights"):
         refuse_tokens_without_weights(config("Hello", "An <odd> one"), model(512), tokenizer, {})
@@ -79,7 +95,7 @@ def test_padding_and_pinned_prompts_are_looked_at_too(tokenizer: Any) -> None:
     with pytest.raises(
         ModelError, match=r"model.tokenizer: token 513 \(<pad>\) which pads every batch, has no weights"
     ):
-        refuse_tokens_without_weights(config(tokenizer="here"), model(512), tokenizer, {"data.train": ROWS})
+        refuse_tokens_without_weights(config(tokenizer="here"), model(513), tokenizer, {"data.train": ROWS})
 
 
 def test_a_run_with_a_tokenizer_of_another_model_ends_before_its_first_step(

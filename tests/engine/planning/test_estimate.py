@@ -88,6 +88,12 @@ def test_full_weights_cost_weights_gradients_and_two_states() -> None:
     assert found.memory_total == sum(found.memory.values())
 
 
+def test_gradients_take_the_room_of_activations_unless_they_are_kept_for_the_next_batch() -> None:
+    apart, kept = (of(optim={"gradient_accumulation_steps": batches}).memory for batches in (1, 2))
+    beside = apart["activations"] + apart["logits"]
+    assert kept["gradients"] - apart.get("gradients", 0) == min(beside, kept["gradients"])
+
+
 def test_lora_trains_little_and_saves_little() -> None:
     lora, full = of(adapter={"kind": "lora", "r": 8}), of()
     assert lora.trainable_parameters == 5_046_272
@@ -176,6 +182,10 @@ def test_sampled_answers_are_as_long_as_rows_of_prompt_and_answer() -> None:
     }
     sampled = of(adapter={"kind": "lora"}, method=grpo, **{**rows, "data": {"max_length": 512}})
     assert sampled.memory["activations"] == sft.memory["activations"]
+    short = Facts(machine=H100, model=MODEL, data=DataFacts(rows=9, longest=256))
+    shorter = of(short, adapter={"kind": "lora"}, method=grpo, **{**rows, "data": {"max_length": 4096}})
+    sft = of(adapter={"kind": "lora"}, **{**rows, "data": {"max_length": 512}})
+    assert shorter.memory["activations"] == sft.memory["activations"], "no prompt is longer than the longest"
 
 
 def test_keys_and_values_of_many_answers_count_where_a_step_has_no_room_for_them() -> None:
@@ -286,6 +296,41 @@ def test_the_time_on_a_cpu_has_what_no_model_is_too_small_for() -> None:
     assert seconds(optim=many) > seconds() + 1, "each batch has a price of its own"
     half = {"name": "builtin/tiny", "dtype": "bfloat16"}
     assert seconds(replace(cpu, slow_bfloat16=True), model=half) > seconds(model=half) + 1
+
+
+def test_rows_of_a_sample_stand_for_all_and_every_reason_to_leave_one_out_counts() -> None:
+    sample = DataFacts(rows=90, read=100, total=1_000, masked=1, dropped=2, identical=3, bad=4)
+    found = of(Facts(data=sample))
+    assert (found.masked_rows, found.dropped_rows) == (10, 100)
+
+
+def test_evaluations_count_that_of_the_last_step_and_their_best_checkpoint_is_kept_beside_the_newest() -> None:
+    facts = Facts(machine=H100, model=MODEL, data=DataFacts(rows=1_000, eval_rows=10, tokens=50_000))
+    run = {"eval_steps": 50, "save_steps": 10, "save_total_limit": 3}
+    held_out, plain = of(facts, run=run, data={"val_set_size": 10}), of(facts, run=run)
+    assert (held_out.evaluations, plain.evaluations) == (3, 0)
+    each = plain.checkpoint_bytes
+    assert each is not None
+    assert (held_out.checkpoints_bytes, plain.checkpoints_bytes) == (5 * each, 4 * each)
+
+
+def test_products_of_float32_take_longer_on_a_card_and_less_of_it_in_tf32() -> None:
+    facts = Facts(machine=H100, model=LARGE, data=DataFacts(rows=1_000, tokens=2_000_000))
+    half, rounded, whole = (
+        of(facts, model={"name": "Qwen/Qwen3-8B", "dtype": dtype}, optim={"tf32": tf32}).seconds_left
+        for dtype, tf32 in (("bfloat16", "auto"), ("float32", True), ("float32", False))
+    )
+    assert half is not None
+    assert rounded == pytest.approx(2 * half)
+    assert whole == pytest.approx(8 * half)
+
+
+def test_prompts_that_do_not_fill_a_sampling_are_no_step() -> None:
+    method = {"kind": "grpo", "reward_funcs": ["length:5"], "num_generations": 4, "num_iterations": 2}
+    optim = {"per_device_train_batch_size": 8, "gradient_accumulation_steps": 2}
+    found = of(Facts(data=DataFacts(rows=11)), method=method, optim=optim)
+    # 4 prompts are sampled at a time, for two batches of 8 answers that are trained on twice: two times in 11 prompts.
+    assert found.steps == 4
 
 
 def test_the_change_of_an_edit_is_told() -> None:

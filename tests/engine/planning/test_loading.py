@@ -10,7 +10,7 @@ import pytest
 from engine.config.facts import DataFacts, Facts
 from engine.facts.model_shape import model_facts
 from engine.hardware import GiB, Machine, parse_machine
-from engine.planning import memory_model
+from engine.planning import loading, memory_model
 from engine.planning.auto import effective, resolved
 from engine.planning.estimate import estimate
 from engine.rules import read
@@ -67,6 +67,12 @@ def test_larger_images_and_quicker_steps_take_more_processes() -> None:
         ({"cpu_count": 8}, {"run__devices": 2}, 3, "this machine has 8 cores for 2 training processes"),
         ({"cpu_count": 1}, {}, 0, "this machine has one core"),
         ({"memory_bytes": 4 * GiB}, {}, 4, "each keeps 256 MiB of images in the 4.0 GiB of this machine"),
+        (
+            {"memory_bytes": 6 * GiB},
+            {"run__devices": 2},
+            3,
+            "each keeps 256 MiB of images in the 6.0 GiB of this machine for 2 training processes",
+        ),
         ({"shared_memory_bytes": 64 * 2**20}, {}, 0, "64.0 MiB of shared memory (/dev/shm) hold batches for no more"),
     ],
 )
@@ -101,6 +107,18 @@ def test_where_they_are_of_no_use_or_not_known(facts: Facts, more: Any, value: i
     number, why = chosen(facts, **more)
     assert number == value
     assert reason in why
+
+
+def test_a_batch_that_waits_has_bytes_or_floats_of_its_pixels_as_they_are_shown_to_the_model() -> None:
+    def waits(keeps: bool, **more: Any) -> int:
+        facts = Facts(machine=CARD, model=replace(LARGE, keeps_shape=keeps), data=seeing())
+        return loading.all_waiting_bytes(config(**more), facts, processes=3)
+
+    ahead = 3 * config().data.dataloader_prefetch_factor * 8 * 1_000_000
+    assert (waits(True), waits(False)) == (3 * ahead, 12 * ahead)
+    assert waits(True, data__image_backend="torchvision") == 12 * ahead
+    assert waits(True, data__max_pixels=500_000) == 3 * ahead / 2
+    assert waits(True, data__max_pixels=9_000_000) == waits(True), "no image is made larger"
 
 
 def test_rows_of_text_have_none_and_nothing_is_said_of_them() -> None:

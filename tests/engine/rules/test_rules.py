@@ -9,16 +9,18 @@ from typing import Any
 
 import pytest
 
-from engine.config.facts import Facts
+from engine.config.facts import Facts, TokenizerFacts
 from engine.config.files import as_yaml, put
 from engine.config.findings import RANK
 from engine.config.tree import fields
 from engine.facts.model_shape import TINY
 from engine.hardware import GiB, Gpu, Machine, parse_machine
+from engine.planning.memory_model import checkpoint_bytes
 from engine.rules import RULES, read
 from engine.session.draft import Draft
 from tests.engine.rules.rule_cases.shared import GOOD, GRPO, H100, LARGE, LORA, NOTHING, TINY_FACTS, Case, source
 
+CHECKPOINT = checkpoint_bytes(read(GOOD).config, Facts(model=TINY_FACTS)) or 0
 BY_GROUP = {
     name: import_module(f"tests.engine.rules.rule_cases.{name}").CASES
     for name in dict.fromkeys(rule.group for rule in RULES)
@@ -62,6 +64,58 @@ def test_a_rule_is_quiet_on_a_plain_config_and_without_facts(name: str) -> None:
     plain = Facts(machine=replace(H100, disk_free_bytes=100 * GiB), model=TINY_FACTS, packages={})
     for facts in (Facts(), plain, source(rows=100_000, format="messages")):
         assert [finding for finding in read(GOOD, facts).findings if finding.rule == name] == []
+
+
+TWO_CARDS, QWEN = Facts(machine=parse_machine("2xH100-80GB")), {"model.name": LARGE.name}
+FIFTY = {"optim.max_steps": 50}
+POLYNOMIAL = {"optim.lr_scheduler_type": "polynomial", "optim.learning_rate": 1e-4}
+BOUNDS: dict[str, list[tuple[dict[str, Any], Facts]]] = {
+    "an-evaluation-falls-in-the-run": [
+        ({**FIFTY, "run.eval_steps": steps, "data.val_set_size": 5}, Facts()) for steps in (50, 51)
+    ],
+    "a-checkpoint-falls-in-the-run": [({**FIFTY, "run.save_steps": steps}, Facts()) for steps in (49, 50)],
+    "a-sample-falls-in-the-run": [
+        ({**FIFTY, "run.prompts": ["a"], "run.prompts_steps": steps}, Facts()) for steps in (49, 50)
+    ],
+    "warmup-ends-before-the-run": [({**FIFTY, "optim.warmup_steps": steps}, Facts()) for steps in (49, 50)],
+    "warmup-is-steps-or-a-share": [({"optim.warmup_steps": steps}, Facts()) for steps in (0.5, 1.5)],
+    "learning-rate-is-in-proportion": [
+        ({**QWEN, "optim.learning_rate": rate}, Facts(model=LARGE)) for rate in (3e-4, 5e-4)
+    ],
+    "the-name-fits-a-folder": [({"run.name": letters * "a"}, Facts()) for letters in (100, 101)],
+    "devices-exist": [({"run.devices": devices}, TWO_CARDS) for devices in (2, 3)],
+    "rows-are-divided-into-equal-pieces": [
+        ({"distributed.context_parallel_size": 2, "run.devices": 2, "data.max_length": length}, Facts())
+        for length in (4100, 4102)
+    ],
+    "mismatched-rows-need-a-batch": [
+        ({"method.kind": "kto", "optim.per_device_train_batch_size": size}, Facts()) for size in (2, 1)
+    ],
+    "negatives-come-from-the-batch": [
+        ({"method.kind": "embedding", "optim.per_device_train_batch_size": size}, Facts()) for size in (2, 1)
+    ],
+    "a-falling-rate-ends-below-its-start": [
+        ({**POLYNOMIAL, "optim.lr_scheduler_kwargs": {"lr_end": end}}, Facts()) for end in (9e-5, 1e-4)
+    ],
+    "tokenizer-files-can-be-loaded": [
+        (QWEN, Facts(model=LARGE, tokenizer=TokenizerFacts(LARGE.name, tokens=tokens, base=100)))
+        for tokens in (LARGE.vocab_size, LARGE.vocab_size + 1)
+    ],
+    "checkpoints-fit-the-disk": [
+        ({"run.save_total_limit": 3}, Facts(machine=replace(H100, disk_free_bytes=free), model=TINY_FACTS))
+        for free in (5 * CHECKPOINT + 1, 5 * CHECKPOINT - 1)
+    ],
+}
+"""Of a rule, what is just within its bound and what is just beyond."""
+
+
+def test_a_rule_is_quiet_up_to_its_bound() -> None:
+    for name, cases in BOUNDS.items():
+        within, beyond = (
+            [finding.severity for finding in read(mapping_of(changes), facts).findings if finding.rule == name]
+            for changes, facts in cases
+        )
+        assert (name, within, len(beyond)) == (name, [], 1)
 
 
 @pytest.mark.parametrize("spec", [spec for spec in fields if spec.unsupported], ids=lambda spec: spec.path)
@@ -158,6 +212,24 @@ def test_what_will_not_fit_comes_with_ways_that_help() -> None:
         assert finding.fix is not None
         draft.apply(finding.fix)
     assert finding is None
+
+
+def test_batches_that_fit_are_accumulated_to_the_same_step_and_what_is_near_the_limit_is_told() -> None:
+    def said(batch: int, length: int) -> list[Any]:
+        optim = {"optim.per_device_train_batch_size": batch, "optim.gradient_accumulation_steps": 3}
+        plain = {**QWEN, **LORA, "memory.gradient_checkpointing": False, "data.max_length": length}
+        found = read(mapping_of({**plain, **optim}), Facts(machine=H100, model=LARGE)).findings
+        return [finding for finding in found if finding.rule == "it-fits-into-memory"]
+
+    (much,) = said(4, 4096)
+    assert (much.severity, much.fix.set) == (
+        "error",
+        {"optim.per_device_train_batch_size": 2, "optim.gradient_accumulation_steps": 6},
+    )
+    (near,) = said(2, 4500)
+    assert (near.severity, near.fix) == ("warning", None)
+    assert "this may not fit: needs about" in near.message
+    assert said(2, 4096) == []
 
 
 @pytest.mark.parametrize(

@@ -13,7 +13,9 @@ import pytest
 from engine.config.facts import DataFacts
 from engine.config.tree import fields
 from engine.errors import WorkbenchError
+from engine.planning.estimate import Estimate
 from engine.session.build import BuildSession, step_statuses
+from engine.session.consequences import consequences
 from engine.session.draft import Draft
 
 RATE, BATCH = fields.optim.learning_rate.path, fields.optim.per_device_train_batch_size.path
@@ -37,6 +39,11 @@ def test_what_is_typed_in_one_place_is_one_step_of_undo_though_facts_arrive_betw
         session.edit(lambda typed=typed: draft.set(RATE, typed), typing=RATE)
         draft.learn(replace(draft.facts, data=DataFacts(rows=len(typed))))
     assert draft.value(RATE) == 0.001
+    session.edit(draft.undo)
+    for typed in ("1", "12", "128"):
+        session.edit(lambda typed=typed: draft.set(BATCH, typed), typing=BATCH)
+    told = {each.name: each.change for each in session.consequences}
+    assert told["effective_batch"] == "+64", "from what stood there before it was typed"
     session.edit(draft.undo)
     assert draft.text() == before
 
@@ -82,6 +89,10 @@ def test_a_ready_config_takes_the_place_of_this_one_in_one_step_with_or_without_
 def test_a_config_with_an_error_is_no_start_and_its_step_says_so(session: BuildSession) -> None:
     assert {each.step for each in step_statuses(session.typed(RATE, "-1")) if each.errors} == {"method"}
     assert session.errors == 0, "what is typed is not kept"
+    session.edit(lambda: session.draft.set("optim.warmup_steps", 10_000))
+    (method,) = (each for each in step_statuses(session.typed(RATE, "-1")) if each.step == "method")
+    assert (method.worst, method.errors, method.others) == ("error", 2, 0)
+    session.edit(session.draft.undo)
     session.edit(lambda: session.draft.set(RATE, -1))
     with pytest.raises(WorkbenchError, match="learning_rate"):
         session.launch()
@@ -121,3 +132,15 @@ def test_a_text_is_read_once_for_each_state_of_the_draft(session: BuildSession) 
     again = session.typed(RATE, "fast")
     assert {each.path for each in again} - {each.path for each in first} == {"optim.num_train_epochs"}
     assert session.draft.value(RATE) == 0.004
+
+
+def test_more_memory_and_more_than_there_is_are_told_as_worse_and_over() -> None:
+    before = Estimate(steps=5, memory_total=4 * 2**30, seconds_left=10.0, device_bytes=8 * 2**30)
+    now = replace(before, steps=6, memory_total=9 * 2**30, seconds_left=9.0)
+    found = {each.name: (each.change, each.worse, each.over) for each in consequences(now, before)}
+    assert found == {
+        "steps": ("+1", False, False),
+        "memory_total": ("+5.0 GiB", True, True),
+        "seconds_left": ("−1.0 s", False, False),
+    }
+    assert consequences(before, None)[1].over is False

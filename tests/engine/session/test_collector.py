@@ -80,6 +80,25 @@ def test_rows_are_prepared_again_for_another_seed_so_that_a_launch_finds_them(
         facts.close()
 
 
+def test_a_model_is_looked_at_again_for_another_revision(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(collector, "QUIET_SECONDS", -1.0)
+    monkeypatch.chdir(tmp_path)
+    draft = Draft.new("demo")
+    facts: Any = collector.FactsCollector(draft, Silent().ask)
+    looked: list[str] = []
+    monkeypatch.setattr(facts, "_look", lambda what, find: looked.append(what))
+    try:
+        facts.refresh()
+        assert looked == ["model", "sources"]
+        for path, value in ((fields.optim.max_steps.path, 7), (fields.model.revision.path, "0" * 40)):
+            looked.clear()
+            draft.set(path, value)
+            facts.refresh()
+        assert looked == ["model"]
+    finally:
+        facts.close()
+
+
 def test_counting_is_stopped_until_an_edit_or_a_person_asks_for_it(tmp_path: Path, monkeypatch: Any) -> None:
     monkeypatch.setattr(collector, "QUIET_SECONDS", -1.0)
     monkeypatch.chdir(tmp_path)

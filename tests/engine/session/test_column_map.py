@@ -94,6 +94,12 @@ def test_rows_that_are_others_by_now_get_no_columns_picked_for_the_old(draft: Dr
     with pytest.raises(UsageError, match="source 1 was changed meanwhile"):
         columns.keep()
     assert draft.value("data.train") == other
+    draft.undo()
+    fewer = [{**draft.value("data.train")[0], "rows": 1}]
+    draft.set("data.train", fewer)
+    with pytest.raises(UsageError, match="source 1 was changed meanwhile"):
+        columns.keep()
+    assert draft.value("data.train") == fewer
     draft.set("data.train", [])
     with pytest.raises(UsageError, match="source 1 was changed meanwhile"):
         columns.keep()

@@ -45,3 +45,19 @@ def test_what_the_next_text_is_follows_from_what_was_said() -> None:
     assert (scores.wants, scores.subject) == ("answer", "2 + 2?")
     with pytest.raises(UsageError, match="no rows to train on"):
         scores.rows()
+
+
+def test_a_row_of_messages_says_of_each_answer_that_was_cut_that_nothing_is_learned_of_it() -> None:
+    chat = conversation()
+    chat.turns[0].answers[0].ended = "stopped"
+    tuned, base = chat.rows()
+    assert [message.get("train") for message in tuned["messages"]] == [None, None, False, None, None]
+    assert [message.get("train") for message in base["messages"]] == [None, None, False]
+    assert (tuned["model"], base["model"]) == ("tuned", "base")
+
+
+def test_below_an_answer_stand_its_tokens_its_speed_and_why_it_ended() -> None:
+    assert [Answer(tokens=tokens).note() for tokens in (0, 3)] == ["waiting", "3 tokens"]
+    ended = Answer(tokens=10, done=True, ended="length", result={"seconds": 0.5})
+    assert ended.note() == "10 tokens, 20/s  stopped at max_new_tokens"
+    assert Answer(tokens=1, done=True, ended="stop", result={"seconds": 0}).note() == "1 token"

@@ -48,6 +48,8 @@ def test_a_missing_file_is_named_and_a_hub_name_is_left_to_launch() -> None:
     assert elsewhere.later
     assert "fetched when its rows are shown or counted" in elsewhere.problems[0]
     assert look_at({"path": "someone/something"}, Path.cwd()).later
+    below = look_at({"path": "a/folder/below"}, Path.cwd())
+    assert (below.later, "no such file" in below.problems[0]) == (False, True), "the hub's names have two parts"
 
 
 def test_the_built_in_rows_that_are_shown_are_those_that_are_trained() -> None:

@@ -24,9 +24,9 @@ class Slow:
         self.open.append((ticket, params))
         return ticket
 
-    def answer(self, problem: str = "") -> None:
+    def answer(self, problem: str = "", turns: Any = ()) -> None:
         ticket, params = self.open[-1]
-        found = {"row": params["row"], "text": params["text"] or "own", "problem": problem, "turns": []}
+        found = {"row": params["row"], "text": params["text"] or "own", "problem": problem, "turns": list(turns)}
         ticket.result, ticket.done = lambda timeout: found, True
 
 
@@ -58,6 +58,23 @@ def test_only_what_was_seen_to_write_the_row_is_saved(draft: Draft, tmp_path: Pa
     editing.save("mine.jinja")
     assert (tmp_path / "mine.jinja").read_text() == "{{ mended }}"
     assert draft.config.model.chat_template == "./mine.jinja"
+
+
+def test_a_row_that_cannot_be_written_keeps_what_it_was_and_nothing_of_another_row(draft: Draft) -> None:
+    slow = Slow()
+    editing = TemplateEditing(draft, slow.ask)
+    editing.send()
+    slow.answer(turns=["of row 0"])
+    assert editing.look()
+    editing.type("{{ broken")
+    editing.send()
+    slow.answer("it is broken")
+    assert editing.look()
+    assert (editing.problem, editing.found["turns"]) == ("it is broken", ["of row 0"])
+    editing.go(1)
+    slow.answer("it is broken")
+    assert editing.look()
+    assert (editing.found["row"], editing.found["turns"]) == (1, [])
 
 
 def test_a_file_that_is_there_is_written_over_only_where_the_config_names_it(draft: Draft, tmp_path: Path) -> None:

@@ -71,7 +71,13 @@ def test_what_is_listed(folder: Path) -> None:
 
 @pytest.mark.parametrize(
     ("words", "stay"),
-    [(["--older-than", "30d"], "ac"), (["--older-than", "24h"], "a"), (["--all"], ""), (["bb"], "ac")],
+    [
+        (["--older-than", "30d"], "ac"),
+        (["--older-than", "24h"], "a"),
+        (["--older-than", "2w"], "ac"),
+        (["--all"], ""),
+        (["bb"], "ac"),
+    ],
 )
 def test_what_is_pruned(folder: Path, words: list[str], stay: str) -> None:
     found = cache("prune", *words, "--yes", "--folder", folder)

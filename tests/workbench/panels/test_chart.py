@@ -175,6 +175,10 @@ async def test_zoom_goes_down_to_single_steps_and_back() -> None:
         assert found[0][1] == float(first)
         await pilot.press("0")
         assert chart.window == (0, 4999)
+        await pilot.press("home", "plus")
+        start, stop = chart.window or (0, 0)
+        assert chart.cursor is not None
+        assert (stop - start, start <= chart.cursor < 100) == (2500, True), "around the cursor"
 
 
 async def test_at_a_step_that_one_of_two_runs_never_reached_the_other_alone_has_a_value() -> None:

@@ -97,6 +97,8 @@ def test_a_very_long_row_shows_its_head_and_its_tail() -> None:
     assert "w0 " in text
     assert "w49999" in text
     assert "42,000 tokens not shown" in text
+    marked = lay_out([make(f"w{index} ", index in (49_990, 49_991)) for index in range(50_000)], 80)
+    assert "▌w49990 w49991 ▐w49992" in "".join(plain(marked)), "borders know where the tail stands"
 
 
 def test_packed_rows_are_bands_with_their_place_and_position_ids() -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from engine.run.curves import worded
 from engine.run.series import Series
-from workbench.panels.units import in_unit
+from workbench.panels.units import in_unit, unit_of
 
 
 def test_a_share_is_told_and_drawn_in_percent() -> None:
@@ -19,4 +19,6 @@ def test_a_share_is_told_and_drawn_in_percent() -> None:
     ]
     assert list(in_unit("mean_token_accuracy", series).points()[2]) == [25.0, 100.0]
     assert list(in_unit("loss", series).points()[2]) == [0.25, 1.0]
+    assert list(in_unit("memory_peak", series).points()[2]) == [0.25 / 2**30, 1 / 2**30]
+    assert [unit_of(name) for name in ("memory_peak", "mean_token_accuracy", "loss")] == ["GiB", "%", ""]
     assert "nan" in worded("mean_token_accuracy", float("nan")).lower()

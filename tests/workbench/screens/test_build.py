@@ -15,6 +15,7 @@ from textual import events
 from textual.widgets import Input, OptionList
 
 from engine.config.facts import DataFacts, Facts
+from engine.config.findings import RANK
 from engine.config.kinds import example_row, needs_of
 from engine.config.method import METHODS
 from engine.config.recipes import recipes
@@ -411,6 +412,9 @@ async def test_f_applies_the_fix_in_view() -> None:
         assert [finding for finding in draft.findings if finding.severity == "error"]
 
 
+GOOD_ROWS = "version: 1\nmodel: {name: builtin/tiny}\ndata: {train: [{path: builtin/dates}]}\n"
+
+
 async def test_the_list_of_findings_jumps_to_the_setting() -> None:
     draft = Draft(
         "version: 1\nmodel: {name: builtin/tiny}\ndata: {train: [{path: builtin/dates}]}\noptim: {adam_beta2: 7}\n"
@@ -515,6 +519,30 @@ async def test_backspace_puts_a_setting_back_to_its_default() -> None:
         assert app.draft.config.optim.learning_rate == "auto"
         await pilot.pause()
         assert "auto -> " in shown(app)
+
+
+async def test_backspace_takes_out_what_could_not_be_read() -> None:
+    app = app_of(Draft(f"{GOOD_ROWS}optim: {{adam_beta2: 7}}\n"))
+    async with app.run_test(size=(80, 24)) as pilot:
+        await pilot.press("exclamation_mark", "enter", "backspace")
+        await pilot.pause()
+        assert app.draft.value(fields.optim.adam_beta2.path) is None
+
+
+async def test_the_fix_of_the_finding_under_the_cursor_is_applied_the_gravest_first() -> None:
+    app = app_of(Draft(f"{GOOD_ROWS}optim: {{learning_rate: 5.0, warmup_steps: 2.5}}\n"))
+    async with app.run_test(size=(80, 24)) as pilot:
+        await pilot.press("exclamation_mark")
+        await pilot.pause()
+        screen = app.screen
+        assert isinstance(screen, FindingsScreen)
+        ranks = [RANK[finding.severity] for finding in screen._findings]
+        assert ranks == sorted(ranks)
+        assert [finding.path for finding in screen._findings][:2] == ["optim.warmup_steps", "optim.learning_rate"]
+        await pilot.press("j", "f")
+        await pilot.pause()
+        assert app.draft.value("optim.learning_rate") == 0.001
+        assert app.draft.value("optim.warmup_steps") == 2.5
 
 
 async def test_yaml_goes_through_the_editor_and_back(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -48,7 +48,9 @@ async def test_marked_runs_are_laid_over_each_other_with_what_differs_and_what_t
         await until(pilot, lambda: "quick-0001" in shown(app))
         await pilot.press("c")
         await until(pilot, lambda: "Mark two to 8 runs with Space" in shown(app))
-        await pilot.press("space", "space")
+        await pilot.press("space", "c")
+        await until(pilot, lambda: "1 is marked now" in shown(app))
+        await pilot.press("space")
         await until(pilot, lambda: "c compare" in shown(app))
         assert shown(app).count("•") == 2
         await pilot.press("c")
@@ -60,6 +62,12 @@ async def test_marked_runs_are_laid_over_each_other_with_what_differs_and_what_t
         rates = {"slow-0001": "0.0001", "quick-0001": "0.0003"}
         assert f"optim.learning_rate {rates[order[0]]} {rates[order[1]]}" in text
         assert "run.name" not in text
+        ends = {
+            words[0]: words[1:]
+            for line in shown(app).splitlines()
+            if (words := line.split())[:1] in (["lowest"], ["highest"])
+        }
+        assert all(float(low) < float(high) for low, high in zip(ends["lowest"], ends["highest"], strict=True))
         steps = {"slow-0001": "60", "quick-0001": "40"}
         assert f"step {steps[order[0]]} {steps[order[1]]}" in text
         assert "step 60: 2021-03-03" in text

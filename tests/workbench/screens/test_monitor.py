@@ -450,7 +450,7 @@ async def test_a_curve_whose_held_out_twin_is_not_on_its_chart_keeps_its_value(
 
 async def test_the_load_of_each_expert_is_a_picture_one_key_away(make_run: Any, shown: Shown, writer: Any) -> None:
     run = make_run()
-    writer(run).write("experts", 13, load=["5" * 127 + "0", "09" * 64])
+    writer(run).write("experts", 13, load=["5" * 127 + "0", "09" * 64], layers=[1, 2])
     app = app_of(run)
     async with app.run_test(size=(80, 24)) as pilot:
         await until(pilot, lambda: " 9 experts" in shown(app))
@@ -464,7 +464,7 @@ async def test_the_load_of_each_expert_is_a_picture_one_key_away(make_run: Any, 
         app.screen.view.ranks.clear()
         await pilot.press("9")
         await until(pilot, lambda: "█" * 64 in shown(app))
-        assert f"0 {'▄' * 64}  1" in shown(app)
+        assert f"1 {'▄' * 64}  1" in shown(app)
         assert "A column holds 2 experts" in " ".join(shown(app).split())
 
 
@@ -496,6 +496,10 @@ async def test_each_rank_is_shown_and_its_log_is_one_key_away(make_run: Any, sho
         await pilot.press("[")
         await until(pilot, lambda: "step 60 went well" in shown(app))
         assert "worker.log: all 4 ranks together" in shown(app)
+        await pilot.press("[")
+        await until(pilot, lambda: "rank 3: process 103" in shown(app))
+        await pilot.press("]")
+        await until(pilot, lambda: "step 60 went well" in shown(app))
 
 
 async def test_words_are_found_in_the_log(make_run: Any, shown: Shown) -> None:
@@ -687,6 +691,14 @@ async def test_leaving_a_run_outside_the_known_folder_says_how_to_come_back(make
         await pilot.pause(0.2)
         await pilot.press("q")
     assert app.goodbye == [f"dates-0001 goes on without this window. `workbench {run.path}` shows it again."]
+
+
+async def test_a_run_that_had_finished_before_is_no_news_when_one_leaves(make_run: Any) -> None:
+    app = app_of(make_run("finished"))
+    async with app.run_test(size=(80, 24)) as pilot:
+        await pilot.pause(0.2)
+        await pilot.press("q")
+    assert app.goodbye == []
 
 
 async def test_a_run_that_finishes_in_sight_says_where_its_model_is(make_run: Any, shown: Shown, writer: Any) -> None:

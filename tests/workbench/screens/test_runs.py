@@ -140,6 +140,9 @@ async def test_words_narrow_the_list_and_order_changes_it(make_run: Any, shown: 
         table = await listed(pilot, 2)
         await pilot.press("o", "o")
         assert [row.run.id for row in table.rows] == ["alpha-0001", "zebra-0001"]
+        large = {row.run.id: row.bytes for row in table.rows}
+        await pilot.press("o", "o")
+        assert [row.run.id for row in table.rows] == sorted(large, key=lambda name: -large[name])
         await pilot.press("slash", *"zeb", "enter")
         await pilot.pause(0.1)
         assert [row.run.id for row in table.rows] == ["zebra-0001"]
@@ -147,6 +150,16 @@ async def test_words_narrow_the_list_and_order_changes_it(make_run: Any, shown: 
         await pilot.press("slash", *"xyz", "enter")
         await pilot.pause(0.1)
         assert "No run matches" in shown(app)
+
+
+async def test_a_run_without_a_loss_stands_behind_those_that_have_one(make_run: Any) -> None:
+    root = make_run("finished", name="learned").path.parent
+    make_run("starting", name="begins")
+    app = app_of(root)
+    async with app.run_test(size=(80, 24)) as pilot:
+        table = await listed(pilot, 2)
+        await pilot.press("o", "o", "o")
+        assert [row.run.id for row in table.rows] == ["learned-0001", "begins-0001"]
 
 
 async def test_a_run_is_deleted_only_when_confirmed_and_only_itself(

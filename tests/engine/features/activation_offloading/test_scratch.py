@@ -74,6 +74,19 @@ def test_a_tensor_saved_twice_is_written_once_and_a_changed_one_again(tmp_path):
     scratch.close()
 
 
+def test_the_file_begins_anew_once_nothing_in_it_is_needed(tmp_path):
+    scratch = Scratch(tmp_path)
+    try:
+        assert [scratch.write(memoryview(bytes(size))) for size in (100, 50)] == [0, 100]
+        scratch.release()
+        assert scratch.write(memoryview(bytes(10))) == 150, "the other one is still needed"
+        for _ in range(2):
+            scratch.release()
+        assert scratch.write(memoryview(bytes(10))) == 0
+    finally:
+        scratch.close()
+
+
 def test_the_file_is_private_and_has_no_name(tmp_path):
     scratch = Scratch(tmp_path)
     assert stat.S_IMODE(os.stat(scratch.folder).st_mode) == 0o700

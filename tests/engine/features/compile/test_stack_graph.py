@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+
 import pytest
 import torch
 
@@ -10,6 +12,8 @@ from engine.features.compile import apply as compiled
 from engine.features.compile import stack_graph
 from engine.features.compile.stack_graph import StackGraph
 from tests.engine.features.conftest import built_of, tiny_model
+from tests.engine.features.families import batches as rows_of
+from tests.engine.features.families import made
 
 
 class Again:
@@ -165,6 +169,37 @@ def test_a_recording_that_fails_leaves_layers_as_they_are(recorded, monkeypatch)
         same(learn(model, [ids(seed)]), learn(plain, [ids(seed)]))
     assert [row.effective for row in told] == ["off"]
     assert "not permitted" in told[0].detail
+
+
+def test_where_no_batch_comes_again_the_receipt_says_so(recorded, monkeypatch):
+    model, _, by, told, _ = recorded
+    monkeypatch.setattr(stack_graph, "SILENT", 4)
+    for seed in range(6):
+        learn(model, [ids(seed, length=5 + seed % 2)])
+    assert [row.effective for row in told] == ["off"]
+    assert "the same shapes" in told[0].detail
+    for seed in range(3):
+        learn(model, [ids(seed)])
+    assert [row.effective for row in told] == ["off", "recorded"]
+    assert by.recordings == 2
+
+
+def test_of_a_model_that_sees_the_layers_that_read_text_are_recorded(monkeypatch):
+    model, seen = made("qwen3_vl").train(), []
+
+    class Fails(Again):
+        def record(self, run):
+            raise RuntimeError("operation not permitted when stream is capturing")
+
+    monkeypatch.setattr(stack_graph, "recorder", lambda device: Fails())
+    writer = SimpleNamespace(write=lambda kind, entries: seen.extend(entries))
+    built = built_of(SimpleNamespace(model=model, writer=writer))
+    undo = compiled._record(built, built.decoder_layers(), compiled.WITHIN_HOOKS)
+    for batch in rows_of(4, 2, 5):
+        model(input_ids=batch, labels=batch, use_cache=False).loss.backward()
+    undo()
+    assert [entry["feature"] for entry in seen] == [stack_graph.FEATURE]
+    assert "not permitted" in seen[0]["detail"]
 
 
 def test_what_cannot_be_recorded_is_named():

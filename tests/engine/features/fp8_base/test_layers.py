@@ -19,7 +19,6 @@ from engine.facts.model_shape import model_facts
 from engine.features import fp8_base as fp8
 from engine.features.compile.apply import _call, checkpoint_inside
 from engine.features.compile.grouped import group
-from engine.features.fp8_base import layers as fp8_base
 from engine.features.fp8_base.layers import Fp8BaseLinear, compute_in_fp8, rounded_rows
 from engine.features.load import load_model
 from engine.models.stored_fp8 import dequantized
@@ -282,7 +281,7 @@ def test_a_compiled_layer_rounds_one_input_once_for_all_that_read_it_and_keeps_n
 
 def in_fp8_here(monkeypatch):
     """The machine's products in place of a card's, and layers as small as those of the built-in model."""
-    monkeypatch.setattr(fp8_base, "refuse_what_has_no_fp8", lambda config: None)
+    monkeypatch.setattr("engine.features.load.refuse_what_has_no_fp8", lambda config: None)
     monkeypatch.setattr(fp8, "LEAST_NUMBERS", 0)
 
 

@@ -163,6 +163,13 @@ def test_what_is_padded_in_front_looks_both_ways_or_sees_is_left_alone():
         assert padding.apply(config(kind), built_of(SimpleNamespace(model=model))) is None
 
 
+def test_packs_of_separate_documents_are_not_told_to_have_lost_a_mask():
+    for columns, told in ((["input_ids", "seq_lengths"], False), (["input_ids", "documents"], True)):
+        packs = SimpleNamespace(column_names=columns)
+        done = padding.apply(config(), built_of(SimpleNamespace(model=tiny_model(), train_dataset=packs)))
+        assert (done is not None) is told
+
+
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
 @pytest.mark.parametrize("compiled", [False, True])

@@ -12,7 +12,7 @@ from torch._dynamo.utils import counters
 
 from engine.features.compile import apply as compiled
 from engine.features.fused_experts.apply import blocks, fuse
-from engine.features.router_load.apply import apply, spread
+from engine.features.router_load.apply import Pictures, apply, spread
 from engine.run.expert_load import digits
 from tests.engine.features.compile.test_apply import cache, config  # noqa: F401  what is compiled goes with the test
 from tests.engine.features.conftest import built_of
@@ -76,11 +76,38 @@ def test_the_load_of_each_expert_is_written_as_a_picture_now_and_then(monkeypatc
         step(trainer, batches(1, 3, 7)[0])
         trainer.log({"loss": 1.0})
     half = len(chosen) // 2
-    assert written == [("experts", {"load": [digits(each.bincount(minlength=4).tolist()) for each in chosen[:half]]})]
+    load = [digits(each.bincount(minlength=4).tolist()) for each in chosen[:half]]
+    assert written == [("experts", {"load": load, "layers": list(range(half))})]
     monkeypatch.setattr("engine.features.router_load.apply.PICTURE_SECONDS", 0.0)
     step(trainer, batches(1, 3, 7)[0])
     trainer.log({"loss": 1.0})
+    assert len(written) == 1, "the same load is no new picture"
+    step(trainer, torch.full((1, 4), 7))  # of one token, which goes to two experts
+    trainer.log({"loss": 1.0})
     assert len(written) == 2
+
+
+def test_a_picture_names_the_layers_of_the_model_that_have_experts():
+    written, trainer = [], Trainer(made("qwen3_moe", mlp_only_layers=[0], num_hidden_layers=3))
+    trainer.writer = SimpleNamespace(write=lambda kind, **told: written.append(told))
+    apply(SimpleNamespace(), built_of(trainer))
+    step(trainer, batches(1, 3, 7)[0])
+    trainer.log({"loss": 1.0})
+    assert written[0]["layers"] == [1, 2]
+
+
+def test_a_month_of_pictures_is_less_than_a_thousand(monkeypatch):
+    now, written = [0.0], []
+    monkeypatch.setattr("engine.features.router_load.apply.time", SimpleNamespace(monotonic=lambda: now[0]))
+    pictures = Pictures(SimpleNamespace(write=lambda kind, **told: written.append(now[0])), [0])
+    counts = {}
+    for day in (1, 30):
+        while now[0] < day * 86_400:
+            pictures.show(["59" if len(written) % 2 else "95"])
+            now[0] += 10.0
+        counts[day] = len(written)
+    assert 300 < counts[1] < 500
+    assert counts[1] < counts[30] < 1000
 
 
 @pytest.mark.parametrize("fused", [False, True])

@@ -7,6 +7,8 @@ from engine.hardware import Machine
 from tests.engine.rules.rule_cases.shared import (
     LORA,
     Case,
+    model,
+    source,
 )
 
 CASES: dict[str, list[Case]] = {
@@ -67,6 +69,10 @@ CASES: dict[str, list[Case]] = {
             ({"memory.activation_offloading": "cpu"}, Facts()),
             ({"distributed.strategy": "fsdp2"}, Facts()),
             ({"adapter": {"kind": "lora", "lora_dropout": 0.1}}, Facts()),
+            ({"run.devices": 2}, Facts()),
+            ({"method": {"kind": "dpo"}}, Facts()),
+            ({}, model(experts=8, model_type="mixtral")),
+            ({}, source(images="line 4")),
         )
     ],
     "tiles-are-not-compiled": [

@@ -28,6 +28,9 @@ MIXTURE = Facts(
 
 CASES: dict[str, list[Case]] = {
     "model-is-named": [({"model.name": ""}, Facts(), "model.name", "error")],
+    "tokens-go-to-as-many-experts-as-there-are": [
+        ({}, model(model_type="mixtral", parameters=1000, experts=8, experts_per_token=9), "model.name", "error")
+    ],
     "blocks-that-layers-share-take-no-adapter": [
         (
             {**LORA, "adapter.target_modules": asked},

@@ -1,0 +1,25 @@
+"""Values as a form writes them: with the unit of one and of many, in few words."""
+
+from __future__ import annotations
+
+from engine.config.tree import fields
+from workbench.panels.fields import in_words, unit_of
+
+
+def test_one_of_a_unit_is_no_more_than_one() -> None:
+    assert {spec.unit for spec in fields if spec.unit.endswith("ches")} <= {"batches"}
+    for spec in fields:
+        if spec.unit.endswith("s") and spec.unit not in ("times",):
+            one = unit_of(spec, 1)
+            assert unit_of(spec, 2) == spec.unit
+            assert one + ("es" if spec.unit.endswith("ches") else "s") == spec.unit
+    assert unit_of(fields.run.save_steps, 1) == "step"
+
+
+def test_values_are_short_and_whole() -> None:
+    length, seed = fields.data.max_length, fields.run.seed
+    assert [in_words(length, value) for value in (512, 10_000, None, True)] == ["512", "10,000", "none", "yes"]
+    assert in_words(seed, 123_456) == "123456", "no number of things"
+    assert in_words(fields.optim.learning_rate, 2e-05) == "2e-05"
+    assert in_words(fields.run.report_to, ["wandb", "tensorboard"]) == "wandb, tensorboard"
+    assert in_words(fields.run.prompts, ["Who?", "When?"]) == "Who? +1"
