@@ -73,7 +73,7 @@ class JobSupervisor(Supervisor):
     def _watch_requests(self) -> None:
         if self.told and not self.asked and self.final is None:
             with contextlib.suppress(WorkbenchError):  # a folder that is away for a moment is asked at the next look
-                self.asked = control.request(self.run, "save_stop", by=self.by)
+                self.asked = control.request(self.run, "save_stop", by=self.by, hurried=True)
         super()._watch_requests()
 
     def _close(self, code: int | None) -> None:

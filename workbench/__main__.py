@@ -18,7 +18,7 @@ from engine.errors import WorkbenchError, nearest
 from workbench.cli.ending import ended_by, ends_are_interrupts
 from workbench.cli.output import document, echo, refuse
 from workbench.crash import crashed
-from workbench.home import provide_home
+from workbench.home import NEED_NONE, provide_home
 
 # name -> (module, what it does); the help text stands here so that `--help` imports no command.
 COMMANDS: dict[str, tuple[str, str]] = {
@@ -95,6 +95,8 @@ def cli(ctx: click.Context, runs: str | None) -> object:
     workbench RUN             open a run in the app
     """
     name = ctx.invoked_subcommand
+    if name not in NEED_NONE and not {"--help", "-h"} & set(sys.argv[1:]) and (words := provide_home()):
+        echo(words, err=True)
     if name is None:
         return ctx.invoke(import_module("workbench.cli.app").command, runs=runs)
     if runs is not None:
@@ -129,8 +131,6 @@ def _run(*, as_json: bool) -> int:
     """Run the command that was called; the exit code. Asked for by the words alone, JSON answers a wrong call too."""
     usage = ""
     try:
-        if words := provide_home():
-            echo(words, err=True)
         result = cli.main(prog_name="workbench", standalone_mode=False)
         return result if isinstance(result, int) else 0
     except (click.exceptions.Abort, KeyboardInterrupt):

@@ -19,7 +19,7 @@ from textual.binding import Binding, BindingType
 class Action:
     """One thing to do: `line` puts it on the key line at the bottom as "key word", `quiet` keeps it out of the palette.
 
-    `when` is what must hold of a run ("running", "finished", "ended early", "failed", "groups", "ranks", "plain") or a chat for its key line to show it.
+    `when` is what must hold of a run ("running", "finished", "ended early", "failed", "groups", "ranks", "experts", "plain", "room") or a chat for its key line to show it.
     """
 
     id: str
@@ -270,7 +270,7 @@ ACTIONS: tuple[Action, ...] = (
     Action("tab('curves')", "1", "curves", "Curves and newest numbers", ("monitor",), "1", line="1 curves"),
     Action("tab('samples')", "2", "samples", "Answers to the pinned prompts", ("monitor",), "2", line="2 samples"),
     Action("tab('log')", "3", "log", "What the worker printed", ("monitor",), "3", line="3 log"),
-    Action("tab('receipt')", "4", "receipt", "What was really done", ("monitor",), "4", line="4 receipt"),
+    Action("tab('receipt')", "4", "receipt", "What was really done", ("monitor",), "4", line="4 receipt", when="room"),
     Action("tab('config')", "5", "config", "The config of this run", ("monitor",), "5", line="5 config", when="plain"),
     Action(
         "tab('end')",

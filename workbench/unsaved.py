@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from engine.errors import WorkbenchError
+from engine.run.lock import try_flock
 from engine.run.process import host, identity, identity_from
 
 if TYPE_CHECKING:
@@ -63,7 +64,10 @@ class Unsaved:
 
     def __init__(self, cache: Path, state: Path) -> None:
         self._folder, self._state = cache / "unsaved", state
-        self._place = self._folder / f"{os.getpid()}.json"
+        who = identity()
+        # Windows in several containers have the same numbers.
+        self._place = self._folder / f"{os.getpid()}-{who.start if who else 0}.json"
+        self._open = -1
         self._kept: Mapping[str, Any] | None = None
         self._given_up = False
         self._lock = threading.Lock()
@@ -81,12 +85,19 @@ class Unsaved:
                 return
             if entry is None:
                 self._place.unlink(missing_ok=True)
+                self._hold(-1)
             elif entry != self._kept or file is not None:
                 who = identity()
                 aside = {"when": time.time(), "file": str(file) if file else None, "owner": who and who.as_json()}
                 self._folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-                _write_whole(self._place, json.dumps({**entry, **aside}))
+                self._hold(_write_whole(self._place, json.dumps({**entry, **aside})))
             self._kept = entry
+
+    def _hold(self, handle: int) -> None:
+        """The file stays open with a lock on it, for windows in other containers, which cannot see this process."""
+        if self._open >= 0:
+            os.close(self._open)
+        self._open = handle
 
     def give_up(self) -> None:
         """The person leaves and has said what shall become of the config: nothing is kept any more."""
@@ -117,6 +128,8 @@ class Unsaved:
             return None
         owner = identity_from(document.get("owner")) if isinstance(document, dict) else None
         if owner is None or owner.host != host() or owner.alive or not isinstance(document.get("text"), str):
+            return None
+        if owner.beside and _is_open(place):
             return None
         source = Path(document["path"]) if isinstance(document.get("path"), str) else None
         if path is not None and source != path:
@@ -152,16 +165,34 @@ def _entries(folder: Path) -> Iterator[Path]:
     yield from (folder / name for name in names if name.endswith(".json"))
 
 
-def _write_whole(place: Path, text: str) -> None:
-    """The new content or the old, whatever happens in between."""
+def _is_open(place: Path) -> bool:
+    """Whether the window that wrote this holds it."""
+    try:
+        handle = os.open(place, os.O_RDWR | os.O_CLOEXEC)
+    except OSError:
+        return False
+    try:
+        return try_flock(handle) == "busy"
+    finally:
+        os.close(handle)
+
+
+def _write_whole(place: Path, text: str) -> int:
+    """The new content or the old, whatever happens in between; a handle that holds the file's lock, where there are locks."""
     handle, name = tempfile.mkstemp(dir=place.parent, prefix=".unsaved-")
+    held = -1
     try:
         with os.fdopen(handle, "w", encoding="utf-8") as file:
             file.write(text)
             file.flush()
             os.fsync(file.fileno())
+            try_flock(file.fileno())
+            held = os.dup(file.fileno())
         os.replace(name, place)
+        return held
     except BaseException:
+        if held >= 0:
+            os.close(held)
         with contextlib.suppress(OSError):
             os.unlink(name)
         raise

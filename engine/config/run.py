@@ -115,4 +115,5 @@ class Run(Section):
     grace_seconds: Annotated[int, Ge(1), Le(86_400), Title("Time to stop"), Unit("seconds"), Expert] = 60
     """How long a run that was asked to stop may go without an answer before it is ended. A checkpoint that is being written
     then is waited for, unless nothing of it changes for ten minutes, and so is the step that is to be saved, for half an hour
-    while it computes; `workbench train` that gets SIGTERM or Ctrl-C waits no longer than this."""
+    while it computes. `workbench train` that gets SIGTERM, or Ctrl-C without a terminal, waits no longer than this for a step, nor
+    does a job of SLURM whose time ends."""

@@ -41,19 +41,22 @@ LIST_SECONDS, TICK_NS = 1.0, 50_000_000
 
 @dataclass(frozen=True)
 class Request:
-    """One request as the worker sees it. `now` asks the supervisor to signal the worker at once."""
+    """One request as the worker sees it. `now` asks the supervisor to signal the worker at once; `hurried` is of one who has no
+    more time than `grace_seconds`, as a scheduler's limit or `docker stop` leave it."""
 
     id: str
     do: str
     by: str
     t: float
     now: bool = False
+    hurried: bool = False
     path: Path | None = None
 
 
-def request(folder: RunFolder, do: str, by: str = "", *, now: bool = False) -> str:
+def request(folder: RunFolder, do: str, by: str = "", *, now: bool = False, hurried: bool = False) -> str:
     """Put a request into the run's folder; returns its id. Raises WorkbenchError where nobody could answer it.
 
+    With `hurried` a step that is longer than the run's grace is not waited for: who asks is ended himself soon after.
     A request to end takes a job that waits in a cluster out of its queue.
     """
     if do not in DO:
@@ -72,6 +75,7 @@ def request(folder: RunFolder, do: str, by: str = "", *, now: bool = False) -> s
         "do": do,
         "by": by or f"process {os.getpid()}",
         "now": now,
+        "hurried": hurried,
     }
     try:
         inside.replace(folder, folder.control / f"{name}.json", json.dumps(body))
@@ -114,6 +118,7 @@ def parse(path: Path) -> Request | str:
         by=visible(str(body.get("by") or "someone"))[:100],
         t=float(t) if isinstance(t, (int, float)) else 0.0,
         now=body.get("now") is True,
+        hurried=body.get("hurried") is True,
         path=path,
     )
 

@@ -265,8 +265,23 @@ def unattended(run: RunFolder) -> bool:
         return False
     if "supervisor_pid" not in values and time.time() - float(values.get("created") or 0) < 60:
         return False  # being launched at this moment
+    return not _attended(run)
+
+
+def _attended(run: RunFolder) -> bool:
+    """Whether its supervisor lives. One in another container of this machine is known by its lock on the folder, or that of the
+    worker, whose supervisor is then that container's to bring."""
     supervisor = run.supervisor()
-    return supervisor is None or not supervisor.alive
+    if supervisor is None or not supervisor.beside:
+        return supervisor is not None and supervisor.alive
+    try:
+        handle = os.open(run.path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    except OSError:
+        return False
+    try:
+        return try_flock(handle) == "busy" or is_held(run)
+    finally:
+        os.close(handle)
 
 
 def attend_soon(run: RunFolder) -> subprocess.Popen[bytes]:
@@ -303,7 +318,8 @@ def _said_last_word(run: RunFolder) -> bool:
 
 
 def _alive(run: RunFolder) -> bool:
-    return any(process is not None and process.alive for process in (run.worker(), run.supervisor()))
+    worker = run.worker()
+    return (worker is not None and worker.alive) or _attended(run)
 
 
 def devices_of_live(root: Path, *, leaving: bool = True) -> dict[str, list[str]]:

@@ -63,23 +63,30 @@ def start_time(pid: int) -> int | None:
         return None
 
 
-def busy_seconds(pid: int) -> float:
-    """How long the threads of a process have computed or waited for a core to compute on; 0.0 where that cannot be known."""
+def busy_seconds(pid: int) -> dict[tuple[int, int, int], float]:
+    """How long each thread of a process has computed or waited for a core to compute on, by pid, thread and the thread's start;
+    where threads cannot be looked at the process counts as one. Empty where nothing can be known."""
     if not os.path.isdir("/proc/self"):
         import psutil
 
         try:
-            return float(sum(psutil.Process(pid).cpu_times()[:2]))
+            process = psutil.Process(pid)
+            return {(pid, pid, int(process.create_time() * 100)): float(sum(process.cpu_times()[:2]))}
         except psutil.Error:
-            return 0.0
-    total = 0
+            return {}
+    busy = {}
     try:
         for thread in os.listdir(f"/proc/{pid}/task"):
-            with open(f"/proc/{pid}/task/{thread}/schedstat", "rb") as file:
-                total += sum(map(int, file.read().split()[:2]))
-    except (OSError, ValueError):  # one that is gone by now
+            try:
+                with open(f"/proc/{pid}/task/{thread}/stat", "rb") as file:
+                    start = int(file.read().rpartition(b")")[2].split()[19])
+                with open(f"/proc/{pid}/task/{thread}/schedstat", "rb") as file:
+                    busy[pid, int(thread), start] = sum(map(int, file.read().split()[:2])) / 1e9
+            except (OSError, ValueError, IndexError):  # one that is gone by now
+                continue
+    except OSError:
         pass
-    return total / 1e9
+    return busy
 
 
 @dataclass(frozen=True)
@@ -98,6 +105,11 @@ class Identity:
     def here(self) -> bool:
         """Whether this machine, in this boot, can see the process at all."""
         return self.host == host() and self.boot == boot_id()
+
+    @property
+    def beside(self) -> bool:
+        """Whether the process is of this machine's boot, but counted in another container: a lock tells whether it lives."""
+        return self.host == host() and self.boot != boot_id() and self.boot.split(" ")[0] == boot_id().split(" ")[0]
 
     @property
     def alive(self) -> bool:

@@ -2,8 +2,9 @@
 
 How long it has is `grace_seconds` of run.json. A save under way is not cut short for as long as it moves: the time counts from
 its end, or from `STILL_SECONDS` after it last wrote anything. Nor is a step that is to be saved, for as long as the worker
-computes: a request is answered between steps, and one may take minutes. Who asks with `now` waits for neither. A worker that
-has said how the run ended, and stays all the same, is ended too. Standard library only.
+computes: a request is answered between steps, and one may take minutes; its time counts from when it was last seen to. Who is
+`hurried` waits for no such step, who asks with `now` for neither. A worker that has said how the run ended, and stays all the
+same, is ended too. Standard library only.
 """
 
 from __future__ import annotations
@@ -80,7 +81,9 @@ class Work:
         """Whether it computes at the moment."""
         if (passed := now - self._looked) >= LOOK_SECONDS:
             busy = worker.busy_seconds()
-            self._works = busy - self._busy >= WORKS * passed
+            # Of those that were there both times: what a helper had computed is gone with it.
+            more = sum(max(0.0, seconds - self._busy[who]) for who, seconds in busy.items() if who in self._busy)
+            self._works = more >= WORKS * passed
             self._looked, self._busy = now, busy
         return self._works
 
@@ -98,6 +101,7 @@ class StopRequests:
         self._save: Save | None = None
         self._saved_at = 0.0
         self._work: Work | None = None
+        self._worked_at = 0.0
         self._term_at: dict[str, float] = {}
         self._killed: set[str] = set()
 
@@ -139,10 +143,13 @@ class StopRequests:
                 return
         if request.do == "stop" or request.id not in self._answered or self._saves is not None:
             since, grace = max(since, self._saved_at), self._grace()
-            if request.do != "stop" and self._saves is None and now - since < LONG_STEP_SECONDS:
+            patient = request.do != "stop" and not request.hurried and self._saves is None
+            if patient and now - since < LONG_STEP_SECONDS:
                 self._work = self._work or Work(worker, now)
                 if self._work.goes_on(worker, now):
+                    self._worked_at = now
                     return
+                since = max(since, self._worked_at)  # idle for so long, not in this very moment
             if now - since >= grace:
                 self.overdue = request
                 self._end(worker, now, since, grace, grace, "answer" if self._saves is None else "save")

@@ -64,9 +64,12 @@ class WorkerProcess:
         """A child of this process is the worker for certain; of any other that has to be proven at this very moment."""
         return self._child is not None or self.family.may_be_signalled(self.run, leaving=leaving)
 
-    def busy_seconds(self) -> float:
-        """How long the worker, its ranks and whatever they started have computed, or waited for a core to."""
-        return sum(map(busy_seconds, (self.who.pid, *self.family.members())))
+    def busy_seconds(self) -> dict[tuple[int, int, int], float]:
+        """How long each thread of the worker, its ranks and whatever they started has computed, or waited for a core to."""
+        busy: dict[tuple[int, int, int], float] = {}
+        for pid in (self.who.pid, *self.family.members()):
+            busy |= busy_seconds(pid)
+        return busy
 
     def send(self, number: int) -> None:
         """Signal the worker itself, if it is still the same process."""

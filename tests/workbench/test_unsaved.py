@@ -56,6 +56,21 @@ def test_what_a_dead_window_left_is_offered_once_and_lies_in_a_file(tmp_path: Pa
     assert [path.name for path in (tmp_path / "cache").rglob("*") if path.is_file()] == []
 
 
+def test_a_window_in_another_container_is_known_by_its_lock(tmp_path: Path, changed: Draft) -> None:
+    unsaved = Unsaved(tmp_path / "cache", tmp_path / "state")
+    unsaved.write(unsaved.entry(changed))
+    said = json.loads(unsaved._place.read_text())
+    said["owner"]["boot"] = f"{said['owner']['boot'].split()[0]} pid:[1]"
+    with open(unsaved._place, "r+") as file:
+        file.write(json.dumps(said))
+    second = Unsaved(tmp_path / "cache", tmp_path / "state")
+    assert second.left(None) == []
+    os.close(unsaved._open)  # as its end does
+    unsaved._open = -1
+    (kept,) = second.left(None)
+    assert kept.text == changed.text()
+
+
 def test_what_was_left_last_is_offered_first(tmp_path: Path, changed: Draft) -> None:
     unsaved = Unsaved(tmp_path / "cache", tmp_path / "state")
     unsaved.write(unsaved.entry(changed))

@@ -194,4 +194,5 @@ def _network() -> Iterator[Check]:
         yield Check("hub", "note", f"{' and '.join(offline)} is set: only models and data on this machine are used")
     else:
         home = os.environ.get("HF_HOME") or os.path.join(os.path.expanduser("~"), ".cache", "huggingface")
-        yield Check("hub", "ok", f"downloads are kept in {visible(redact(home))}")
+        place = os.environ.get("HF_HUB_CACHE") or home
+        yield Check("hub", "ok", f"downloads are kept in {visible(redact(place))}")

@@ -6,7 +6,9 @@ to stderr. Nothing here can touch the run: leaving is always harmless.
 
 from __future__ import annotations
 
+import contextlib
 import gc
+import os
 import sys
 import time
 from collections.abc import Callable
@@ -43,6 +45,15 @@ def state_text(state: str) -> str:
     return f"{look(state).glyph} {state}"
 
 
+def reap() -> None:
+    """Takes note of processes that ended after their parents had: those are the children of a container's first process, and
+    would stay in its table as zombies."""
+    if os.getpid() == 1:
+        with contextlib.suppress(ChildProcessError):
+            while os.waitpid(-1, os.WNOHANG)[0]:
+                pass
+
+
 class Follower:
     """Prints what is new in a run's view, each thing once."""
 
@@ -74,6 +85,7 @@ class Follower:
         """Follow until `done` says so or the run is over and its processes are gone; returns the view."""
         gc.enable()  # off since the command started, and this may go on for days
         while True:
+            reap()
             self.watch.poll()
             view = self.watch.view
             self._news(view)

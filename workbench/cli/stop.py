@@ -7,6 +7,7 @@ import click
 from engine.errors import UsageError, WorkbenchError
 from engine.run import checkpoint, store
 from engine.run.index import peek
+from engine.run.stop_requests import LONG_STEP_SECONDS
 from workbench.calling import run_name
 from workbench.cli.asking import ask
 from workbench.cli.following import state_text, summary
@@ -23,13 +24,14 @@ from workbench.cli.output import echo, print_json
 def command(run: str, save: bool, end_of_epoch: bool, now: bool, runs: str | None, as_json: bool) -> int:
     """Stop a run after its current step. Checkpoints made so far are kept; steps after the newest one are lost.
 
-    With --save it writes a checkpoint first. A run that does not answer within run.grace_seconds is ended.
+    With --save it writes a checkpoint first; a step that takes long is waited for while the worker computes, for half an
+    hour. A run that does not answer within run.grace_seconds is ended.
     """
     if save + end_of_epoch + now > 1:
         raise UsageError("--save, --end-of-epoch and --now exclude each other; choose one.")
     folder = store.find(run, store.runs_dir(runs))
     grace = folder.read_json().get("grace_seconds")
-    patience = 2.0 * (grace if isinstance(grace, (int, float)) else 60) + 30
+    patience = 2.0 * (grace if isinstance(grace, (int, float)) else 60) + (LONG_STEP_SECONDS if save else 30)
     do = "save_stop" if save else "end_of_epoch" if end_of_epoch else "stop"
     view = ask(folder, do, now=now, patience=86_400 if end_of_epoch else patience)
     kept, _ = checkpoint.newest_valid(folder, hashes=False)

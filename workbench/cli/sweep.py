@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
+import math
+import os
+import signal
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -15,12 +19,14 @@ from engine.figures import count, number
 from engine.run import control, launch, slurm, store
 from engine.run.best import metric_of
 from engine.run.curves import titled, worded
+from engine.run.stop_requests import DEFAULT_GRACE
 from engine.run.store import ENDED, RunFolder
 from engine.run.sweep import PICTURED, SANE, Axes, axes, new_id, results, runs_of
 from workbench.calling import run_name
 from workbench.cli.clusters import at_a_time, cluster_options, hand_over, job_of, require_room, show_script, tasks_of
-from workbench.cli.following import state_text
+from workbench.cli.following import reap, state_text
 from workbench.cli.output import clear, echo, print_json, rewrite
+from workbench.cli.train import hold_container
 from workbench.panels.run_table import SPARK
 
 if TYPE_CHECKING:
@@ -61,10 +67,13 @@ def command(
     workbench sweep my.yaml adapter.r=4,8,16 --to slurm --time 4:00:00 --array-limit 2
     workbench sweep my-3fa2c1
 
+    As the first process of a container it saves and stops its runs on SIGTERM and Ctrl-C, and --detach is refused.
+
     Exit code: 0 where all runs finished or were stopped on request, 1 where one failed.
     """
     path = Path(file)
     shown = not pairs and not path.exists()
+    hold_container(detach=detach and to is None and not shown)
     if to is None or shown:
         _refuse_options(cluster, "--to" if to is not None else "", shown)
     if shown:
@@ -86,6 +95,10 @@ def command(
         how = "one after the other where they share a device"
     if not as_json:
         echo(f"sweep {name}: {asked.count} runs ({_in_words(asked)}), {how}", err=True)
+    if os.getpid() == 1 and to is None:
+        ended = _hold(started)
+        code = _report(name, started, as_json=as_json)
+        return code if ended is None else ended
     return _follow(name, started, detach=detach, as_json=as_json)
 
 
@@ -215,10 +228,32 @@ def _in_words(asked: Axes) -> str:
     return " x ".join(f"{len(values)} of {visible(path)}" for path, values in asked.varied.items())
 
 
-def _wait(started: Sequence[RunFolder]) -> None:
-    """Until all have ended; a line says how far they are."""
+def _hold(started: Sequence[RunFolder]) -> int | None:
+    """Wait as the process whose end is that of all runs: SIGTERM and SIGINT save and stop them, those that still wait first,
+    within the longest of their graces. The exit code that a signal makes."""
+    received: list[int] = []
+    for each in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(each, lambda what, _: received.append(what))
+    _wait(started, received)
+    if not received:
+        return None
+    by = signal.Signals(received[0]).name
+    graces = [run.read_json().get("grace_seconds") for run in started]
+    grace = max((float(each) for each in graces if isinstance(each, (int, float))), default=DEFAULT_GRACE)
+    for do, now, seconds in (("save_stop", False, grace), ("stop", True, 15.0)):
+        for run in sorted(started, key=lambda run: run.state != "queued"):
+            with contextlib.suppress(WorkbenchError):  # one that has ended is asked nothing
+                control.request(run, do, by=by, now=now, hurried=True)
+        _wait(started, seconds=seconds)
+    return 128 + received[0]
+
+
+def _wait(started: Sequence[RunFolder], received: Sequence[int] = (), seconds: float = math.inf) -> None:
+    """Until all have ended, a signal is `received`, or so many seconds have passed; a line says how far they are."""
+    give_up = time.monotonic() + seconds
     try:
-        while True:
+        while not received and time.monotonic() < give_up:
+            reap()
             for run in started:
                 launch.look_after(run)
             states = [run.state if run.path.is_dir() else "lost" for run in started]

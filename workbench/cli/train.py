@@ -7,7 +7,6 @@ container, whose end is that of all in it, the command is the run's foreground: 
 
 from __future__ import annotations
 
-import contextlib
 import os
 import signal
 import sys
@@ -242,15 +241,6 @@ def _end_early(number: int, _: FrameType | None) -> None:
     raise Cancelled(f"Ended by {signal.Signals(number).name} before the run was followed.", exit_code=128 + number)
 
 
-def reap() -> None:
-    """Takes note of processes that ended after their parents had: those are the children of a container's first process, and
-    would stay in its table as zombies."""
-    if os.getpid() == 1:
-        with contextlib.suppress(ChildProcessError):
-            while os.waitpid(-1, os.WNOHANG)[0]:
-                pass
-
-
 def attach(run: RunFolder, *, detach: bool = False, as_json: bool = False, after: int = -1) -> int:
     """Follow the run as this kind of window does; returns the exit code. Phases are told of segments after `after`."""
     with open_view(run) as watch:
@@ -331,11 +321,7 @@ def _foreground(run: RunFolder, follower: Follower, as_json: bool) -> int:
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, note)
 
-    def told(_: RunView) -> bool:
-        reap()
-        return bool(received)
-
-    view = follower.until(told)
+    view = follower.until(lambda view: bool(received))
     code = None
     if received and not view.over:
         code = 128 + received[0]
@@ -352,7 +338,7 @@ def _stop_for_signal(run: RunFolder, follower: Follower, name: str) -> RunView:
     grace = run.read_json().get("grace_seconds")
     give_up = time.monotonic() + (grace if isinstance(grace, (int, float)) else 60)
     try:
-        control.request(run, "save_stop", by=name)
+        control.request(run, "save_stop", by=name, hurried=True)
     except WorkbenchError:
         # It ended in this very moment.
         return follower.until(lambda view: view.over)

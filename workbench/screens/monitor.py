@@ -37,6 +37,7 @@ if TYPE_CHECKING:
     from engine.run.view import RunView
 
 LOOK_SECONDS, LOOK_SECONDS_SSH = 0.5, 1.0
+WIDE = 110  # columns in which the key line has room for each page of a mixture
 
 
 def _whose_log(run: RunFolder, rank: int, many: int) -> str:
@@ -158,19 +159,12 @@ class MonitorScreen(Screen[None]):
         rank = self.pages.rank if self.pages.page == "log" else 0
         of = _whose_log(self.folder, rank, view.world_size) if rank else ""
         self.status.show(view, self.actions.waiting(view), self._end, of)
-        also = (
-            "groups"
-            if view.rollouts
-            else "card"
-            if self._was_over
-            else "ranks"
-            if view.ranks
-            else "experts"
-            if view.experts
-            else "plain"
-        )
+        page = "groups" if view.rollouts else "card" if self._was_over else "ranks" if view.ranks else ""
+        also = {page or ("" if view.experts else "plain"), "experts" if view.experts else ""} - {""}
+        if len(also) == 1 or self.app.size.width >= WIDE:
+            also.add("room")
         state = "running" if not view.over else "finished" if view.state == "finished" else "ended early"
-        self.query_one(KeyLine).use(key_line("monitor", state, also), self.pages.page)
+        self.query_one(KeyLine).use(key_line("monitor", state, *also), self.pages.page)
         self.pages.show(view, self._end)
 
     # Keys

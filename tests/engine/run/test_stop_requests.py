@@ -11,9 +11,10 @@ from types import SimpleNamespace
 
 import pytest
 
+from engine.job import JobSupervisor
 from engine.run import control, stop_requests
 from engine.run.state_file import StateFile
-from engine.run.stop_requests import StopRequests
+from engine.run.stop_requests import StopRequests, Work
 from engine.run.store import RunFolder
 from engine.run.worker_process import WorkerProcess
 
@@ -220,3 +221,63 @@ def test_who_wants_a_computing_worker_to_stop_without_a_save_gets_it_within_the_
     worker, requests = start(COMPUTES)
     control.request(run, "stop")
     assert worker.gone(requests) == -signal.SIGTERM
+
+
+def test_a_job_whose_time_ends_waits_for_no_long_step_and_is_queued_again(run, start, monkeypatch):
+    monkeypatch.setattr(stop_requests, "LOOK_SECONDS", 0.1)
+    worker, requests = start(COMPUTES, grace=0.3)
+    job = JobSupervisor(run, "42")
+    job.worker, job.requests = worker.process, requests
+    job.hear(signal.SIGUSR1, None)
+    end = time.monotonic() + 5
+    while worker.child.poll() is None and time.monotonic() < end:
+        job._watch_requests()
+        time.sleep(0.05)
+    assert worker.child.poll() == -signal.SIGTERM
+    job.final = requests.last_events()[-1]
+    job._close(worker.child.poll())
+    assert job.goes_on
+    assert run.state == "queued"
+
+
+def test_the_grace_begins_when_a_worker_no_longer_computes(run, look, monkeypatch):
+    looks = look(HEARS)
+    busy = {(1, 1, 1): 0.0}
+    monkeypatch.setattr(looks.worker.process, "busy_seconds", lambda: dict(busy))
+    control.request(run, "save_stop")
+    assert looks.after(0) == ""
+    for _ in range(3):
+        busy[1, 1, 1] += 100.0
+        assert looks.after(100) == ""
+    assert [looks.after(seconds) for seconds in (30, 29, 2)] == ["", "", "SIGTERM"]
+
+
+HELPED = """
+import sys, threading, time
+def help():
+    while time.thread_time() < 0.5: pass
+    print(flush=True)
+    sys.stdin.readline()
+helper = threading.Thread(target=help, daemon=True)
+helper.start()
+while helper.is_alive(): pass
+print(flush=True)
+while True: pass
+"""
+
+
+def test_a_worker_computes_also_when_a_thread_that_had_computed_ends(run, monkeypatch):
+    monkeypatch.setattr(stop_requests, "LOOK_SECONDS", 0.1)
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
+    with subprocess.Popen([sys.executable, "-S", "-c", HELPED], **pipes) as child:
+        try:
+            child.stdout.readline()
+            worker = WorkerProcess.started(run, child, "a token that nobody has", 1, 0)
+            work = Work(worker, time.monotonic())
+            child.stdin.write(b"\n")
+            child.stdin.flush()
+            child.stdout.readline()
+            time.sleep(0.15)
+            assert work.goes_on(worker, time.monotonic())
+        finally:
+            child.kill()

@@ -10,10 +10,11 @@ import sys
 import pytest
 
 from engine.errors import RunBusy
-from engine.run import checkpoint, nodes
+from engine.run import checkpoint, inside, launch, nodes, queue
 from engine.run.control import Request
 from engine.run.devices import Choice
 from engine.run.events import EventWriter
+from engine.run.lock import RunLock
 from engine.run.nodes import FirstNode, Rendezvous
 from engine.run.process import host, identity
 from engine.run.process_group import Family
@@ -143,3 +144,24 @@ def test_the_first_node_speaks_while_checkpoints_are_read_for_a_start_anew(run, 
     words = supervisor.restarts.again({"kind": "failed", "cause": "signal SIGKILL"})
     assert words == "It is started again from checkpoint-5."
     assert nodes.said_by(run, 0)["beat"] >= before + 5
+
+
+def test_a_supervisor_in_another_container_of_this_machine_is_known_by_its_lock(run):
+    me = identity()
+    run.update_json(
+        state="starting", host=me.host, boot_id=f"{me.boot.split()[0]} pid:[1]", supervisor_pid=1, supervisor_start=1,
+        devices=["0"], folder=inside.identity(run),
+    )  # fmt: skip
+    handle = claim(run, patience=0.0)
+    try:
+        assert not launch.unattended(run)
+        assert not queue.over(run)
+        assert launch.devices_of_live(run.path.parent) == {run.id: ["0"]}
+        assert queue.Turn(run)._in_use([(run, run.read_json())]) == ({"0"}, 0)
+    finally:
+        os.close(handle)
+    with RunLock(run):  # its worker is left, which nobody here could adopt
+        assert not launch.unattended(run)
+    assert launch.unattended(run)
+    assert queue.over(run)
+    assert launch.devices_of_live(run.path.parent) == {}

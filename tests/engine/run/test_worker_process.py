@@ -20,7 +20,9 @@ TOKEN_OF_RUN = "3f" * 16
 def child(run):
     """A process with the run's token, which run.json names as the worker."""
     environment = {**os.environ, TOKEN: TOKEN_OF_RUN}
-    process = subprocess.Popen([sys.executable, "-S", "-c", "import time; time.sleep(60)"], env=environment)
+    code = "import time; print(flush=True); time.sleep(60)"
+    process = subprocess.Popen([sys.executable, "-S", "-c", code], env=environment, stdout=subprocess.PIPE)
+    process.stdout.readline()  # while it is being started its environment cannot be read
     worker = WorkerProcess.started(run, process, TOKEN_OF_RUN, 1, 7)
     me = worker.who
     run.update_json(
@@ -28,7 +30,7 @@ def child(run):
     )
     yield process
     process.kill()
-    process.wait()
+    process.communicate()
 
 
 def test_a_child_is_the_worker_and_another_has_to_be_proven(run, child):

@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 import time
+from types import SimpleNamespace
 
 import pytest
 from click.testing import CliRunner
@@ -18,10 +19,12 @@ from engine.run import launch, store
 from engine.run.events import EventWriter
 from engine.run.in_flight import InFlight
 from engine.run.index import open_view, peek
+from engine.run.stop_requests import LONG_STEP_SECONDS
 from engine.run.store import ENDED, RunFolder, create
+from engine.run.view import RunView
 from tests import warm
 from workbench.__main__ import cli
-from workbench.cli import train
+from workbench.cli import following, stop, train
 from workbench.cli.following import Follower
 from workbench.cli.runs import command as runs_command
 
@@ -371,6 +374,27 @@ def test_who_resumes_is_told_of_the_new_start_alone(tmp_path, capsys, monkeypatc
         EventWriter(run, segment=1).write("phase", name="Reading the config")
         follower.until(lambda view: True)
     assert [line for line in capsys.readouterr().err.splitlines() if line] == ["Reading the config"]
+
+
+def test_a_stop_with_a_save_waits_as_long_as_the_supervisor_does(tmp_path, monkeypatch):
+    run = create(tmp_path, "version: 1\n", {"name": "long", "method": "sft", "model": "builtin/tiny"})
+    run.update_json(state="running", grace_seconds=5)
+    asked = {}
+    monkeypatch.setattr(stop, "ask", lambda folder, do, **more: asked.update({do: more["patience"]}) or RunView())
+    for words in (["--save"], []):
+        assert stop.command.main([str(run.path), *words], standalone_mode=False) == 0
+    assert asked == {"save_stop": LONG_STEP_SECONDS + 10, "stop": 40}
+
+
+def test_who_follows_a_run_as_a_containers_first_process_leaves_no_zombie(tmp_path, monkeypatch):
+    run = create(tmp_path, "version: 1\n", {"name": "first", "method": "sft", "model": "builtin/tiny"})
+    run.update_json(state="stopped")
+    with subprocess.Popen(["true"]) as child, open_view(run) as watch:
+        os.waitid(os.P_PID, child.pid, os.WEXITED | os.WNOWAIT)
+        of_it = {"getpid": lambda: 1, "waitpid": lambda _, how: os.waitpid(child.pid, how), "WNOHANG": os.WNOHANG}
+        monkeypatch.setattr(following, "os", SimpleNamespace(**of_it))
+        Follower(watch).until(lambda view: True)
+        assert not os.path.exists(f"/proc/{child.pid}")
 
 
 def test_a_containers_first_process_is_ended_by_sigterm_from_the_start_and_refuses_to_leave(monkeypatch):

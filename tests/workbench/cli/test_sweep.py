@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
+import signal
+import threading
 import time
 from pathlib import Path
 from typing import Any
@@ -10,9 +13,11 @@ from typing import Any
 import pytest
 
 from engine.errors import UsageError
-from engine.run import launch, store
+from engine.run import checkpoint, launch, store
 from engine.run.sweep import axes, results, split
 from tests.warm import command
+from workbench.cli.sweep import _hold, start
+from workbench.cli.sweep import command as sweep_command
 from workbench.panels.run_table import SPARK
 
 CONFIG = """\
@@ -94,8 +99,6 @@ def test_nothing_starts_where_one_cell_is_wrong_or_there_are_too_many(place: Pat
 
 
 def test_a_launch_that_fails_takes_the_queued_ones_back(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from workbench.cli.sweep import start
-
     monkeypatch.chdir(place)
     real, calls = launch.launch, []
 
@@ -114,6 +117,35 @@ def test_a_launch_that_fails_takes_the_queued_ones_back(place: Path, monkeypatch
     while first.state not in store.ENDED and time.monotonic() < give_up:
         time.sleep(0.1)
     assert first.state == "stopped"
+
+
+def test_a_containers_first_process_saves_and_stops_all_runs(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(place)
+    monkeypatch.setenv("SMALL_WORKER", '{"step_seconds": 0.02, "steps": 5000, "save_steps": 5000}')
+    _, started = start(Path("my.yaml"), axes(["run.seed=1,2"]), None)
+    give_up = time.monotonic() + 60
+    while started[0].state != "running" and time.monotonic() < give_up:
+        time.sleep(0.05)
+    before = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)}
+    threading.Timer(0.6, os.kill, (os.getpid(), signal.SIGTERM)).start()
+    try:
+        assert _hold(started) == 143
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+    assert [run.state for run in started] == ["stopped", "stopped"]
+    assert checkpoint.newest_valid(started[0])[0] is not None
+    assert started[1].read_json()["message"] == "Taken out of the queue by SIGTERM before it began."
+
+
+def test_a_sweep_that_holds_a_container_is_not_left(monkeypatch: pytest.MonkeyPatch) -> None:
+    before = signal.getsignal(signal.SIGTERM)
+    monkeypatch.setattr(os, "getpid", lambda: 1)
+    try:
+        with pytest.raises(UsageError, match="--detach: must be left out in a command that is a container's first"):
+            sweep_command.main(["my.yaml", "run.seed=1,2", "--detach"], standalone_mode=False)
+    finally:
+        signal.signal(signal.SIGTERM, before)
 
 
 def test_commas_in_brackets_and_quotes_belong_to_a_value(tmp_path: Path) -> None:

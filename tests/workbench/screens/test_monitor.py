@@ -454,6 +454,14 @@ async def test_the_load_of_each_expert_is_a_picture_one_key_away(make_run: Any, 
     app = app_of(run)
     async with app.run_test(size=(80, 24)) as pilot:
         await until(pilot, lambda: " 9 experts" in shown(app))
+        for rollouts, word in ((False, " 8 ranks"), (True, " 7 groups")):
+            app.screen.view.ranks.append({"step": 13})
+            app.screen.view.rollouts += [{"step": 13, "groups": []}] * rollouts
+            app.screen._draw()
+            await until(pilot, lambda word=word: word in shown(app))
+            assert " 9 experts" in shown(app)
+            app.screen.view.rollouts.clear()
+        app.screen.view.ranks.clear()
         await pilot.press("9")
         await until(pilot, lambda: "█" * 64 in shown(app))
         assert f"1 {'▄' * 64}  1" in shown(app)
