@@ -123,7 +123,6 @@ def test_a_rehearsal_of_ppo_makes_as_many_steps_as_a_sampling_serves_and_tells_t
     # Two clocks of one run, which a busy machine may stop between them.
     assert told["seconds"] == pytest.approx(sum(steps[1:]) / 3, rel=0.5)
     assert told["seconds"] == pytest.approx(sum(took[1:]) / 3, abs=1e-4)
-    assert told["seconds"] > 1.2 * min(steps)
 
 
 def test_a_pair_is_as_long_as_its_prompt_with_the_longer_answer() -> None:

@@ -29,7 +29,7 @@ def foreign(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 @pytest.mark.parametrize("size", [(80, 24), (120, 40)])
 async def test_the_ledger_is_shown_and_t_takes_it_over(foreign: Path, size: tuple[int, int]) -> None:
-    app = WorkbenchApp(ledger=_opened(foreign, (), None)[1])
+    app = WorkbenchApp(ledger=_opened(foreign, ())[1])
     async with app.run_test(size=size) as pilot:
         await pilot.pause()
         assert isinstance(app.screen, LedgerScreen)
@@ -59,7 +59,7 @@ def test_a_config_of_ours_opens_without_a_ledger_and_settings_wait_for_the_new_o
 ) -> None:
     ours = tmp_path / "my.yaml"
     ours.write_text("model:\n  name: builtin/tiny\n")
-    assert _opened(ours, (), None)[1] is None
-    assert _opened(None, (), None) == (None, None)
+    assert _opened(ours, ())[1] is None
+    assert _opened(None, ()) == (None, None)
     with pytest.raises(UsageError, match="a config of Axolotl"):
-        _opened(foreign, ("optim.max_steps=3",), None)
+        _opened(foreign, ("optim.max_steps=3",))

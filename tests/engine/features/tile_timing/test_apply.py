@@ -23,6 +23,7 @@ def config(**kernels):
         "fused_attn_kernel": False,
         "fused_experts": False,
         "fused_lora": False,
+        "cut_ce_workspace": None,
     }
     return SimpleNamespace(method=None, kernels=SimpleNamespace(**{**given, **kernels}))
 
