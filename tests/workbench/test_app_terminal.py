@@ -173,11 +173,16 @@ def test_an_error_of_ours_exits_1_and_shows_no_local_variables(spawn: Spawn, tmp
         "    raise RuntimeError('it broke with ' + hf_token)\n"
         "build.BuildScreen.action_fold = boom\n"
         "import sys\n"
+        "from pathlib import Path\n"
+        "from engine.session.draft import Draft\n"
+        "Path('my.yaml').write_text(Draft.new('demo').text())\n"
         "from workbench.cli.app import open_app\n"
-        "sys.exit(open_app(recipe='demo'))\n"
+        "sys.exit(open_app(config=Path('my.yaml')))\n"
     )
     terminal = spawn(sys.executable, "-c", code)
-    terminal.wait_for(*READY)
+    terminal.wait_for(b"Launch")
+    terminal.type(b"3")
+    terminal.wait_for(b"Training data")
     terminal.type(b"z")
     assert terminal.exit_code() == 1
     assert b"The app stopped on RuntimeError" in terminal.seen

@@ -69,7 +69,10 @@ def test_the_keys_of_a_store_are_there_while_rows_come_from_it() -> None:
 
 def test_a_workers_log_holds_no_secret_even_where_it_dies_before_it_can_say_anything(tmp_path: Path) -> None:
     token = "hf_" + "a" * 34
-    argv = [sys.executable, "-P", "-m", "engine.worker", str(tmp_path / token / "run")]
+    folder = tmp_path / token / "run"
+    (folder / "run.lock").mkdir(parents=True)
+    (folder / "config.yaml").write_text("version: 1\n")
+    argv = [sys.executable, "-P", "-m", "engine.worker", str(folder)]
     done = subprocess.run(argv, capture_output=True, text=True, timeout=120)
     assert done.returncode == 1
     assert "Traceback" in done.stderr
