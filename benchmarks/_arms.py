@@ -435,7 +435,8 @@ class Builder:
         arguments = module_of(self.method).arguments(config, place)
         arguments.save_strategy = "no"
         if hasattr(arguments, "generation_batch_size"):
-            arguments.generation_batch_size = None  # it follows from the others, and is refused beside them
+            # It follows from the others, and is refused beside them.
+            arguments = dataclasses.replace(arguments, generation_batch_size=None)
         if name == "default":
             arguments = dataclasses.replace(arguments, bf16=CARD)
             model = (

@@ -15,6 +15,7 @@ JSON for each; exits 1 where one lies apart or a run failed. What does not fit i
 from __future__ import annotations
 
 import argparse
+import contextlib
 import functools
 import json
 import math
@@ -39,6 +40,7 @@ from transformers import AutoTokenizer, Qwen3Config, Qwen3ForCausalLM
 
 from engine.builtin import tiny
 from engine.config.files import as_yaml, put
+from engine.errors import WorkbenchError
 from engine.run import control, store
 
 LORA = {"adapter.kind": "lora", "adapter.r": 16}
@@ -118,7 +120,8 @@ class Trial:
     def _end(self) -> None:
         """Ends the run: it outlives the command that started it, and would keep the cards from the next one."""
         for run in store.runs_in(self.folder / "runs"):
-            control.request(run, "stop", now=True)
+            with contextlib.suppress(WorkbenchError):  # it has ended by itself
+                control.request(run, "stop", now=True)
             until = time.monotonic() + 20
             while run.state not in store.ENDED and time.monotonic() < until:
                 time.sleep(0.1)

@@ -141,8 +141,10 @@ def batches(steps: int, rows: int, length: int, device: str = "cpu") -> list[tor
 def curve(
     family: str, kernels: bool, steps: int = 200, rows: int = 4, length: int = 12, device: str = "cpu", **changes: Any
 ) -> list[float]:
-    """Losses of a training in float32 (weights in bfloat16 where `changes` says so); with `adapters` LoRA alone trains."""
+    """Losses of a training in float32 (weights in bfloat16 where `changes` says so); with `adapters` LoRA alone trains, and
+    `flipped` has the same rows of each batch in another order, so that sums round otherwise."""
     dtype, adapters = changes.pop("dtype", torch.float32), changes.pop("adapters", False)
+    flipped = changes.pop("flipped", False)
     model = made(family, **changes).to(device, dtype)
     if kernels:
         with_kernels(model, family)
@@ -152,6 +154,7 @@ def curve(
     optimizer = torch.optim.AdamW(trained, lr=5e-3 if adapters else 2e-3)
     losses = []
     for ids in batches(steps, rows, length, device):
+        ids = ids.flip(0) if flipped else ids
         more = {"fused_lm_head": True} if kernels else {}
         loss = model(input_ids=ids, labels=ids, **more).loss
         loss.backward()

@@ -19,9 +19,15 @@ ROWS = batches(2, 4, 12)
 def alike(ours, theirs, each, means):
     """Losses agree at every step, and their means over 20 steps more closely."""
     assert sum(ours[-4:]) / 4 < ours[0]
-    assert max(abs(a - b) / b for a, b in zip(ours, theirs, strict=True)) < each
+    apart = far(ours, theirs)
+    assert apart[0] < each, apart
+    assert apart[1] < means, apart
+
+
+def far(ours, theirs):
+    """How far losses are apart, at the step where it is most and as means over 20 steps."""
     parts = [[sum(x[i : i + 20]) for i in range(0, len(x), 20)] for x in (ours, theirs)]
-    assert max(abs(a / b - 1) for a, b in zip(*parts, strict=True)) < means
+    return tuple(max(abs(a / b - 1) for a, b in zip(*pair, strict=True)) for pair in ((ours, theirs), parts))
 
 
 @pytest.mark.parametrize("family", FAMILIES)
@@ -48,8 +54,13 @@ def test_curves_of_200_steps_agree_with_and_without_kernels(family, adapters):
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("family", ["llama", "gemma2", "gemma3", "qwen3", "qwen3_moe", "qwen3_5", "qwen3_vl"])
 def test_on_a_card_curves_of_200_steps_agree_with_and_without_kernels(family, dtype):
-    curves = [curve(family, kernels, device="cuda", rows=16, dtype=dtype) for kernels in (True, False)]
-    alike(*curves, *((2e-2, 2e-3) if dtype is torch.float32 else (0.5, 5e-2)))
+    """As near as they are, or three times as far as the model's own passes are from themselves over the same rows in another
+    order: what a sum rounded otherwise becomes in 200 steps is the model's."""
+    here = {"device": "cuda", "rows": 16, "dtype": dtype}
+    plain, flipped = curve(family, False, **here), curve(family, False, flipped=True, **here)
+    each, means = (2e-2, 2e-3) if dtype is torch.float32 else (0.5, 5e-2)
+    own = far(flipped, plain)
+    alike(curve(family, True, **here), plain, max(each, 3 * own[0]), max(means, 3 * own[1]))
 
 
 IN_THE_INTERPRETER = """
