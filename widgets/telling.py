@@ -61,6 +61,7 @@ def head(view: RunView) -> dict[str, Any]:
         ],
         "controls": [{"verb": way.do, "title": way.title.capitalize(), "keeps": way.means} for way in asked],
         "resumable": view.state in ("stopped", "failed", "lost"),
+        "chats": view.over and bool(view.committed),
         "rollouts": bool(view.rollouts),
         "experts": bool(view.experts),
         "checkpoints": len(view.committed) if view.over else 0,

@@ -59,6 +59,11 @@ def test_a_run_is_launched_and_found_again_after_a_reload_and_a_kernel_restart(
         # The card of its end: what it leaves, and a button for each way on.
         page.sees(".ftw-end dd", has_text="checkpoint-40")
         page.sees(".ftw-end code", has_text="workbench resume dates-0001 --set optim.max_steps=80")
+        root, steps, pages = (
+            page.tab.locator(each).first for each in (".ftw", ".ftw-tabs", ".ftw-monitor > .ftw-page")
+        )
+        assert steps.bounding_box()["y"] > root.bounding_box()["y"], "the card leaves the head in view"
+        assert pages.bounding_box()["height"] > 100, "the card leaves room for the curves"
         page.tab.get_by_role("button", name="Measure it").click()
         page.sees(".ftw-end dd", has_text="rows of data.eval: loss")
         page.tab.get_by_role("button", name="Train longer").click()
@@ -75,10 +80,13 @@ def test_a_run_is_launched_and_found_again_after_a_reload_and_a_kernel_restart(
         page.sees(".ftw-answers")
         page.tab.locator("[data-tab=receipt]").click()
         page.sees(".ftw-page td", has_text="precision")
-        # The kernel restarted, the notebook run again: a new view over the same folder.
+        # The kernel restarted: the old view says so. The notebook run again: a new view over the same folder.
         page.tab.evaluate("() => { document.querySelector('.ftw').dataset.before = 'restart'; }")
-        page.command("notebook:restart-run-all")
+        page.command("kernelmenu:restart")
         page.sees(".jp-Dialog .jp-mod-accept, .jp-Dialog .jp-mod-warn").click()
+        page.sees(".ftw-notice", has_text="A run that is going is not touched.")
+        page.ready("run.ipynb")
+        page.command("notebook:run-all-cells")
         page.sees(".ftw:not([data-before]) .ftw-goal")
         page.tab.locator("[data-tab=runs]").click()
         page.sees(".ftw-runs .ftw-state", has_text="✓ finished")
@@ -255,7 +263,7 @@ def test_a_failed_run_tells_memory_and_rows_and_a_finished_one_takes_a_task_to_b
         assert "step 3: rows 17, 4" in card
         page.tab.get_by_label("task of lm-evaluation-harness").fill("nothing.yaml")
         page.tab.get_by_role("button", name="Score it").click()
-        page.sees(".ftw", has_text="it has no checkpoint, so there is nothing to measure")  # none is in its folder
+        page.sees(".ftw-notice", has_text="nothing.yaml. Its rows lie on this machine")  # there is no such file
         assert page.tab.get_by_label("task of lm-evaluation-harness").input_value() == "nothing.yaml"
         assert (page.outside, page.errors) == ([], [])
 
@@ -280,7 +288,7 @@ def test_runs_marked_in_the_list_are_laid_beside_each_other_and_followed(
     with chromium.opened("beside.ipynb") as page:
         page.run_all()
         page.sees(".ftw-goal")
-        page.tab.locator("[data-tab=runs]").click()
+        page.sees("[data-tab=runs][aria-label='Runs, 2 of them go on']").click()
         compare = page.tab.get_by_role("button", name="Compare", exact=True)
         page.sees("[data-mark=slow-0001]").check()
         assert compare.is_disabled()

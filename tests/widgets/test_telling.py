@@ -45,7 +45,9 @@ def test_what_a_state_can_be_asked_for_and_when_its_time_is_told(
     state: str, resumable: bool, controls: bool, says: str
 ) -> None:
     view = RunView(state=state, cause="the disk is full", started=10.0, ended=15.0, updated=15.0, segment_began=10.0)
+    view.checkpoints = [{"step": 3, "state": "committed"}]
     told = telling.head(view)
+    assert told["chats"] is (state != "running")
     assert (told["resumable"], bool(told["controls"]), told["cause"]) == (resumable, controls, says)
     assert (told["took"] is None) is (state == "running")
     assert _why(view) == ("" if state in ("finished", "stopped") else "the disk is full")

@@ -23,6 +23,11 @@ export function button(label, act, props = {}) {
   return h("button", { type: "button", ...props, on: { click: act } }, label);
 }
 
+/** An id that no other element has. */
+export function unique() {
+  return `ftw-${Math.random().toString(36).slice(2, 9)}`;
+}
+
 /** Replace what an element shows, unless it shows the same text already (spares layout at 4 Hz). */
 export function say(element, text) {
   if (element.textContent !== text) element.textContent = text;
@@ -79,7 +84,8 @@ const ANSWER_MS = 8000;
 
 /**
  * Questions to the kernel, each with its own id, so that several views of one widget share one comm.
- * `ask` resolves to `{data, buffers}`; it rejects with the kernel's sentence, or with `silent` after eight seconds.
+ * `ask` resolves to `{data, buffers}`; it rejects with the kernel's sentence, or with `silent` after eight seconds or where
+ * the kernel is gone.
  */
 export function channel(model) {
   const own = Math.random().toString(36).slice(2, 8);
@@ -98,12 +104,19 @@ export function channel(model) {
     ask(what, params = {}) {
       const id = `${own}.${(count += 1)}`;
       return new Promise((resolve, reject) => {
-        const timer = setTimeout(() => {
+        const silent = () => {
           waiting.delete(id);
           reject(Object.assign(new Error("The kernel does not answer."), { silent: true }));
-        }, ANSWER_MS);
+        };
+        const timer = setTimeout(silent, ANSWER_MS);
         waiting.set(id, { resolve, reject, timer });
-        model.send({ ...params, id, do: what });
+        try {
+          model.send({ ...params, id, do: what });
+        } catch {
+          // The kernel was restarted or ended: its end of the wire is gone, which is said in words of our own.
+          clearTimeout(timer);
+          silent();
+        }
       });
     },
     close() {
@@ -187,7 +200,7 @@ export function followTheme(root, changed) {
 /** Tabs by the pattern that screen readers know: arrows move, the chosen one alone is in the tab order. */
 export function tabs(label, choose) {
   const bar = h("div", { class: "ftw-tabs", role: "tablist", "aria-label": label });
-  let items = [];
+  let [items, panel, chosen] = [[], null, null];
   bar.addEventListener("keydown", (event) => {
     const at = items.findIndex((item) => item.tab === event.target);
     const step = { ArrowRight: 1, ArrowLeft: -1, Home: -at, End: items.length - 1 - at }[event.key];
@@ -200,12 +213,18 @@ export function tabs(label, choose) {
   });
   return {
     bar,
+    /** Names the element that shows what is chosen. */
+    show(element) {
+      panel = element;
+      panel.id ||= unique();
+      panel.setAttribute("role", "tabpanel");
+    },
     set(entries) {
       const same = entries.length === items.length && entries.every((entry, index) => entry.id === items[index].id);
       if (!same) {
         items = entries.map((entry) => {
           const mark = h("span", { class: "ftw-mark" });
-          const tab = button("", () => choose(entry.id), { role: "tab", class: "ftw-tab", dataset: { tab: entry.id } });
+          const tab = button("", () => choose(entry.id), { role: "tab", id: unique(), class: "ftw-tab", dataset: { tab: entry.id } });
           tab.append(mark, entry.title);
           return { id: entry.id, tab, mark };
         });
@@ -220,7 +239,15 @@ export function tabs(label, choose) {
         if (entry.words) tab.title = entry.words;
         else tab.removeAttribute("title");
         tab.setAttribute("aria-label", entry.words ? `${entry.title}, ${entry.words}` : entry.title);
+        if (panel && entry.here) tab.setAttribute("aria-controls", panel.id);
+        else tab.removeAttribute("aria-controls");
       });
+      const here = items[entries.findIndex((entry) => entry.here)]?.tab;
+      if (!here || here === chosen || !bar.clientWidth) return;
+      chosen = here;
+      panel?.setAttribute("aria-labelledby", here.id);
+      // In a narrow cell the bar scrolls: the chosen tab comes into view, and nothing outside of the bar moves.
+      bar.scrollLeft = Math.max(Math.min(bar.scrollLeft, here.offsetLeft), here.offsetLeft + here.offsetWidth - bar.clientWidth);
     },
   };
 }

@@ -35,7 +35,9 @@ export class Held {
     return Object.fromEntries(this.names.map(({ name }) => [name, this.curve(name).last]));
   }
 
+  /** Takes an answer in; tells whether it brought anything that is to be drawn. */
   take({ data, buffers }) {
+    const fresh = Boolean(data.parts || data.latest || data.series?.length || data.epoch !== undefined || this.loading !== data.loading);
     this.loading = data.loading;
     Object.assign(this.parts, data.parts ?? {});
     Object.assign(this.marks, data.marks ?? {});
@@ -47,6 +49,7 @@ export class Held {
     let at = 0;
     if (data.latest) numbers(buffers[at++], Float64Array).forEach((value, index) => this.latest.set(this.names[index].name, value));
     for (const [index, count] of data.series ?? []) this.curve(this.names[index].name).append(...points(buffers[at++], count));
+    return fresh;
   }
 
   zoom({ data, buffers }) {
