@@ -141,7 +141,12 @@ export function timer(root, work) {
   watcher.observe(root);
   const turn = async () => {
     const mine = round;
-    const pause = await work();
+    let pause = 3000;
+    try {
+      pause = await work();
+    } catch (trouble) {
+      reportError(trouble); // a look that went wrong is not the last one
+    }
     if (stopped || pause === null || mine !== round) return;
     handle = setTimeout(turn, seen && !document.hidden ? pause : Math.max(pause, 3000));
   };
@@ -252,6 +257,44 @@ export function tabs(label, choose) {
   };
 }
 
+const FOCUSABLE = "button, input, select, textarea, summary, [tabindex='0']";
+
+/**
+ * What is focused may be drawn anew, hidden or gone after a press: the focus then moves to what stands there now, else to
+ * the first control around its place, so that nobody who uses keys alone begins again at the top of the page.
+ */
+function keepFocus(root) {
+  const seen = (element) => element.getClientRects().length > 0 && !element.disabled;
+  const sign = (element) => element.dataset.recipe ?? element.dataset.mark ?? element.getAttribute("aria-label") ?? element.textContent;
+  let [last, around] = [null, []];
+  const forget = (event) => {
+    if (!root.contains(event.target)) last = null;
+  };
+  root.addEventListener("focusin", ({ target }) => {
+    [last, around] = [target, []];
+    for (let element = target.parentElement; element && element !== root.parentElement; element = element.parentElement) around.push(element);
+  });
+  const observer = new MutationObserver(() => {
+    if (!last || (last.isConnected && last.getClientRects().length)) return;
+    const active = root.getRootNode().activeElement;
+    const gone = last;
+    if (active && active !== document.body && active !== gone) return void (last = null);
+    if (!root.getClientRects().length) return; // the cell itself is out of sight
+    last = null;
+    const twin = [...root.querySelectorAll(gone.tagName)].find((each) => seen(each) && sign(each) === sign(gone));
+    const near = () => around.filter((each) => each.isConnected).flatMap((each) => [...each.querySelectorAll(FOCUSABLE)].find((found) => seen(found)) ?? [])[0];
+    (twin ?? near())?.focus({ preventScroll: true });
+  });
+  observer.observe(root, { childList: true, subtree: true, attributes: true, attributeFilter: ["hidden", "class"] });
+  document.addEventListener("focusin", forget);
+  document.addEventListener("pointerdown", forget, true);
+  return () => {
+    observer.disconnect();
+    document.removeEventListener("focusin", forget);
+    document.removeEventListener("pointerdown", forget, true);
+  };
+}
+
 /** The root of a face: theme, the channel, the line that says when the kernel is gone, and the clean end. */
 export function face(model, el, build) {
   const notice = h("div", { class: "ftw-notice", role: "status", hidden: true });
@@ -293,7 +336,7 @@ export function face(model, el, build) {
       return root.classList.contains("ftw-retired");
     },
   };
-  ends.push(followTheme(root, () => onTheme.forEach((redraw) => redraw())));
+  ends.push(followTheme(root, () => onTheme.forEach((redraw) => redraw())), keepFocus(root));
   // A notebook's own shortcuts must not act on what is typed here.
   root.addEventListener("keydown", (event) => event.stopPropagation());
   root.setAttribute("data-lm-suppress-shortcuts", "true");

@@ -86,7 +86,7 @@ export function fieldsView(link, focus) {
   /** The way to the settings of the next level that has any, and back from there. */
   const more = (hidden) => {
     const next = LEVELS.findIndex((name) => hidden.includes(name));
-    const go = (to) => () => ((level = to), draw(link.state));
+    const go = (to) => () => ((level = to), draw(link.state), element.querySelector(".ftw-more")?.focus());
     const count = hidden.filter((name) => name === LEVELS[next]).length;
     const words = `+ ${count} more ${count === 1 ? "setting" : "settings"} (${LEVELS[next]})`;
     return [

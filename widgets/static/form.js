@@ -62,12 +62,13 @@ export function formParts(stage, link, more = null) {
     const turned = step !== now.step;
     step = now.step;
     const field = main.querySelector(":focus")?.closest(".ftw-field");
-    const under = field && field.getBoundingClientRect().bottom - main.getBoundingClientRect().bottom;
+    const below = () => field.getBoundingClientRect().bottom - main.getBoundingClientRect().bottom;
+    const inView = field && below() <= 0;
     for (const view of [goals, form, blocks, yaml, side, findings]) view.draw(now);
     // In a narrow cell page and column scroll together.
     if (turned) main.scrollTop = main.parentElement.scrollTop = 0;
     // Findings that appear take height from the page: the field that is written in stays in view.
-    else if (under <= 0) main.scrollTop += Math.max(0, field.getBoundingClientRect().bottom - main.getBoundingClientRect().bottom);
+    else if (inView && field.isConnected) main.scrollTop += Math.max(0, below());
   };
   return { head, steps, main, extra, side, findings, form, draw, jump };
 }
