@@ -114,6 +114,8 @@ export function chatView(stage, run, leave, asked = "") {
     if (answer && !over) clock = timer(stage.root, turn);
   });
   const close = () => {
+    // Who leaves for the run's curves needs its memory no more; of a cell that goes the kernel's end sees to it.
+    if (leave && !over && !stage.over) stage.ask("chat_leave", { run });
     over = true;
     clock.stop();
   };

@@ -309,6 +309,7 @@ export function face(model, el, build) {
     root,
     body,
     onTheme,
+    over: false,
     onEnd: (end) => ends.push(end),
     notice(text) {
       notice.hidden = !text;
@@ -342,6 +343,7 @@ export function face(model, el, build) {
   root.setAttribute("data-lm-suppress-shortcuts", "true");
   build(stage);
   return () => {
+    stage.over = true;
     ends.forEach((end) => end());
     root.remove();
   };
