@@ -64,7 +64,7 @@ def head(view: RunView) -> dict[str, Any]:
         "controls": [{"verb": way.do, "title": way.title.capitalize(), "keeps": way.means} for way in asked],
         "resumable": view.state in ("stopped", "failed", "lost"),
         "empty": {"samples": NO_SAMPLES, "receipt": NO_RECEIPT},
-        "chats": view.over and bool(view.committed),
+        "chats": view.state == "finished" or (view.over and bool(view.committed)),
         "rollouts": bool(view.rollouts),
         "experts": bool(view.experts),
         "checkpoints": len(view.committed) if view.over else 0,

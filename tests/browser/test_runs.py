@@ -76,6 +76,7 @@ def test_a_run_is_launched_and_found_again_after_a_reload_and_a_kernel_restart(
         page.tab.get_by_role("button", name="Take it along").click()
         page.sees(".ftw-phase", has_text="✓ safetensors")
         page.sees(".ftw-phase", has_text="✗ gguf: tokenizer.json: is a tokenizer that cuts texts by rules")
+        assert ".;" not in page.tab.locator(".ftw-phase").first.inner_text()
         page.tab.locator("[data-tab=samples]").click()
         page.sees(".ftw-answers")
         page.tab.locator("[data-tab=receipt]").click()
@@ -172,10 +173,13 @@ def test_several_monitors_follow_runs_started_elsewhere_and_one_is_stopped_from_
             "step 30 in both views",
         )
         os.kill(worker.pid, signal.SIGCONT)
-        page.tab.get_by_role("button", name="Stop or save…").first.click()
-        page.tab.locator(".ftw-menu").first.get_by_role("button", name="Save, then stop").click()
+        # By keys alone: the menu opens at its first way, and who pressed it is still in this view when its buttons have gone.
+        page.tab.get_by_role("button", name="Stop or save…").first.press("Enter")
+        page.shows("() => document.activeElement.textContent === 'Save, then stop'", "the first way to stop is focused")
+        page.tab.keyboard.press("Enter")
         ended(endless, page, state="stopped")
         page.sees(".ftw-state", has_text="■ stopped")
+        assert page.tab.evaluate("document.activeElement.closest('.ftw') === document.querySelector('.ftw')")
         assert list(endless.checkpoints.glob("checkpoint-*"))
         assert (page.outside, page.errors) == ([], [])
 
@@ -325,6 +329,8 @@ def test_checkpoints_are_shown_with_why_they_stay_or_go_and_go_by_a_button(
         page.sees(".ftw-end button", has_text="Free disk")
         page.tab.get_by_role("button", name="Checkpoints…").click()
         panel = page.sees(".ftw-prune", has_text="held-out loss 1, the best")
+        top, news = panel.bounding_box(), page.tab.locator(".ftw-news").bounding_box()
+        assert abs(top["y"] - news["y"]) < 20, "it is in view also where the card above was scrolled"
         assert "checkpoint-4, 4.1 KiB" in panel.inner_text()
         if folder := os.environ.get("WORKBENCH_TEST_PICTURES"):
             page.tab.screenshot(path=f"{folder}/prune-notebook.png")

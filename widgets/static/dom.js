@@ -268,18 +268,18 @@ function keepFocus(root) {
   const sign = (element) => element.dataset.recipe ?? element.dataset.mark ?? element.getAttribute("aria-label") ?? element.textContent;
   let [last, around] = [null, []];
   const forget = (event) => {
-    if (!root.contains(event.target)) last = null;
+    if (!root.contains(event.target) || (event.type === "pointerdown" && !event.target.closest?.(FOCUSABLE))) last = null;
   };
   root.addEventListener("focusin", ({ target }) => {
     [last, around] = [target, []];
     for (let element = target.parentElement; element && element !== root.parentElement; element = element.parentElement) around.push(element);
   });
   const observer = new MutationObserver(() => {
-    if (!last || (last.isConnected && last.getClientRects().length)) return;
     const active = root.getRootNode().activeElement;
     const gone = last;
-    if (active && active !== document.body && active !== gone) return void (last = null);
-    if (!root.getClientRects().length) return; // the cell itself is out of sight
+    if (!gone || active === gone || !root.getClientRects().length) return; // also where the cell itself is out of sight
+    if (active && active !== document.body) return void (last = null);
+    if (gone.isConnected && seen(gone)) return gone.focus({ preventScroll: true }); // moved, which takes the focus away
     last = null;
     const twin = [...root.querySelectorAll(gone.tagName)].find((each) => seen(each) && sign(each) === sign(gone));
     const near = () => around.filter((each) => each.isConnected).flatMap((each) => [...each.querySelectorAll(FOCUSABLE)].find((found) => seen(found)) ?? [])[0];

@@ -67,9 +67,11 @@ export function headView(stage, run, held, leave, again, { talk, beside, watch }
     if (!answer) return;
     say(stack, answer.data.stack);
     stack.hidden = false;
+    reveal(stack);
   });
   where.hidden = true;
-  const prune = prunePanel(stage, run, again);
+  const reveal = (part) => (news.scrollTop = part.offsetTop);
+  const prune = prunePanel(stage, run, again, reveal);
 
   /** What is taken along is ticked; a GGUF has a number format. What was chosen outlives what is drawn. */
   const takeAlong = (entry) => {
