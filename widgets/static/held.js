@@ -12,6 +12,7 @@ export class Held {
     this.loading = 1;
     this.latest = new Map();
     this.curves = new Map();
+    this.points = 0; // grows with every answer that changes a curve or a newest value
     this.zoomed = null;
     this.parts = {};
     this.marks = {};
@@ -39,6 +40,7 @@ export class Held {
   take({ data, buffers }) {
     const fresh = Boolean(data.parts || data.latest || data.series?.length || data.epoch !== undefined || this.loading !== data.loading);
     this.loading = data.loading;
+    if (data.latest || data.series?.length || data.epoch !== undefined) this.points += 1;
     Object.assign(this.parts, data.parts ?? {});
     Object.assign(this.marks, data.marks ?? {});
     if (data.epoch !== undefined) {
