@@ -40,6 +40,10 @@ class WorkbenchError(Exception):
         stop = "." if self.hint and not self.message.endswith((".", "?", ":")) else ""
         return f"{self.message}{stop} {self.hint}".strip()
 
+    def _render_traceback_(self) -> list[str]:
+        """What a notebook shows below a cell: the sentence and the way out, where IPython would show lines of this code."""
+        return [f"{type(self).__name__}: {visible(self.full_message, lines=True)}"]
+
 
 class UsageError(WorkbenchError):
     """The call itself is off: a wrong argument, an unfit terminal."""

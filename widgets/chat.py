@@ -18,7 +18,7 @@ from engine.errors import UsageError, WorkbenchError, visible
 from engine.run import store
 from engine.run.store import RunFolder
 from engine.session.chat import ChatSession, who_answers
-from engine.session.conversation import Settings
+from engine.session.conversation import Conversation, Settings
 from widgets.protocol import NotebookWidget, Part, bundle, shown, style, verb
 
 TURNS = 40
@@ -36,6 +36,8 @@ class ChatPart(Part):
         self._folder = folder
         self._session = given
         self._run = given.who[0].run.id if given is not None else ""
+        self._said: dict[str, Conversation] = {}
+        """What was said to a run whose chat was left."""
 
     @verb
     def chat_open(self, *, run: Run = "") -> dict[str, Any]:
@@ -45,10 +47,24 @@ class ChatPart(Part):
                 self._session.load()
             return {"run": shown(self._run)}
         session = ChatSession(who_answers([self._folder(run)]))
+        before = self._said.pop(run, None)
+        if before is not None and before.titles == session.conversation.titles:
+            session.conversation = before
         self.close()
         self._session, self._run = session, run
         session.load()
         return {"run": shown(run)}
+
+    @verb
+    def chat_leave(self, *, run: Run = "") -> dict[str, Any]:
+        """End the process of this run's chat, whose memory a training may need; what was said is there when it is opened again."""
+        if self._session is not None and run in ("", self._run):
+            said = self._session.conversation
+            self.close()
+            for answer in (answer for turn in said.turns for answer in turn.answers):
+                answer.done = True
+            self._said[run] = said
+        return {}
 
     @verb
     def chat(self, *, version: int = -1) -> dict[str, Any]:

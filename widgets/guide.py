@@ -71,6 +71,8 @@ class GuidePart(Part):
             "onward": guide.onward,
             "run": guide.run.id if guide.run is not None else "",
             "going": guide.going,
+            "chats": guide.chats,
+            "question": guide.question,
         }
         now = zlib.crc32(json.dumps(state).encode())
         return {"mark": now} if now == mark else {"mark": now, **state}

@@ -105,7 +105,7 @@ class RunJobs:
 
         def work() -> None:
             task.run(lambda message: _report(job, message))
-            job.words = f"{'; '.join(job.parts)}; in {folder}"
+            job.words = f"{'; '.join(part.removesuffix('.') for part in job.parts)}; in {folder}"
 
         self._start(name, job, work)
 

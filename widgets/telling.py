@@ -23,6 +23,7 @@ from engine.run.pruning_choice import Choice, Kept
 from engine.run.stopping import ways
 from engine.run.store import RunFolder
 from engine.run.view import RunView
+from engine.session.run_messages import NO_RECEIPT, NO_SAMPLES, NO_WORDS, asked_when, damaged
 from widgets.protocol import shown
 
 SAMPLE_PROMPTS, SAMPLE_ANSWERS = 8, 6
@@ -58,9 +59,12 @@ def head(view: RunView) -> dict[str, Any]:
             *(shown(restart["message"], 300) for restart in view.restarts[-2:]),
             *(shown(f"step {restart['step']}: {restart['what']}", 200) for restart in view.diverged[-3:]),
             *(shown(str(restart["message"]), 200) for restart in view.findings[-2:]),
+            *([damaged(view)] if view.bad_lines else []),
         ],
         "controls": [{"verb": way.do, "title": way.title.capitalize(), "keeps": way.means} for way in asked],
         "resumable": view.state in ("stopped", "failed", "lost"),
+        "empty": {"samples": NO_SAMPLES, "receipt": NO_RECEIPT},
+        "chats": view.state == "finished" or (view.over and bool(view.committed)),
         "rollouts": bool(view.rollouts),
         "experts": bool(view.experts),
         "checkpoints": len(view.committed) if view.over else 0,
@@ -155,9 +159,13 @@ def samples(view: RunView) -> list[dict[str, Any]]:
         newest = samples[-SAMPLE_ANSWERS:]
         if samples[0] not in newest:
             newest = [samples[0], *newest[1:]]
-        answers = [[sample["step"], shown(sample["completion"], 400)] for sample in reversed(newest)]
+        answers = [[asked_when(sample["step"]), _said(sample["completion"], 400)] for sample in reversed(newest)]
         answered.append({"prompt": shown(prompt, 300), "answers": answers})
     return answered
+
+
+def _said(text: str, limit: int) -> str:
+    return shown(text, limit) if str(text).strip() else NO_WORDS
 
 
 def experts(view: RunView) -> dict[str, Any]:
@@ -202,7 +210,7 @@ def group(stored: Mapping[str, Any]) -> dict[str, Any]:
 def _completion(completion: Mapping[str, Any], names: Sequence[str]) -> dict[str, Any]:
     rewards = completion.get("rewards") or {}
     return {
-        "text": shown(completion.get("text") or "", COMPLETION_CHARACTERS),
+        "text": _said(completion.get("text") or "", COMPLETION_CHARACTERS),
         "tokens": completion.get("tokens"),
         "rewards": [rewards.get(name) for name in names],
         "reward": completion.get("reward"),

@@ -360,5 +360,9 @@ def find(name_or_path: str, runs_dir: str | os.PathLike[str]) -> RunFolder:
     if name_or_path in known:  # a run's folder that somebody gave a name of his own
         return RunFolder(root / name_or_path)
     guess = nearest(name_or_path, known)
-    hint = f"Did you mean {guess}?" if guess else "`workbench runs` lists them; --runs names another folder."
+    hint = (
+        f"Did you mean {guess}?"
+        if guess
+        else "`workbench runs` lists them; --runs, in a notebook runs=, names another folder."
+    )
     raise RunNotFound(f"no run is called {visible(name_or_path)[:80]} in {visible(str(root))}.", hint)

@@ -102,6 +102,24 @@ class Guide:
         return self._starting or (self.view is not None and not self.view.over)
 
     @property
+    def chats(self) -> bool:
+        """Whether this page offers a talk with the rehearsal's model: it is over, and a checkpoint of it was kept."""
+        return (
+            self.page in ("rehearsal", "next")
+            and self.view is not None
+            and self.view.over
+            and bool(self.view.committed)
+        )
+
+    @property
+    def question(self) -> str:
+        """The first question of the rows, with which that talk may begin; empty where it has several lines, which a person
+        writes."""
+        examined = self.first.examined
+        asked = examined.pinned[0].prompt if examined is not None and examined.pinned else ""
+        return "" if "\n" in asked else asked
+
+    @property
     def _may_begin(self) -> bool:
         """Whether a rehearsal can be started: none goes on, and none has succeeded with these rows."""
         if self._starting or self.first.examined is None or self.first.examined.problem:

@@ -30,6 +30,10 @@ def test_a_form_edit_shows_a_finding_its_fix_mends_it_and_the_preview_shows_toke
         field.locator("input").fill("-3")
         page.sees(f"{LEARNING_RATE} .ftw-finding")
         assert "above 0" in field.inner_text()
+        assert field.locator("input").get_attribute("aria-invalid") == "true"
+        named = field.locator("input").get_attribute("aria-describedby")
+        assert "above 0" in first.locator(f"#{named}").inner_text()
+        assert first.get_by_role("tabpanel", name="Method").count() == 1
         assert first.locator(".ftw-count").inner_text() == "✗ 1 error"
         second.locator(LEARNING_RATE).locator(".ftw-finding").wait_for()
         assert field.locator(".ftw-fix").count() == 0, "nobody knows which number was meant"
@@ -92,6 +96,17 @@ def levels_open_one_after_the_other(form: Any) -> None:
         more.click()
         assert rows.count() == shown[-1] + int(words.split()[1])
     assert more.count() == 0
+    # A step begins at its top, also where the one before was read to its end.
+    place = "page => [page.scrollTop, page.scrollHeight - page.clientHeight]"
+    form.locator(".ftw-main").evaluate("page => { page.scrollTop = 1e6; }")
+    assert form.locator(".ftw-main").evaluate(place)[0] > 300
+    form.locator("[data-tab=memory]").click()
+    form.locator(".ftw-field").first.wait_for()
+    browsing.until(
+        lambda: (at := form.locator(".ftw-main").evaluate(place))[0] == 0 and at[1] > 300, "the step's top is in view"
+    )
+    form.locator("[data-tab=data]").click()
+    form.locator("[data-path='data.train']").wait_for()
     fewer.click()
     assert rows.count() == shown[0]
     assert fewer.count() == 0

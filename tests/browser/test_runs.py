@@ -59,6 +59,11 @@ def test_a_run_is_launched_and_found_again_after_a_reload_and_a_kernel_restart(
         # The card of its end: what it leaves, and a button for each way on.
         page.sees(".ftw-end dd", has_text="checkpoint-40")
         page.sees(".ftw-end code", has_text="workbench resume dates-0001 --set optim.max_steps=80")
+        root, steps, pages = (
+            page.tab.locator(each).first for each in (".ftw", ".ftw-tabs", ".ftw-monitor > .ftw-page")
+        )
+        assert steps.bounding_box()["y"] > root.bounding_box()["y"], "the card leaves the head in view"
+        assert pages.bounding_box()["height"] > 100, "the card leaves room for the curves"
         page.tab.get_by_role("button", name="Measure it").click()
         page.sees(".ftw-end dd", has_text="rows of data.eval: loss")
         page.tab.get_by_role("button", name="Train longer").click()
@@ -71,14 +76,18 @@ def test_a_run_is_launched_and_found_again_after_a_reload_and_a_kernel_restart(
         page.tab.get_by_role("button", name="Take it along").click()
         page.sees(".ftw-phase", has_text="✓ safetensors")
         page.sees(".ftw-phase", has_text="✗ gguf: tokenizer.json: is a tokenizer that cuts texts by rules")
+        assert ".;" not in page.tab.locator(".ftw-phase").first.inner_text()
         page.tab.locator("[data-tab=samples]").click()
         page.sees(".ftw-answers")
         page.tab.locator("[data-tab=receipt]").click()
         page.sees(".ftw-page td", has_text="precision")
-        # The kernel restarted, the notebook run again: a new view over the same folder.
+        # The kernel restarted: the old view says so. The notebook run again: a new view over the same folder.
         page.tab.evaluate("() => { document.querySelector('.ftw').dataset.before = 'restart'; }")
-        page.command("notebook:restart-run-all")
+        page.command("kernelmenu:restart")
         page.sees(".jp-Dialog .jp-mod-accept, .jp-Dialog .jp-mod-warn").click()
+        page.sees(".ftw-notice", has_text="A run that is going is not touched.")
+        page.ready("run.ipynb")
+        page.command("notebook:run-all-cells")
         page.sees(".ftw:not([data-before]) .ftw-goal")
         page.tab.locator("[data-tab=runs]").click()
         page.sees(".ftw-runs .ftw-state", has_text="✓ finished")
@@ -164,10 +173,13 @@ def test_several_monitors_follow_runs_started_elsewhere_and_one_is_stopped_from_
             "step 30 in both views",
         )
         os.kill(worker.pid, signal.SIGCONT)
-        page.tab.get_by_role("button", name="Stop or save…").first.click()
-        page.tab.locator(".ftw-menu").first.get_by_role("button", name="Save, then stop").click()
+        # By keys alone: the menu opens at its first way, and who pressed it is still in this view when its buttons have gone.
+        page.tab.get_by_role("button", name="Stop or save…").first.press("Enter")
+        page.shows("() => document.activeElement.textContent === 'Save, then stop'", "the first way to stop is focused")
+        page.tab.keyboard.press("Enter")
         ended(endless, page, state="stopped")
         page.sees(".ftw-state", has_text="■ stopped")
+        assert page.tab.evaluate("document.activeElement.closest('.ftw') === document.querySelector('.ftw')")
         assert list(endless.checkpoints.glob("checkpoint-*"))
         assert (page.outside, page.errors) == ([], [])
 
@@ -255,7 +267,7 @@ def test_a_failed_run_tells_memory_and_rows_and_a_finished_one_takes_a_task_to_b
         assert "step 3: rows 17, 4" in card
         page.tab.get_by_label("task of lm-evaluation-harness").fill("nothing.yaml")
         page.tab.get_by_role("button", name="Score it").click()
-        page.sees(".ftw", has_text="it has no checkpoint, so there is nothing to measure")  # none is in its folder
+        page.sees(".ftw-notice", has_text="nothing.yaml. Its rows lie on this machine")  # there is no such file
         assert page.tab.get_by_label("task of lm-evaluation-harness").input_value() == "nothing.yaml"
         assert (page.outside, page.errors) == ([], [])
 
@@ -280,7 +292,7 @@ def test_runs_marked_in_the_list_are_laid_beside_each_other_and_followed(
     with chromium.opened("beside.ipynb") as page:
         page.run_all()
         page.sees(".ftw-goal")
-        page.tab.locator("[data-tab=runs]").click()
+        page.sees("[data-tab=runs][aria-label='Runs, 2 of them go on']").click()
         compare = page.tab.get_by_role("button", name="Compare", exact=True)
         page.sees("[data-mark=slow-0001]").check()
         assert compare.is_disabled()
@@ -317,6 +329,8 @@ def test_checkpoints_are_shown_with_why_they_stay_or_go_and_go_by_a_button(
         page.sees(".ftw-end button", has_text="Free disk")
         page.tab.get_by_role("button", name="Checkpoints…").click()
         panel = page.sees(".ftw-prune", has_text="held-out loss 1, the best")
+        top, news = panel.bounding_box(), page.tab.locator(".ftw-news").bounding_box()
+        assert abs(top["y"] - news["y"]) < 20, "it is in view also where the card above was scrolled"
         assert "checkpoint-4, 4.1 KiB" in panel.inner_text()
         if folder := os.environ.get("WORKBENCH_TEST_PICTURES"):
             page.tab.screenshot(path=f"{folder}/prune-notebook.png")

@@ -9,6 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from engine.errors import Cancelled, ConfigUnreadable, DataError, UsageError, WorkbenchError, nearest, redact, visible
+from engine.run import store
 
 TOKENS = (
     "hf_" + "a1B2" * 9,
@@ -122,3 +123,16 @@ def test_exit_codes_and_places() -> None:
 )  # fmt: skip
 def test_message_and_hint_on_one_line_are_two_sentences(message: str, hint: str, told: str) -> None:
     assert WorkbenchError(message, hint).full_message == told
+
+
+def test_a_notebook_shows_the_sentence_and_the_way_out_below_the_cell(capsys: pytest.CaptureFixture[str]) -> None:
+    from IPython.core.interactiveshell import InteractiveShell
+    from traitlets.config import Config
+
+    shell = InteractiveShell(config=Config({"HistoryManager": {"enabled": False}}))
+    shell.user_ns["fails"] = lambda: store.find("nowhere", "/")
+    shell.run_cell("fails()")
+    assert capsys.readouterr().out.splitlines() == [
+        "RunNotFound: no run is called nowhere in /. `workbench runs` lists them; --runs, in a notebook runs=, names another "
+        "folder."
+    ]

@@ -42,11 +42,20 @@ def test_a_chat_answers_in_messages_and_its_process_goes_with_it(tmp_path: Path)
     assert ask(face, "chat_prompt")["prompts"][0]["text"].endswith("<|im_start|>assistant\n")
     assert ask(face, "chat_save", path=str(tmp_path / "rows.jsonl"))["rows"] == 2
     pid = face.session.pid
-    face.close()
+    ask(face, "chat_leave", run="another-0001")
+    assert psutil.pid_exists(pid)
+    ask(face, "chat_leave")
     end = time.monotonic() + 10
     while psutil.pid_exists(pid) and time.monotonic() < end:
         time.sleep(0.05)
     assert not psutil.pid_exists(pid)
+    others = set(psutil.Process().children())
+    ask(face, "chat_open")
+    again = ask(face, "chat")
+    assert (again["state"], again["turns"]) == ("loading", [turn])
+    (loading,) = set(psutil.Process().children()) - others
+    face.close()
+    assert loading not in psutil.wait_procs([loading], timeout=10)[1]
 
 
 def test_a_monitor_opens_a_chat_of_its_run_alone(tmp_path: Path) -> None:

@@ -53,6 +53,24 @@ if (open.length !== 2 || due.length !== 1) throw new Error(`${open.length} asked
     assert done.returncode == 0, done.stderr
 
 
+def test_an_edit_whose_answer_cannot_be_drawn_is_reported_and_the_next_is_sent(tmp_path: Path) -> None:
+    (tmp_path / "draft.mjs").write_bytes((HERE / "static" / "draft.js").read_bytes())
+    script = tmp_path / "edits.mjs"
+    script.write_text("""
+import { draftLink } from "./draft.mjs";
+const [asked, reported] = [[], []];
+globalThis.reportError = (trouble) => reported.push(trouble.message);
+const link = draftLink({ ask: async (what) => (asked.push(what), { data: { specs: [], what } }) });
+link.onState(({ what }) => { if (what === "first") throw new Error("not drawn"); });
+if ((await link.send("first")) !== null) throw new Error("an edit that failed has no state");
+const state = await link.send("second");
+if (state.what !== "second" || asked.join() !== "first,second" || reported.join() !== "not drawn") throw new Error(`${asked}; ${reported}`);
+""")
+    node = shutil.which("node") or compute_driver_executable()[0]
+    done = subprocess.run([node, str(script)], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+
+
 def test_a_module_imports_what_it_uses_and_nothing_else() -> None:
     """Bundled, all modules share one scope, so a forgotten import would show only in the face that lacks the module."""
     texts = {path.stem: path.read_text(encoding="utf-8") for path in SCRIPTS}

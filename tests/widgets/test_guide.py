@@ -96,6 +96,10 @@ def test_the_guide_leads_from_own_rows_over_a_rehearsal_to_the_config_of_the_rea
     assert "It is 1." in words(state)
     ask(face, "guide")
     assert asked == [f"{rehearsal.folder.id} save_stop"]
+    assert not state["chats"]
+    rehearsal.pen.write("checkpoint", step=20, path="checkpoints/checkpoint-20", state="committed", bytes=1)
+    rehearsal.pen.write("stopped", step=20, seconds=1.0, by="the guided first run")
+    assert until(face, lambda state: state["chats"])["question"] == ROWS[0][0]
     assert "loss" in [entry["name"] for entry in ask(face, "watch", run=state["run"])["parts"]["names"]]
     assert "overfitting" in words(ask(face, "guide_go", at=5))
     before = face.draft.text()

@@ -222,7 +222,7 @@ def test_samples_receipt_log_and_config_travel_when_their_page_is_open(watched: 
     view.look()
     assert "samples" not in view.parts
     view.look("samples")
-    assert view.parts["samples"] == [{"prompt": "When?", "answers": [[50, "2021-03-03"], [0, "no idea"]]}]
+    assert view.parts["samples"] == [{"prompt": "When?", "answers": [["step 50", "2021-03-03"], ["before", "no idea"]]}]
     view.look("receipt")
     assert view.parts["receipt"] == [["precision", "auto", "float32", "3", ""]]
     view.look("log")

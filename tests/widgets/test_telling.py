@@ -19,9 +19,18 @@ def test_the_first_answer_to_a_prompt_stays_below_the_newest() -> None:
     for step in range(0, 80, 10):
         view.samples += [{"prompt": prompt, "step": step, "completion": f"at {step}"} for prompt in ("When?", "Who?")]
     when, who = telling.samples(view)
-    assert [step for step, _ in when["answers"]] == [70, 60, 50, 40, 30, 0]
-    assert when["answers"][0] == [70, "at 70"]
+    assert [at for at, _ in when["answers"]] == ["step 70", "step 60", "step 50", "step 40", "step 30", "before"]
+    assert when["answers"][0] == ["step 70", "at 70"]
     assert who["answers"] == when["answers"]
+
+
+def test_blanks_are_no_words_and_damaged_events_are_told_as_in_the_app() -> None:
+    view = RunView(samples=[{"prompt": "When?", "step": 3, "completion": " \n"}], bad_lines=2)
+    assert telling.samples(view)[0]["answers"] == [["step 3", "no words"]]
+    assert telling.group({"completions": [{"text": ""}]})["completions"][0]["text"] == "no words"
+    told = telling.head(view)
+    assert told["warnings"] == ["2 damaged lines in events.jsonl were passed over"]
+    assert told["empty"]["samples"] == "No samples. Set run.prompts to see answers change while the model learns."
 
 
 def test_a_large_group_says_how_many_completions_are_left_out() -> None:
@@ -45,7 +54,9 @@ def test_what_a_state_can_be_asked_for_and_when_its_time_is_told(
     state: str, resumable: bool, controls: bool, says: str
 ) -> None:
     view = RunView(state=state, cause="the disk is full", started=10.0, ended=15.0, updated=15.0, segment_began=10.0)
+    view.checkpoints = [{"step": 3, "state": "committed"}]
     told = telling.head(view)
+    assert told["chats"] is (state != "running")
     assert (told["resumable"], bool(told["controls"]), told["cause"]) == (resumable, controls, says)
     assert (told["took"] is None) is (state == "running")
     assert _why(view) == ("" if state in ("finished", "stopped") else "the disk is full")

@@ -6,8 +6,8 @@ import { button, fill, h, openWhenReady, say, timer } from "./dom.js";
 
 const WANTS = { prompt: "write here", answer: "an answer to score", query: "the query", text: "a text to rank" };
 
-/** The chat with the run `run` (empty: the one that was given); `leave` is drawn as a way back where there is one. */
-export function chatView(stage, run, leave) {
+/** The chat with the run `run` (empty: the one that was given); `leave` is drawn as a way back where there is one, `asked` stands in the line. */
+export function chatView(stage, run, leave, asked = "") {
   let [version, over, queued] = [-1, false, null];
   let told = { state: "loading", turns: [], titles: [], notes: [], settings: {}, kind: "text", wants: "prompt" };
   const title = h("strong", { class: "ftw-name" });
@@ -15,7 +15,7 @@ export function chatView(stage, run, leave) {
   const log = h("div", { class: "ftw-page", tabindex: "0", role: "log", "aria-label": "conversation" });
   const card = h("pre", { class: "ftw-card", hidden: true });
   const settings = h("div", { class: "ftw-menu", hidden: true });
-  const line = h("textarea", { rows: 2, "aria-label": "what to say", placeholder: WANTS.prompt });
+  const line = h("textarea", { rows: 2, "aria-label": "what to say", placeholder: WANTS.prompt, value: asked });
 
   const act = async (what, params) => {
     const answer = await stage.ask(what, params);
@@ -44,17 +44,18 @@ export function chatView(stage, run, leave) {
   const fresh = button("New", () => act("chat_new"));
   const template = button("Rendered prompt", async () => {
     card.hidden = !card.hidden;
+    template.setAttribute("aria-expanded", String(!card.hidden));
     if (card.hidden) return;
     const answer = await act("chat_prompt", { text: line.value });
     card.hidden = !answer;
     if (answer) say(card, answer.data.prompts.map(({ title: name, tokens, text }) => `${name}: ${tokens} tokens\n${text}`).join("\n\n"));
-  });
+  }, { "aria-expanded": "false" });
   const save = button("Save as rows", async () => {
     const answer = await act("chat_save", { path: file.value });
     if (answer) stage.notice(`${answer.data.rows} rows written to ${answer.data.path}.`);
   });
   const file = h("input", { type: "text", "aria-label": "file of the rows", value: "chat.jsonl" });
-  const more = button("Settings", () => (settings.hidden = !settings.hidden));
+  const more = button("Settings", () => ((settings.hidden = !settings.hidden), more.setAttribute("aria-expanded", String(!settings.hidden))), { "aria-expanded": "false" });
   const reload = button("Load again", () => act("chat_open", { run }));
 
   const field = ([name, value]) => {
@@ -105,21 +106,24 @@ export function chatView(stage, run, leave) {
     status,
     log,
     card,
-    line,
-    h("div", { class: "ftw-actions" }, button("Send", send, { class: "ftw-primary" }), stop, again, fresh, template, more, save, file, reload),
     settings,
+    h("div", { class: "ftw-write" }, line, h("div", { class: "ftw-tools" }, button("Send", send, { class: "ftw-primary" }), stop, again, fresh, template, more, save, file, reload)),
   );
   let clock = { kick() {}, stop() {} };
   stage.ask("chat_open", { run }).then((answer) => {
     if (answer && !over) clock = timer(stage.root, turn);
   });
   const close = () => {
+    // Who leaves for the run's curves needs its memory no more; of a cell that goes the kernel's end sees to it.
+    if (leave && !over && !stage.over) stage.ask("chat_leave", { run });
     over = true;
     clock.stop();
   };
   stage.onEnd(close);
   draw();
-  return { element, close };
+  /** To the line, where one writes next. */
+  const start = () => (line.focus({ preventScroll: true }), line.setSelectionRange(line.value.length, line.value.length));
+  return { element, close, start };
 }
 
 /** `Chat(run)` alone. */

@@ -43,6 +43,7 @@ export function compareView(stage, names, leave) {
     if (holder.firstChild !== pages[page].element) fill(holder, pages[page].element);
     pages[page].draw(told);
   };
+  bar.show(holder);
   const back = leave ? button("‹ Runs", leave, { class: "ftw-plain" }) : null;
   const element = h("div", { class: "ftw-monitor" }, h("header", { class: "ftw-head" }, back, legend), bar.bar, holder);
 

@@ -2,14 +2,14 @@
  * One control for each kind of setting. Each shows what the kernel says and hands back what a person put in, unjudged:
  * whether it is a number, and a good one, is for the kernel to say.
  */
-import { button, fill, h } from "./dom.js";
+import { button, fill, h, unique } from "./dom.js";
 
 /** The settings that everyone meets, then those that fewer need; each level shows the ones before it too. */
 export const LEVELS = ["basic", "advanced", "expert"];
 
 /** One control per `spec.control`; `set` receives the raw value, `get` tells what it shows. */
 export function controlFor(spec, change, later) {
-  const id = `ftw-${Math.random().toString(36).slice(2, 9)}`;
+  const id = unique();
   const text = (props = {}) => {
     const input = h("input", { id, type: "text", spellcheck: "false", autocomplete: "off", ...props });
     input.addEventListener("input", () => later(() => input.value));

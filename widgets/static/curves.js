@@ -30,7 +30,7 @@ export function chartsPage(zoomTo) {
   const charts = new Map();
   const tools = chartTools(charts);
   const element = h("div", { class: "ftw-curves" }, h("div", { class: "ftw-curves-top" }, grid, h("div", {}, values, good)), tools.element);
-  let shape = "";
+  let [shape, points, zoomed] = ["", -1, null];
   const redraw = () => charts.forEach((chart) => chart.draw());
   const groups = (held) => {
     const out = [];
@@ -72,10 +72,12 @@ export function chartsPage(zoomTo) {
     draw(held) {
       const next = held.names.map((entry) => entry.name).join("\n");
       if (next !== shape) {
-        shape = next;
+        [shape, points] = [next, -1];
         build(held);
       }
-      for (const group of groups(held))
+      const moved = held.points !== points || held.zoomed !== zoomed;
+      [points, zoomed] = [held.points, held.zoomed];
+      for (const group of moved ? groups(held) : [])
         charts.get(group[0].name)?.set(group.map((entry, at) => ({ curve: (held.zoomed ?? held.curves).get(entry.name) ?? held.curve(entry.name), name: entry.title, tone: at, newest: held.latest.get(entry.name) })));
       list(held);
       if (held.names.length) return grid.querySelector(".ftw-empty")?.remove();

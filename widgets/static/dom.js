@@ -23,6 +23,11 @@ export function button(label, act, props = {}) {
   return h("button", { type: "button", ...props, on: { click: act } }, label);
 }
 
+/** An id that no other element has. */
+export function unique() {
+  return `ftw-${Math.random().toString(36).slice(2, 9)}`;
+}
+
 /** Replace what an element shows, unless it shows the same text already (spares layout at 4 Hz). */
 export function say(element, text) {
   if (element.textContent !== text) element.textContent = text;
@@ -79,7 +84,8 @@ const ANSWER_MS = 8000;
 
 /**
  * Questions to the kernel, each with its own id, so that several views of one widget share one comm.
- * `ask` resolves to `{data, buffers}`; it rejects with the kernel's sentence, or with `silent` after eight seconds.
+ * `ask` resolves to `{data, buffers}`; it rejects with the kernel's sentence, or with `silent` after eight seconds or where
+ * the kernel is gone.
  */
 export function channel(model) {
   const own = Math.random().toString(36).slice(2, 8);
@@ -98,12 +104,19 @@ export function channel(model) {
     ask(what, params = {}) {
       const id = `${own}.${(count += 1)}`;
       return new Promise((resolve, reject) => {
-        const timer = setTimeout(() => {
+        const silent = () => {
           waiting.delete(id);
           reject(Object.assign(new Error("The kernel does not answer."), { silent: true }));
-        }, ANSWER_MS);
+        };
+        const timer = setTimeout(silent, ANSWER_MS);
         waiting.set(id, { resolve, reject, timer });
-        model.send({ ...params, id, do: what });
+        try {
+          model.send({ ...params, id, do: what });
+        } catch {
+          // The kernel was restarted or ended: its end of the wire is gone, which is said in words of our own.
+          clearTimeout(timer);
+          silent();
+        }
       });
     },
     close() {
@@ -128,7 +141,12 @@ export function timer(root, work) {
   watcher.observe(root);
   const turn = async () => {
     const mine = round;
-    const pause = await work();
+    let pause = 3000;
+    try {
+      pause = await work();
+    } catch (trouble) {
+      reportError(trouble); // a look that went wrong is not the last one
+    }
     if (stopped || pause === null || mine !== round) return;
     handle = setTimeout(turn, seen && !document.hidden ? pause : Math.max(pause, 3000));
   };
@@ -187,7 +205,7 @@ export function followTheme(root, changed) {
 /** Tabs by the pattern that screen readers know: arrows move, the chosen one alone is in the tab order. */
 export function tabs(label, choose) {
   const bar = h("div", { class: "ftw-tabs", role: "tablist", "aria-label": label });
-  let items = [];
+  let [items, panel, chosen] = [[], null, null];
   bar.addEventListener("keydown", (event) => {
     const at = items.findIndex((item) => item.tab === event.target);
     const step = { ArrowRight: 1, ArrowLeft: -1, Home: -at, End: items.length - 1 - at }[event.key];
@@ -200,12 +218,18 @@ export function tabs(label, choose) {
   });
   return {
     bar,
+    /** Names the element that shows what is chosen. */
+    show(element) {
+      panel = element;
+      panel.id ||= unique();
+      panel.setAttribute("role", "tabpanel");
+    },
     set(entries) {
       const same = entries.length === items.length && entries.every((entry, index) => entry.id === items[index].id);
       if (!same) {
         items = entries.map((entry) => {
           const mark = h("span", { class: "ftw-mark" });
-          const tab = button("", () => choose(entry.id), { role: "tab", class: "ftw-tab", dataset: { tab: entry.id } });
+          const tab = button("", () => choose(entry.id), { role: "tab", id: unique(), class: "ftw-tab", dataset: { tab: entry.id } });
           tab.append(mark, entry.title);
           return { id: entry.id, tab, mark };
         });
@@ -220,8 +244,54 @@ export function tabs(label, choose) {
         if (entry.words) tab.title = entry.words;
         else tab.removeAttribute("title");
         tab.setAttribute("aria-label", entry.words ? `${entry.title}, ${entry.words}` : entry.title);
+        if (panel && entry.here) tab.setAttribute("aria-controls", panel.id);
+        else tab.removeAttribute("aria-controls");
       });
+      const here = items[entries.findIndex((entry) => entry.here)]?.tab;
+      if (!here || here === chosen || !bar.clientWidth) return;
+      chosen = here;
+      panel?.setAttribute("aria-labelledby", here.id);
+      // In a narrow cell the bar scrolls: the chosen tab comes into view, and nothing outside of the bar moves.
+      bar.scrollLeft = Math.max(Math.min(bar.scrollLeft, here.offsetLeft), here.offsetLeft + here.offsetWidth - bar.clientWidth);
     },
+  };
+}
+
+const FOCUSABLE = "button, input, select, textarea, summary, [tabindex='0']";
+
+/**
+ * What is focused may be drawn anew, hidden or gone after a press: the focus then moves to what stands there now, else to
+ * the first control around its place, so that nobody who uses keys alone begins again at the top of the page.
+ */
+function keepFocus(root) {
+  const seen = (element) => element.getClientRects().length > 0 && !element.disabled;
+  const sign = (element) => element.dataset.recipe ?? element.dataset.mark ?? element.getAttribute("aria-label") ?? element.textContent;
+  let [last, around] = [null, []];
+  const forget = (event) => {
+    if (!root.contains(event.target) || (event.type === "pointerdown" && !event.target.closest?.(FOCUSABLE))) last = null;
+  };
+  root.addEventListener("focusin", ({ target }) => {
+    [last, around] = [target, []];
+    for (let element = target.parentElement; element && element !== root.parentElement; element = element.parentElement) around.push(element);
+  });
+  const observer = new MutationObserver(() => {
+    const active = root.getRootNode().activeElement;
+    const gone = last;
+    if (!gone || active === gone || !root.getClientRects().length) return; // also where the cell itself is out of sight
+    if (active && active !== document.body) return void (last = null);
+    if (gone.isConnected && seen(gone)) return gone.focus({ preventScroll: true }); // moved, which takes the focus away
+    last = null;
+    const twin = [...root.querySelectorAll(gone.tagName)].find((each) => seen(each) && sign(each) === sign(gone));
+    const near = () => around.filter((each) => each.isConnected).flatMap((each) => [...each.querySelectorAll(FOCUSABLE)].find((found) => seen(found)) ?? [])[0];
+    (twin ?? near())?.focus({ preventScroll: true });
+  });
+  observer.observe(root, { childList: true, subtree: true, attributes: true, attributeFilter: ["hidden", "class"] });
+  document.addEventListener("focusin", forget);
+  document.addEventListener("pointerdown", forget, true);
+  return () => {
+    observer.disconnect();
+    document.removeEventListener("focusin", forget);
+    document.removeEventListener("pointerdown", forget, true);
   };
 }
 
@@ -239,6 +309,7 @@ export function face(model, el, build) {
     root,
     body,
     onTheme,
+    over: false,
     onEnd: (end) => ends.push(end),
     notice(text) {
       notice.hidden = !text;
@@ -266,12 +337,13 @@ export function face(model, el, build) {
       return root.classList.contains("ftw-retired");
     },
   };
-  ends.push(followTheme(root, () => onTheme.forEach((redraw) => redraw())));
+  ends.push(followTheme(root, () => onTheme.forEach((redraw) => redraw())), keepFocus(root));
   // A notebook's own shortcuts must not act on what is typed here.
   root.addEventListener("keydown", (event) => event.stopPropagation());
   root.setAttribute("data-lm-suppress-shortcuts", "true");
   build(stage);
   return () => {
+    stage.over = true;
     ends.forEach((end) => end());
     root.remove();
   };

@@ -17,12 +17,14 @@ export function draftLink(stage) {
     onState: (act) => listeners.add(act),
     /** Sends an edit (or a plain question for the state); resolves to the state, or null after trouble. */
     send(what, params = {}) {
-      queue = queue.then(async () => {
+      const turn = queue.then(async () => {
         const answer = await stage.ask(what, { ...params, specs: specs.length });
         if (!answer) return null;
         link.take(answer.data);
         return link.state;
       });
+      // What goes wrong with one edit is reported, and the next is sent all the same.
+      queue = turn.catch((trouble) => (reportError(trouble), null));
       return queue;
     },
     /** Resolves once all that was sent so far has been answered. */

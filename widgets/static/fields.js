@@ -1,6 +1,6 @@
 /** The settings of one step as rows of label, control and what is wrong; a loop over specs that names no setting. */
 import { controlFor, LEVELS } from "./controls.js";
-import { button, fill, h, say } from "./dom.js";
+import { button, fill, h, say, unique } from "./dom.js";
 import { findingLine } from "./findings.js";
 
 /** The fields of one step. `focus` is told which field's explanation to show. */
@@ -29,7 +29,7 @@ export function fieldsView(link, focus) {
     const reset = button("↺", () => link.send("unset", { path: spec.path }), {
       class: "ftw-plain ftw-reset",
     });
-    const finding = h("div", { class: "ftw-under" });
+    const finding = h("div", { class: "ftw-under", id: unique() });
     const tall = ["prompts", "sources"].includes(spec.control);
     const element = h(
       "div",
@@ -55,6 +55,11 @@ export function fieldsView(link, focus) {
     const said = JSON.stringify(mine);
     if (row.said === said) return;
     row.said = said;
+    // A screen reader hears with the control what is wrong with it.
+    if (row.main.matches("input, select, textarea")) {
+      row.main.setAttribute("aria-invalid", String(mine[0]?.severity === "error"));
+      row.main.setAttribute("aria-describedby", mine.length ? row.finding.id : "");
+    }
     fill(row.finding, mine.map((finding) => findingLine(finding, link, null)));
   };
 
@@ -81,7 +86,7 @@ export function fieldsView(link, focus) {
   /** The way to the settings of the next level that has any, and back from there. */
   const more = (hidden) => {
     const next = LEVELS.findIndex((name) => hidden.includes(name));
-    const go = (to) => () => ((level = to), draw(link.state));
+    const go = (to) => () => ((level = to), draw(link.state), element.querySelector(".ftw-more")?.focus());
     const count = hidden.filter((name) => name === LEVELS[next]).length;
     const words = `+ ${count} more ${count === 1 ? "setting" : "settings"} (${LEVELS[next]})`;
     return [

@@ -13,7 +13,9 @@ import { blocksView, goalsView, yamlView } from "./steps.js";
 export function configForm(stage) {
   const link = draftLink(stage);
   const parts = formParts(stage, link);
-  fill(stage.body, parts.head, parts.steps.bar, h("div", { class: "ftw-columns" }, parts.main, parts.side.element), parts.findings.element);
+  const columns = h("div", { class: "ftw-columns" }, parts.main, parts.side.element);
+  parts.steps.show(columns);
+  fill(stage.body, parts.head, parts.steps.bar, columns, parts.findings.element);
   link.onState(parts.draw);
   openWhenReady(stage, () => link.send("state"));
   stage.onEnd(watchDraft(stage, link));
@@ -44,6 +46,7 @@ export function formParts(stage, link, more = null) {
     return link.send("step", { step });
   });
   const main = h("div", { class: "ftw-main" }, goals.element, extra, form.element, blocks.element, yaml.element);
+  let step = "";
   const draw = (now) => {
     say(title, now.name + (now.dirty ? " *" : ""));
     title.title = now.path;
@@ -56,7 +59,16 @@ export function formParts(stage, link, more = null) {
     undo.disabled = !now.undo;
     redo.disabled = !now.redo;
     steps.set([...now.steps.map((step) => ({ ...step, here: step.id === now.step && !more?.current() })), ...(more?.tabs() ?? [])]);
+    const turned = step !== now.step;
+    step = now.step;
+    const field = main.querySelector(":focus")?.closest(".ftw-field");
+    const below = () => field.getBoundingClientRect().bottom - main.getBoundingClientRect().bottom;
+    const inView = field && below() <= 0;
     for (const view of [goals, form, blocks, yaml, side, findings]) view.draw(now);
+    // In a narrow cell page and column scroll together.
+    if (turned) main.scrollTop = main.parentElement.scrollTop = 0;
+    // Findings that appear take height from the page: the field that is written in stays in view.
+    else if (inView && field.isConnected) main.scrollTop += Math.max(0, below());
   };
   return { head, steps, main, extra, side, findings, form, draw, jump };
 }
@@ -64,7 +76,7 @@ export function formParts(stage, link, more = null) {
 /** Find a setting or a term by words of its name or help; `chosen` gets the hit. */
 function findBox(stage, chosen) {
   const input = h("input", { type: "search", class: "ftw-find", placeholder: "find a setting", "aria-label": "find a setting" });
-  const list = h("div", { class: "ftw-hits", role: "listbox", hidden: true });
+  const list = h("div", { class: "ftw-hits", role: "group", "aria-label": "what was found", hidden: true });
   const look = async () => {
     if (!input.value.trim()) return void (list.hidden = true);
     const answer = await stage.ask("find", { text: input.value });
@@ -78,9 +90,13 @@ function findBox(stage, chosen) {
   input.addEventListener("input", () => (clearTimeout(hold), (hold = setTimeout(look, 200))));
   const box = h("span", { class: "ftw-findbox" }, input, list);
   box.addEventListener("keydown", (event) => {
-    if (event.key === "Escape") list.hidden = true;
+    if (event.key === "Escape") (list.contains(document.activeElement) && input.focus(), (list.hidden = true));
     if (event.key === "Enter" && event.target === input) list.querySelector("button")?.click();
-    if (event.key === "ArrowDown") (document.activeElement === input ? list.firstChild : document.activeElement.nextSibling)?.focus?.();
+    if (!["ArrowDown", "ArrowUp"].includes(event.key) || list.hidden) return;
+    event.preventDefault(); // the list would scroll beside the choice
+    const [inLine, down] = [document.activeElement === input, event.key === "ArrowDown"];
+    const next = inLine ? (down ? list.firstChild : null) : down ? document.activeElement.nextSibling : document.activeElement.previousSibling ?? input;
+    next?.focus?.();
   });
   // Later, so that a click on a hit still meets it.
   box.addEventListener("focusout", () => setTimeout(() => (list.hidden ||= !box.matches(":focus-within")), 250));

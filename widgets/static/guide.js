@@ -9,8 +9,11 @@ import { blocksView } from "./steps.js";
 
 const ONWARD = { next: "Next", rehearse: "Start the rehearsal", rows: "Take other rows", config: "Go on to the real run", goal: "Begin this config" };
 
-/** `visible` tells whether the guide is on screen; `taken` is called once the real run's config is the draft, `watch` opens a run. */
-export function guideView(stage, visible, { taken, watch }) {
+/**
+ * `visible` tells whether the guide is on screen; `taken` is called once the real run's config is the draft, `watch` opens a
+ * run, `talk` its chat with a question in the line.
+ */
+export function guideView(stage, visible, { taken, watch, talk }) {
   let [state, held, started, over] = [null, new Held(), false, false];
   const act = async (what, params = {}) => {
     const answer = await stage.ask(what, params);
@@ -50,9 +53,11 @@ export function guideView(stage, visible, { taken, watch }) {
     else path.select();
   }, { class: "ftw-primary" });
   const back = button("Back", () => act("guide_go", { at: state.at - 1 }));
+  const chat = button("Chat", () => talk(state.run, state.question));
   const all = button("All curves", () => watch(state.run));
   const page = h("div", { class: "ftw-page ftw-guide", tabindex: "-1" }, h("div", { class: "ftw-guide-main" }, said.element, curve), choices, rows, terms);
-  const element = h("div", { class: "ftw-runsbox", role: "region", "aria-label": "Guided first run" }, pages.bar, page, asks, h("div", { class: "ftw-guide-foot" }, go, back, all));
+  const element = h("div", { class: "ftw-runsbox", role: "region", "aria-label": "Guided first run" }, pages.bar, page, asks, h("div", { class: "ftw-guide-foot" }, go, back, chat, all));
+  pages.show(page);
 
   const take = (next) => {
     const turned = next.at !== state?.at;
@@ -75,7 +80,7 @@ export function guideView(stage, visible, { taken, watch }) {
     say(note, state.note);
     builtIn.disabled = state.rows === state.built_in;
     say(go, ONWARD[state.onward]);
-    [back.hidden, all.hidden] = [!state.at, !state.run];
+    [back.hidden, chat.hidden, all.hidden] = [!state.at, !state.chats, !state.run];
     if (turned) [page.scrollTop, asks.hidden] = [0, true];
     draw();
   };

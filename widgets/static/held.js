@@ -12,6 +12,7 @@ export class Held {
     this.loading = 1;
     this.latest = new Map();
     this.curves = new Map();
+    this.points = 0; // grows with every answer that changes a curve or a newest value
     this.zoomed = null;
     this.parts = {};
     this.marks = {};
@@ -35,8 +36,11 @@ export class Held {
     return Object.fromEntries(this.names.map(({ name }) => [name, this.curve(name).last]));
   }
 
+  /** Takes an answer in; tells whether it brought anything that is to be drawn. */
   take({ data, buffers }) {
+    const fresh = Boolean(data.parts || data.latest || data.series?.length || data.epoch !== undefined || this.loading !== data.loading);
     this.loading = data.loading;
+    if (data.latest || data.series?.length || data.epoch !== undefined) this.points += 1;
     Object.assign(this.parts, data.parts ?? {});
     Object.assign(this.marks, data.marks ?? {});
     if (data.epoch !== undefined) {
@@ -47,6 +51,7 @@ export class Held {
     let at = 0;
     if (data.latest) numbers(buffers[at++], Float64Array).forEach((value, index) => this.latest.set(this.names[index].name, value));
     for (const [index, count] of data.series ?? []) this.curve(this.names[index].name).append(...points(buffers[at++], count));
+    return fresh;
   }
 
   zoom({ data, buffers }) {

@@ -4,7 +4,7 @@ import { button, fill, h } from "./dom.js";
 const LEDGER_KIND = { unsupported: "bad", changed: "warn", mapped: "good", needless: "" };
 
 export function ledgerView(stage, taken) {
-  const element = h("div", { class: "ftw-runsbox", role: "region", "aria-label": "Ledger" });
+  const element = h("div", { class: "ftw-page ftw-ledger", tabindex: "0", role: "region", "aria-label": "Ledger" });
   let there = false;
   const row = ({ text, outcome, reason }) =>
     h(

@@ -35,18 +35,24 @@ export function monitorView(stage, run, leave, beside) {
   });
   const pages = { curves: charts, samples: samplesPage(), rollouts: rolloutsPage((offset) => stage.ask("group", { run, offset })), experts: expertsPage(), log: textPage("ftw-log"), receipt: receiptPage(), config: textPage("ftw-code") };
   const holder = h("div", { class: "ftw-page", tabindex: "-1" });
-  const back = (view) => {
-    view.close();
+  let within = null;
+  const back = () => {
+    within?.close();
+    within = null;
     fill(element, head.element, bar.bar, holder);
+    clock.kick();
   };
-  const talk = () => {
-    const chat = chatView(stage, run, () => back(chat));
-    fill(element, chat.element);
-  };
-  const watch = (other) => {
-    const view = monitorView(stage, other, () => back(view));
+  const enter = (view) => {
+    within?.close();
+    within = view;
     fill(element, view.element);
   };
+  const talk = (text = "") => {
+    const chat = chatView(stage, run, back, text);
+    enter(chat);
+    chat.start();
+  };
+  const watch = (other) => enter(monitorView(stage, other, back));
   const head = headView(stage, run, held, leave, () => clock.kick(), { talk, beside, watch });
   const bar = tabs("what to watch", (id) => {
     if (id === "curves" && page !== id) held.curves.clear();
@@ -62,14 +68,15 @@ export function monitorView(stage, run, leave, beside) {
     pages[page].draw(held);
   };
   const element = h("div", { class: "ftw-monitor" }, head.element, bar.bar, holder);
+  bar.show(holder);
 
   const turn = async () => {
     if (over || stage.retired) return null;
+    if (!element.isConnected) return 500; // another tab or the chat stands in its place
     const answer = await stage.ask("watch", { run, seq: held.seq, epoch: held.epoch, marks: held.marks, series: held.ends(), page });
     if (over) return null;
     if (!answer) return 1500;
-    held.take(answer);
-    draw();
+    if (held.take(answer)) draw();
     return held.loading < 1 || RESTING.has(held.state) === false ? 250 : 2000;
   };
   const clock = timer(stage.root, turn);
@@ -77,13 +84,14 @@ export function monitorView(stage, run, leave, beside) {
   stage.onTheme.add(redraw);
   const close = () => {
     over = true;
+    within?.close();
     clock.stop();
     charts.close();
     stage.onTheme.delete(redraw);
   };
   stage.onEnd(close);
   draw();
-  return { element, close };
+  return { element, close, talk };
 }
 
 /** `Monitor(run)` alone. */

@@ -1,7 +1,7 @@
 /** Removing checkpoints: which stay and why, which go, and a button that says what it frees. Nothing goes before it is pressed. */
 import { button, fill, h } from "./dom.js";
 
-export function prunePanel(stage, run, again) {
+export function prunePanel(stage, run, again, opened) {
   const element = h("section", { class: "ftw-end ftw-prune", hidden: true, "aria-label": "checkpoints of the run" });
   const close = () => (element.hidden = true);
   const row = (sign) => ([, name, words, answers]) =>
@@ -20,8 +20,10 @@ export function prunePanel(stage, run, again) {
     const answer = await stage.ask("pruning", { run, keep });
     if (!answer) return;
     stage.notice("");
+    const before = element.hidden;
     element.hidden = false;
     draw(answer.data);
+    if (before) opened(element);
   };
   return { element, close, open: () => look(1) };
 }

@@ -79,7 +79,7 @@ function completionView(each, functions) {
     "article",
     { class: "ftw-row ftw-completion", dataset: { kind: value > 0 ? "good" : value < 0 ? "bad" : "still" } },
     h("header", { class: "ftw-row-head" }, h("span", { class: "ftw-advantage" }, `${sign} ${words}`), h("span", {}, facts)),
-    h("div", { class: "ftw-raw" }, each.text === "" ? h("span", { class: "ftw-quiet" }, "nothing was said") : each.text),
+    h("div", { class: "ftw-raw" }, each.text),
     h(
       "dl",
       { class: "ftw-values" },

@@ -29,7 +29,7 @@ export function headView(stage, run, held, leave, again, { talk, beside, watch }
   const way = h("div", { class: "ftw-way", hidden: true });
   const menu = h("div", { class: "ftw-menu", hidden: true });
   const cause = h("div", { class: "ftw-card", hidden: true });
-  const end = h("section", { class: "ftw-end", hidden: true, "aria-label": "what the run leaves" });
+  const end = h("details", { class: "ftw-end", open: true, hidden: true, "aria-label": "what the run leaves" });
   const actions = h("span", { class: "ftw-actions" });
   let [drawn, ended, mended, walked] = [null, null, null, null];
   const taken = { forms: new Set(["safetensors"]), quant: "F16" };
@@ -67,9 +67,11 @@ export function headView(stage, run, held, leave, again, { talk, beside, watch }
     if (!answer) return;
     say(stack, answer.data.stack);
     stack.hidden = false;
+    reveal(stack);
   });
   where.hidden = true;
-  const prune = prunePanel(stage, run, again);
+  const reveal = (part) => (news.scrollTop = part.offsetTop);
+  const prune = prunePanel(stage, run, again, reveal);
 
   /** What is taken along is ticked; a GGUF has a number format. What was chosen outlives what is drawn. */
   const takeAlong = (entry) => {
@@ -92,7 +94,7 @@ export function headView(stage, run, held, leave, again, { talk, beside, watch }
     return h("div", {}, begin, file, h("span", { class: "ftw-quiet" }, entry.means, h("br"), h("code", {}, entry.command)));
   };
   const onward = (entry) => {
-    const act = entry.do === "chat" ? talk : entry.do === "prune" ? prune.open : async () => (await stage.ask(entry.do, { run })) && (stage.notice(""), again());
+    const act = entry.do === "chat" ? () => talk() : entry.do === "prune" ? prune.open : async () => (await stage.ask(entry.do, { run })) && (stage.notice(""), again());
     if (entry.forms) return takeAlong(entry);
     if (entry.do === "tasks") return score(entry);
     const command = entry.command ? h("code", {}, entry.command) : null;
@@ -105,7 +107,7 @@ export function headView(stage, run, held, leave, again, { talk, beside, watch }
     if (end.hidden) return;
     const facts = left.facts.flatMap(([what, words]) => [h("dt", {}, what), h("dd", {}, words)]);
     const other = { do: "compare", title: "Compare it", means: "with other runs, marked in the list" };
-    fill(end, h("dl", {}, facts), h("div", { class: "ftw-ways" }, left.ways.map(onward), beside ? h("div", {}, button(other.title, beside), h("span", { class: "ftw-quiet" }, other.means)) : null));
+    fill(end, h("summary", {}, "What the run leaves"), h("dl", {}, facts), h("div", { class: "ftw-ways" }, left.ways.map(onward), beside ? h("div", {}, button(other.title, beside), h("span", { class: "ftw-quiet" }, other.means)) : null));
   };
 
   /** The change that would mend it as a diff with its button, or how to go on. */
@@ -152,7 +154,7 @@ export function headView(stage, run, held, leave, again, { talk, beside, watch }
     if (head === drawn && held.parts.end === mended) return undefined;
     [drawn, mended] = [head, held.parts.end];
     if (!RESTING.has(head.state)) prune.close();
-    fill(actions, head.controls.length ? stop : null, head.resumable ? resume : null, head.checkpoints ? button("Checkpoints…", prune.open) : null, head.state === "finished" ? button("Chat", talk) : null);
+    fill(actions, head.controls.length ? stop : null, head.resumable ? resume : null, head.checkpoints ? button("Checkpoints…", prune.open) : null, head.chats ? button("Chat", () => talk()) : null);
     fill(menu, head.controls.map((entry) => h("div", {}, button(entry.title, () => control(entry.verb)), h("span", { class: "ftw-quiet" }, entry.keeps))));
     if (!head.controls.length) menu.hidden = true;
     cause.hidden = !head.cause;
@@ -162,5 +164,7 @@ export function headView(stage, run, held, leave, again, { talk, beside, watch }
   };
   const back = leave ? button("‹ Runs", leave, { class: "ftw-plain" }) : null;
   const top = h("header", { class: "ftw-head" }, back, state, name, facts, h("span", { class: "ftw-space" }), actions);
-  return { element: h("div", {}, top, h("div", { class: "ftw-progress" }, progress, share), phase, way, accept, fresh, where, stack, menu, prune.element, cause, end), draw };
+  // What comes and goes scrolls by itself, so that the pages below keep their place.
+  const news = h("div", { class: "ftw-news" }, way, h("div", { class: "ftw-tools" }, accept, fresh, where), stack, menu, prune.element, cause, end);
+  return { element: h("div", { class: "ftw-run-head" }, top, h("div", { class: "ftw-progress" }, progress, share), phase, news), draw };
 }

@@ -8,8 +8,13 @@ export function sideView(link) {
   const element = h("aside", { class: "ftw-side" }, words, h("section", {}, h("h4", {}, "What this costs"), list));
   let [path, at] = [null, ""];
   let [considered, beside] = [null, null];
+  // The same words drawn again would be read out again, and what a person has marked in them would be lost.
+  const put = (...parts) => {
+    const next = h("section", {}, parts);
+    if (next.textContent !== words.textContent) fill(words, [...next.childNodes]);
+  };
   const about = (title, paragraphs) =>
-    fill(words, h("h4", {}, title), paragraphs.filter(Boolean).map((text) => h("p", {}, text.startsWith("{") ? h("code", {}, text) : text)));
+    put(h("h4", {}, title), paragraphs.filter(Boolean).map((text) => h("p", {}, text.startsWith("{") ? h("code", {}, text) : text)));
   const explain = (state) => {
     if (beside) return about(...beside);
     const spec = link.specs.find((known) => known?.path === path && state.fields.some((field) => link.specs[field.spec] === known));
@@ -20,8 +25,7 @@ export function sideView(link) {
     if (kind) return about(kind.title, kind.about);
     if (!spec) return about(step.title, [step.question]);
     const facts = [spec.limits, spec.default ? `default ${spec.default}` : null, spec.level === "basic" ? null : spec.level, spec.source];
-    return fill(
-      words,
+    return put(
       h("h4", {}, spec.title),
       h("p", {}, spec.help),
       h("p", { class: "ftw-quiet" }, facts.filter(Boolean).join(" · ")),

@@ -154,9 +154,7 @@ export function previewView(stage) {
     idsButton,
     columnsButton,
     templateButton,
-    h("span", { class: "ftw-space" }),
-    status,
-    cancel,
+    h("span", { class: "ftw-preview-status" }, status, cancel),
   );
   stage.onEnd(() => (over = true));
   return { element: h("div", { class: "ftw-preview" }, head, columns.element, template.element, rows, foot), start: () => show("index", { row: 0 }) };

@@ -1,5 +1,5 @@
 /** The pages of a monitor that are words: answers to the pinned prompts, the log, the receipt, the config. */
-import { fill, h, number } from "./dom.js";
+import { fill, h } from "./dom.js";
 
 export function samplesPage() {
   const element = h("div", { class: "ftw-samples" });
@@ -12,13 +12,13 @@ export function samplesPage() {
       before = samples;
       fill(
         element,
-        samples.length ? null : h("p", { class: "ftw-empty" }, "Answers to the pinned prompts appear here while the run goes."),
+        samples.length ? null : h("p", { class: "ftw-empty" }, held.parts.head?.empty.samples),
         samples.map((group) =>
           h(
             "article",
             { class: "ftw-row" },
             h("header", { class: "ftw-row-head ftw-raw" }, group.prompt),
-            h("dl", { class: "ftw-answers" }, group.answers.map(([step, text]) => h("div", {}, h("dt", {}, `step ${number(step)}`), h("dd", { class: "ftw-raw" }, text)))),
+            h("dl", { class: "ftw-answers" }, group.answers.map(([when, text]) => h("div", {}, h("dt", {}, when), h("dd", { class: "ftw-raw" }, text)))),
           ),
         ),
       );
@@ -66,7 +66,7 @@ export function receiptPage() {
       const entries = held.parts.receipt ?? [];
       if (entries === before) return;
       before = entries;
-      if (!entries.length) return fill(element, h("p", { class: "ftw-empty" }, "What was really done with each setting stands here once the run has started."));
+      if (!entries.length) return fill(element, h("p", { class: "ftw-empty" }, held.parts.head?.empty.receipt));
       const head = h("tr", {}, ["feature", "asked", "done", "how many", ""].map((title) => h("th", { scope: "col" }, title)));
       const rows = entries.map((entry) => h("tr", {}, entry.map((cell) => h("td", {}, cell))));
       return fill(element, h("table", { class: "ftw-table" }, h("thead", {}, head), h("tbody", {}, rows)));

@@ -9,17 +9,18 @@ import { ago, button, fill, h, number, openWhenReady, say, timer } from "./dom.j
 import { guideOffer, guideView } from "./guide.js";
 import { ledgerView } from "./ledger.js";
 import { monitorView } from "./monitor.js";
-import { STATE } from "./runhead.js";
+import { RESTING, STATE } from "./runhead.js";
 import { previewView } from "./tokens.js";
 
 export function workbenchFace(stage) {
   const link = draftLink(stage);
   let page = "";
   const preview = previewView(stage);
-  const runs = runsView(stage, () => page === "runs");
-  const ledger = ledgerView(stage, () => {
+  const runs = runsView(stage, () => page === "runs", () => link.state && parts.draw(link.state));
+  const ledger = ledgerView(stage, async () => {
     show("");
-    link.send("state");
+    await link.send("state");
+    parts.steps.bar.querySelector('[aria-selected="true"]')?.focus(); // its button is gone from the page
   });
   const guide = guideView(stage, () => page === "guide", {
     taken() {
@@ -30,13 +31,17 @@ export function workbenchFace(stage) {
       show("runs");
       runs.open(run);
     },
+    talk(run, text) {
+      show("runs");
+      runs.open(run).talk(text);
+    },
   });
   const more = {
     tabs: () => [
       ...(ledger.there() ? [{ id: "ledger", title: "Ledger", here: page === "ledger", words: "what became of each key of the file" }] : []),
       { id: "guide", title: "Guide", here: page === "guide", words: "the guided first run" },
       { id: "preview", title: "Preview", here: page === "preview", words: "the tokens that will be trained" },
-      { id: "runs", title: "Runs", here: page === "runs", words: "what is going and what has ended" },
+      { id: "runs", title: "Runs", here: page === "runs", mark: runs.going() ? STATE.running[0] : "", kind: "ok", words: runs.going() ? `${runs.going()} of them ${runs.going() === 1 ? "goes" : "go"} on` : "what is going and what has ended" },
     ],
     current: () => page,
     open(id) {
@@ -55,6 +60,7 @@ export function workbenchFace(stage) {
   parts.main.prepend(offer.element);
   const columns = h("div", { class: "ftw-columns" }, parts.main, parts.side.element);
   const middle = h("div", { class: "ftw-middle" }, columns);
+  parts.steps.show(middle);
   const show = (next) => {
     const changed = next !== page;
     page = next;
@@ -77,6 +83,7 @@ export function workbenchFace(stage) {
   openWhenReady(stage, async () => {
     const state = await link.send("state");
     if (state && (await ledger.look())) show("ledger");
+    if (state) runs.look(true); // what goes on since an earlier kernel is told on its tab
     return state;
   });
   stage.onEnd(watchDraft(stage, link));
@@ -114,15 +121,18 @@ function stateMark(state) {
 
 const MOST_COMPARED = 8;
 
-/** The runs of the folder as a table, newest first; a click opens its monitor in the same place, marked ones are compared. */
-function runsView(stage, visible) {
+/**
+ * The runs of the folder as a table, newest first; a click opens its monitor in the same place, marked ones are compared.
+ * `told` is called when another number of them goes on.
+ */
+function runsView(stage, visible, told) {
   const list = h("div", { class: "ftw-runs" });
   const marked = new Set();
   const words = h("span", { class: "ftw-quiet", role: "status" });
   const beside = button("Compare", () => together([...marked]), { disabled: true });
   const bar = h("div", { class: "ftw-tools ftw-comparing", hidden: true }, beside, words);
   const element = h("div", { class: "ftw-runsbox" }, bar, list);
-  let [monitor, mark] = [null, 0];
+  let [monitor, mark, going] = [null, 0, 0];
   const back = () => {
     monitor?.close();
     monitor = null;
@@ -155,6 +165,7 @@ function runsView(stage, visible) {
       back();
     });
     fill(element, monitor.element);
+    return monitor;
   };
   const row = (run) =>
     h(
@@ -174,12 +185,17 @@ function runsView(stage, visible) {
       h("td", { class: "ftw-right" }, run.loss === null ? "-" : number(run.loss)),
       h("td", { class: "ftw-right" }, ago(run.started)),
     );
-  const look = async () => {
-    if (monitor || !visible()) return;
+  const look = async (unseen = false) => {
+    if (monitor || !(unseen || visible())) return;
     const answer = await stage.ask("runs", { mark });
     if (!answer || answer.data.mark === mark) return;
     mark = answer.data.mark;
     const { runs, folder } = answer.data;
+    const now = runs.filter((run) => !RESTING.has(run.state)).length;
+    if (now !== going) {
+      going = now;
+      told();
+    }
     const there = new Set(runs.map((run) => run.id));
     for (const id of marked) if (!there.has(id)) marked.delete(id);
     bar.hidden = runs.length < 2;
@@ -195,5 +211,5 @@ function runsView(stage, visible) {
     clock.stop();
     monitor?.close();
   });
-  return { element, open, look };
+  return { element, open, look, going: () => going };
 }

@@ -14,6 +14,7 @@ from rich.cells import cell_len
 from engine.errors import WorkbenchError, visible
 from engine.figures import count, number
 from engine.run.rollouts import read_group
+from engine.session.run_messages import NO_WORDS
 from workbench.panels.drawn import Scrolled
 from workbench.panels.glyphs import ascii_only
 from workbench.panels.paint import Line, clean, cut, paragraph
@@ -135,7 +136,7 @@ def _answer(completion: dict[str, Any], width: int) -> list[Line]:
     else:
         drawn = [[(head, style)], *paragraph(", ".join(facts), width, "dim", indent="  ")]
     text = _text(completion.get("text"))
-    return [*drawn, *(paragraph(text, width, "value", indent="  ") if text.strip() else [[("  no words", "faint")]])]
+    return [*drawn, *(paragraph(text, width, "value", indent="  ") if text.strip() else [[(f"  {NO_WORDS}", "faint")]])]
 
 
 def _beside(blocks: list[list[Line]], width: int) -> list[Line]:

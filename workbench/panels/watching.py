@@ -21,6 +21,7 @@ from engine.run.curves import concern, leading, titled, watch_for, worded
 from engine.run.ending import End, done_text
 from engine.run.phases import TITLE, before_first_step
 from engine.run.view import RunView
+from engine.session.run_messages import NO_RECEIPT, NO_SAMPLES, NO_WORDS, asked_when, damaged
 from workbench.panels.bars import Bar, TextBar
 from workbench.panels.drawn import Drawn, Scrolled
 from workbench.panels.glyphs import ascii_only, look, sign
@@ -223,11 +224,11 @@ class PinnedPrompts(Drawn):
 
 def answered(sample: dict[str, Any]) -> str:
     """An answer in one line; blanks alone would look like no answer at all."""
-    return clean(sample["completion"]) if str(sample["completion"]).strip() else "no words"
+    return clean(sample["completion"]) if str(sample["completion"]).strip() else NO_WORDS
 
 
 def _when(sample: dict[str, Any]) -> str:
-    return f"step {count(sample['step'])}" if sample["step"] else "before"
+    return asked_when(sample["step"])
 
 
 _UNKNOWN = End()
@@ -298,7 +299,7 @@ class StatusLine(TextBar):
         if last and last["status"] == "refused":
             return answer, "$warning"
         if view.bad_lines:
-            return f"! {count(view.bad_lines)} damaged lines in events.jsonl were passed over", "$warning"
+            return f"! {damaged(view)}", "$warning"
         if view.state == "finished" and view.cause:
             return ". ".join(part for part in (view.cause, best_text(view)) if part), "$wb-dim"
         return answer or ("" if view.over else watch_for(view.method)), "$wb-dim"
@@ -313,7 +314,7 @@ class Samples(Scrolled):
         """A block a prompt."""
         samples = self.view.samples if self.view else []
         if not samples:
-            return [[("No samples. Set run.prompts to see answers change while the model learns.", "faint")]]
+            return [[(NO_SAMPLES, "faint")]]
         drawn: list[Line] = []
         for index in sorted({sample["index"] for sample in samples}):
             answers = [sample for sample in samples if sample["index"] == index]
@@ -435,7 +436,7 @@ class Receipt(Scrolled):
         """Two lines an entry: the facts, and the detail in words."""
         entries: list[dict[str, Any]] = self.view.receipt if self.view else []
         if not entries:
-            return [[("The receipt is written before the first step.", "faint")]]
+            return [[(NO_RECEIPT, "faint")]]
         drawn: list[Line] = []
         label = min(30, max(cell_len(clean(entry["feature"])) for entry in entries) + 2)
         for entry in entries:

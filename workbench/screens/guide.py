@@ -185,15 +185,9 @@ class GuideScreen(Screen[None]):
         )
         keys += [("r", "other-rows")] if guide.page in ("rows", "rehearsal") else []
         keys += [("t", "terms")] if guide.terms else []
-        keys += [("c", "chat")] if self._has_learned else []
+        keys += [("c", "chat")] if guide.chats else []
         keys += [("o", "open-run")] if guide.run is not None else []
         return [*keys, ("q", "leave"), ("?", "help")]
-
-    @property
-    def _has_learned(self) -> bool:
-        """Whether there is a model that has learned its rows, with a checkpoint to talk to."""
-        view = self.guide.view
-        return view is not None and view.over and bool(view.committed) and self.guide.page in ("rehearsal", "next")
 
     def _go(self, at: int) -> None:
         self.guide.go(at)
@@ -250,13 +244,10 @@ class GuideScreen(Screen[None]):
 
     def action_chat(self) -> None:
         """Talk to the model that has learned these rows, beside the one that knew nothing."""
-        if self.guide.run is not None and self._has_learned:
+        if self.guide.run is not None and self.guide.chats:
             from workbench.screens.chat import ChatScreen, chat_of
 
-            examined = self.guide.first.examined
-            asked = examined.pinned[0].prompt if examined is not None and examined.pinned else ""
-            # A line holds one line; a question of several is written by the person.
-            self.app.push_screen(ChatScreen(chat_of(self.guide.run), "" if "\n" in asked else asked))
+            self.app.push_screen(ChatScreen(chat_of(self.guide.run), self.guide.question))
 
     def action_open(self) -> None:
         """The rehearsal's own run, with all its curves."""
