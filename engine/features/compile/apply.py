@@ -33,7 +33,7 @@ from engine.errors import ModelError
 from engine.facts import compiler_waits
 from engine.facts.model_shape import model_facts
 from engine.features import failures
-from engine.features.applied import Applied
+from engine.features.applied import Applied, left_out
 from engine.features.built import Built, base_model, cards_here
 from engine.features.compile import fallback, stack_graph
 from engine.features.compile.fallback import FEATURE, TURN_OFF, Compiling, Switch, as_many_graphs, watch_first_step
@@ -49,7 +49,7 @@ def apply(config: RunConfig, built: Built) -> Applied | None:
     """Compiles the layers of every model of the trainer; None where it was neither asked for nor left to be chosen."""
     auto = built.notes.reasons.get(fields.kernels.torch_compile.path)
     if config.kernels.torch_compile is not True:
-        return None if auto is None else Applied(FEATURE, "auto", "off", None, auto)
+        return left_out(FEATURE, auto)
     auto = None if config.kernels.torch_compile_options else auto
     layers = built.decoder_layers()
     problem = refusal() if layers else "the model has no decoder layers that could be compiled."

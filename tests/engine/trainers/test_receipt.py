@@ -6,11 +6,62 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from tests.engine.trainers.conftest import CONVERSATIONS, PAIRS, lines
+from engine.config.files import dump
+from engine.data.gather_facts import look_at
+from engine.planning.auto import choices, resolved
+from engine.rules import read
+from engine.run.store import create
+from tests.engine.trainers.conftest import BASE, CONVERSATIONS, PAIRS, lines
 
 
 def entries(run):
     return {entry["feature"]: entry for entry in lines(run, "receipt")[0]["entries"]}
+
+
+def of_an_object(path, config):
+    """Whether what this setting chooses is there in a run on a CPU, in one process: only then there is something to tell."""
+    return {
+        "kernels.fused_experts": False,  # a dense model has no experts
+        "kernels.cut_ce_workspace": config.kernels.use_cut_ce is True,
+        "distributed.strategy": False,  # one process shares nothing
+        "optim.tf32": False,  # a card's format
+        "run.eval_steps": config.data.evaluates,
+        "run.prompts_steps": bool(config.run.prompts),
+        "memory.recompute_num_layers": bool(config.memory.gradient_checkpointing),
+    }.get(path, True)
+
+
+@pytest.mark.parametrize("settings", [
+    {"method.kind": "sft", "data.val_set_size": 8, "run.prompts": ["What comes after 3?"]},
+    {"method.kind": "dpo", "adapter.kind": "lora"},
+    {"method.kind": "sft", "kernels.use_cut_ce": True, "memory.gradient_checkpointing": True,
+     "memory.recompute_num_layers": "auto"},
+], ids=["sft", "dpo", "tiers"])  # fmt: skip
+def test_each_choice_that_was_left_to_auto_is_told_with_its_reason(train, source, tmp_path, settings):
+    """What the launch notes of every `auto` is in a row that says so, in the words of the launch."""
+    rows = source(PAIRS if settings["method.kind"] == "dpo" else CONVERSATIONS)
+    paths = BASE | {"optim.max_steps": 1, "optim.learning_rate": "auto", "data.train": [{"path": rows}]} | settings
+    mapping = {"version": 1}
+    for path, value in paths.items():
+        section, name = path.split(".")
+        mapping.setdefault(section, {})[name] = value
+    asked = read(mapping).config
+    facts = look_at(asked, tmp_path)
+    chosen, complete = choices(asked, facts), resolved(asked, facts)
+    folder = create(
+        tmp_path / "runs", dump(complete), {"method": asked.method.kind, "model": "builtin/tiny", "auto": chosen}
+    )
+    said = entries(train(folder=folder))
+    assert len(chosen) > 8
+    lost = {path: choice for path, choice in chosen.items() if of_an_object(path, complete) and not [
+        entry for entry in said.values()
+        if choice["reason"] in entry["detail"] and (entry["requested"] == "auto" or path in BESIDE)
+    ]}  # fmt: skip
+    assert lost == {}
+
+
+BESIDE = ("kernels.cut_ce_workspace", "memory.recompute_num_layers", "method.reference")
+"""Settings whose choice stands in the row of another one."""
 
 
 def test_packs_kept_apart_by_a_mask_are_told_with_it(train, source):
