@@ -15,7 +15,7 @@ from workbench.__main__ import COMMANDS, cli
 
 ROOT = Path(__file__).parents[2]
 GUIDE = sorted((ROOT / "docs" / "guide").glob("*.md"))
-PAGES = [*GUIDE, ROOT / "README.md"]
+PAGES = [*GUIDE, ROOT / "README.md", ROOT / "CHANGELOG.md"]
 _BLOCK = re.compile(r"^```(\w*)\n(.*?)^```", re.MULTILINE | re.DOTALL)
 _INLINE = re.compile(r"`([^`\n]+)`")
 _NAME = re.compile(rf"^({'|'.join(SECTIONS)})\.\w+")

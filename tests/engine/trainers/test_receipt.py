@@ -143,3 +143,22 @@ def test_of_an_address_to_notify_the_host_alone_is_told(train, source):
                  "run.notify": "https://hooks.example.org/services/T1/verysecret"})  # fmt: skip
     assert "to hooks.example.org, when" in entries(run)["notifications"]["detail"]
     assert "verysecret" not in run.events.read_text("utf-8")
+
+
+@pytest.mark.parametrize(("attention", "again"), [("sdpa", False), ("sdpa", True), ("eager", False)])
+def test_torch_itself_saw_the_attention_and_the_layers_computed_again_that_are_told(train, source, attention, again):
+    """Torch's profiler counts the operations of one step of one batch: one attention a layer, two where it is computed again."""
+    settings = {"model.attention": attention, "memory.gradient_checkpointing": again, "optim.max_steps": 1,
+                "optim.gradient_accumulation_steps": 1}  # fmt: skip
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as seen:
+        run = train({"data.train": [{"path": source(CONVERSATIONS)}], **settings})
+    count = {event.key: event.count for event in seen.key_averages()}
+    said = entries(run)
+    assert said["attention"]["effective"] == attention
+    assert said["gradient checkpointing"]["count"] == (LAYERS if again else 0)
+    fused = count.get("aten::scaled_dot_product_attention", 0)
+    assert fused == (0 if attention == "eager" else LAYERS * (2 if again else 1))
+
+
+LAYERS = 4
+"""Of the built-in model."""
