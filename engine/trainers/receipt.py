@@ -428,7 +428,7 @@ def _loss(config: RunConfig, trainer: RunTrainer, reference: str | None) -> dict
     told = [*filter(None, (trainer.receipt_note(), reference))]
     heads = fused_heads(trainer.built(Notes()))
     if not all(isinstance(vars(model)["forward"], FusedForward) for model in heads):
-        told.insert(0, "TRL's fused head: logits are formed in chunks, never all at once")
+        told.insert(0, "TRL's fused head: logits are formed block by block, and again for the gradients")
     return _entry(
         "loss",
         getattr(config.method, "loss_type", plain),

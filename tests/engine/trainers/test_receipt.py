@@ -102,11 +102,15 @@ def test_numbers_and_their_precision_are_those_of_the_files_that_are_written(tra
     assert said["adapter"]["count"] == 0
 
 
-def test_as_many_rows_are_told_as_one_epoch_takes_steps_of_one_row(train, source):
-    run = train({"data.train": [{"path": source([*CONVERSATIONS[:5], CONVERSATIONS[0]])}], "optim.max_steps": None,
-                 "optim.num_train_epochs": 1, "optim.per_device_train_batch_size": 1,
+@pytest.mark.parametrize("packing", [False, True])
+def test_as_many_rows_or_packs_are_told_as_one_epoch_takes_steps_of_one(train, source, packing):
+    run = train({"data.train": [{"path": source([*CONVERSATIONS[:5], CONVERSATIONS[0]])}], "data.packing": packing,
+                 "optim.max_steps": None, "optim.num_train_epochs": 1, "optim.per_device_train_batch_size": 1,
                  "optim.gradient_accumulation_steps": 1})  # fmt: skip
-    assert entries(run)["rows"]["effective"] == lines(run, "finished")[0]["step"] == 6
+    said, steps = entries(run), lines(run, "finished")[0]["step"]
+    assert said["rows"]["effective"] == 6
+    assert steps == (said["packing"]["count"] if packing else 6)
+    assert not packing or 1 < steps < 6
 
 
 def test_the_fingerprint_is_of_what_is_read_and_of_what_is_learned(train, source):
@@ -147,10 +151,11 @@ def test_of_an_address_to_notify_the_host_alone_is_told(train, source):
 
 @pytest.mark.parametrize(("attention", "again"), [("sdpa", False), ("sdpa", True), ("eager", False)])
 def test_torch_itself_saw_the_attention_and_the_layers_computed_again_that_are_told(train, source, attention, again):
-    """Torch's profiler counts the operations of one step of one batch: one attention a layer, two where it is computed again."""
+    """Torch's profiler counts the operations of one step of one batch: one attention a layer, two where it is computed again, and
+    the head's logits twice, since nothing keeps them."""
     settings = {"model.attention": attention, "memory.gradient_checkpointing": again, "optim.max_steps": 1,
                 "optim.gradient_accumulation_steps": 1}  # fmt: skip
-    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as seen:
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU], record_shapes=True) as seen:
         run = train({"data.train": [{"path": source(CONVERSATIONS)}], **settings})
     count = {event.key: event.count for event in seen.key_averages()}
     said = entries(run)
@@ -158,7 +163,11 @@ def test_torch_itself_saw_the_attention_and_the_layers_computed_again_that_are_t
     assert said["gradient checkpointing"]["count"] == (LAYERS if again else 0)
     fused = count.get("aten::scaled_dot_product_attention", 0)
     assert fused == (0 if attention == "eager" else LAYERS * (2 if again else 1))
+    assert "formed block by block, and again for the gradients" in said["loss"]["detail"]
+    products = [event for event in seen.key_averages(group_by_input_shape=True) if event.key == "aten::mm"]
+    logits = [event.count for event in products if event.input_shapes[1] == [HIDDEN, WORDS]]
+    assert sum(logits) == 2
 
 
-LAYERS = 4
+LAYERS, HIDDEN, WORDS = 4, 64, 512
 """Of the built-in model."""
