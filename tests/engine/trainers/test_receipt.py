@@ -165,7 +165,8 @@ def test_torch_itself_saw_the_attention_and_the_layers_computed_again_that_are_t
     assert fused == (0 if attention == "eager" else LAYERS * (2 if again else 1))
     assert "formed block by block, and again for the gradients" in said["loss"]["detail"]
     products = [event for event in seen.key_averages(group_by_input_shape=True) if event.key == "aten::mm"]
-    logits = [event.count for event in products if event.input_shapes[1] == [HIDDEN, WORDS]]
+    # Heads are tried on a few tokens before the first step; a batch has more.
+    logits = [e.count for e in products if e.input_shapes[1] == [HIDDEN, WORDS] and e.input_shapes[0][0] > 100]
     assert sum(logits) == 2
 
 
