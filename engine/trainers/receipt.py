@@ -263,7 +263,7 @@ def _every(steps: Any) -> str:
     return "every step" if steps == 1 else f"every {steps:,} steps"
 
 
-def _precision(config: RunConfig, model: PreTrainedModel | PeftModel, tf32: str | None) -> dict[str, Any]:
+def _precision(config: RunConfig, model: PreTrainedModel | PeftModel, tf32: str | None = None) -> dict[str, Any]:
     kinds: Counter[str] = Counter()
     for parameter in model.parameters():
         kinds[format_of(parameter)] += weights_in(parameter)
@@ -337,7 +337,7 @@ def _optimizer(config: RunConfig, trainer: RunTrainer) -> dict[str, Any]:
 
 
 def _attention(
-    config: RunConfig, model: PreTrainedModel | PeftModel, replaced: str, auto: str | None
+    config: RunConfig, model: PreTrainedModel | PeftModel, replaced: str, auto: str | None = None
 ) -> dict[str, Any]:
     asked = config.model.attention if auto is None else "auto"
     detail = "; ".join(filter(None, (auto, replaced)))
