@@ -94,6 +94,9 @@ CARDS: dict[str, tuple[tuple[int, ...], tuple[int, int]]] = {
     "P100": ((16,), (6, 0)),
 }
 
+PEAK_FLOPS = {"H100": 989e12, "H200": 989e12, "B200": 2250e12, "A100": 312e12, "L40S": 362e12, "4090": 165e12}
+"""Dense bfloat16 products in FLOP/s by the vendor's data sheets, by a part of a card's name; other cards show no MFU."""
+
 _FORM = "a card as in `1xH100-80GB`, `2xA100-40GB`, `RTX4090` or `cpu`, or nodes of them as in `2x8xH100-80GB`"
 _MACHINE = re.compile(
     r"(?:(?:(?P<nodes>\d{1,4})\s*[x*]\s*)?(?P<count>\d{1,4})\s*[x*]\s*)?(?P<card>[1-9]0[6-9]0|[A-Za-z][A-Za-z0-9 _-]*?)(?:[-_ ](?P<size>\d{1,4}(?:\.\d+)?)\s*(?:GB|GiB|G))?",

@@ -17,7 +17,7 @@ from engine.config.files import load
 from engine.config.findings import shown as value_shown
 from engine.errors import UsageError, WorkbenchError, visible
 from engine.run import store
-from engine.run.compare import MOST, each_once, fit_to_compare, identical_words, in_words, told
+from engine.run.compare import MOST, each_once, fit_to_compare, identical_words, in_words, summary
 from engine.run.curves import words
 from engine.run.store import RunFolder
 from engine.run.view import RunView
@@ -75,7 +75,7 @@ class ComparePart(Part):
             problem = str(trouble)
 
         def tell(views: list[RunView]) -> dict[str, Any]:
-            return told(runs, views, configs)
+            return summary(runs, views, configs)
 
         return self._known.seen_together(runs, tell), problem
 

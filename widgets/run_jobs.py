@@ -22,7 +22,7 @@ from engine.run.pruning_choice import remove
 from engine.run.store import RunFolder
 from engine.run.task import Task
 from engine.run.view import RunView
-from engine.session.mending import apply
+from engine.session.apply_proposal import apply
 from engine.session.resume import resume
 from widgets.protocol import shown
 

@@ -187,7 +187,7 @@ ACTIONS: tuple[Action, ...] = (
         "del",
         call="draft('default')",
     ),
-    Action("fold", "z", "fold", "Fold or unfold the right column", ("build",), "z"),
+    Action("fold", "z", "fold", "Fold or unfold the right column", ("build",), "z", call="steps('fold')"),
     Action("yaml", "y", "edit YAML", "Edit the config as YAML in $EDITOR", ("build",), "y", call="draft('yaml')"),
     Action("write", "w", "save", "Save the config to a file", ("build",), "w", call="draft('write')"),
     Action("launch", "", "start the run", "Go to the last step and start the run", ("build",)),

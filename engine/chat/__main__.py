@@ -60,14 +60,14 @@ class Chat:
         from engine.chat.models import load_sides
 
         sides = load_sides(task.params["sides"], say)
-        from engine.chat.answering import told
+        from engine.chat.answering import summary
         from engine.models.sizes import bytes_of
 
         weights = (weight for side in sides for weight in (*side.model.parameters(), *side.model.buffers()))
         held = dict(map(bytes_of, weights))
         self._sides = sides
         return {
-            "sides": [told(side) for side in sides],
+            "sides": [summary(side) for side in sides],
             "models": len({id(side.model) for side in sides}),
             "bytes": sum(held.values()),
             "seconds": time.monotonic() - began,

@@ -217,7 +217,7 @@ class _Stream(BaseStreamer):
         return str(self._tokenizer.decode(ids, skip_special_tokens=True))
 
 
-def told(side: Side) -> dict[str, Any]:
+def summary(side: Side) -> dict[str, Any]:
     """What a frontend shows of a side."""
     model = side.model
     return {

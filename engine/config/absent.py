@@ -6,6 +6,7 @@ One table, from which follow the sentences of the reader and the README's list. 
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -150,6 +151,29 @@ def absent(key: str) -> Absent | None:
     low = key.strip().lower().replace("-", "_")
     exact = next((entry for entry in ABSENT if low in entry.keys), None)
     return exact or next((entry for entry in ABSENT if low.startswith(entry.prefixes)), None)
+
+
+ABSENT_VALUES: dict[str, tuple[tuple[re.Pattern[str], str], ...]] = {
+    "model.attention": (
+        (
+            re.compile(r"sage"),
+            "SageAttention computes no gradients, so nothing can be trained through it. `pip install flash-attn "
+            "--no-build-isolation` brings flash_attention_2.",
+        ),
+        (
+            re.compile(r".*/"),
+            "Kernels of the hub are code that is fetched when a model is loaded, and such code is not run. "
+            "`pip install flash-attn --no-build-isolation` brings flash_attention_2, `pip install flash-attn-3` flash_attention_3.",
+        ),
+    ),
+}
+"""By setting, values of other tools and versions that it does not take, by how they begin, and what to do instead."""
+
+
+def absent_value(path: str, value: object) -> str | None:
+    """Why this setting does not take that value, where people have reason to expect it, and what to do instead."""
+    low = str(value).strip().lower()
+    return next((words for pattern, words in ABSENT_VALUES.get(path, ()) if pattern.match(low)), None)
 
 
 # What a file is for, the keys of which so many must be there, and keys with which it is a training after all.

@@ -28,8 +28,9 @@ class Memory(Section):
     ] = None
     """How many layers `gradient_checkpointing` is for, counted from the first; the layers behind them keep everything. Empty:
     all. Gradients are the same. Each of them costs what it keeps. Since the last layers are differentiated first, one of them costs
-    no memory at the peak where a layer takes more than the head's scores (`kernels.cut_ce_workspace`). `auto` leaves out as many as fill the card to 85 % by the estimate; of compiled layers none
-    where that is less than an eighth, since layers that keep everything are compiled once more."""
+    no memory at the peak where a layer takes more than the head's scores (`kernels.cut_ce_workspace`). `auto` leaves out as
+    many as fill the card to 85 % by the estimate; of compiled layers none where that is less than an eighth, since layers
+    that keep everything are compiled once more."""
 
     activation_offloading: Annotated[Literal["cpu", "disk"] | None, Expert] = None
     """Move intermediate results until they are needed: `cpu` to the host's memory, beside the computation, and `disk` to a

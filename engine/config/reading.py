@@ -16,7 +16,7 @@ from functools import lru_cache
 from typing import Any
 
 from engine.config.absent import METHODS as METHODS_ABSENT
-from engine.config.absent import absent, other_file
+from engine.config.absent import absent, absent_value, other_file
 from engine.config.adapter import NoAdapter
 from engine.config.coercion import Uncoerced, coerce, expectation, fit
 from engine.config.data import DataSource
@@ -170,7 +170,7 @@ class _Reader:
         close = nearest(str(got), choices) if isinstance(got, str) else None
         default = "leave it out" if spec.required else f"leave it out for {shown(spec.default)}"
         todo = f"Did you mean {close}?" if close else f"Change it, or {default}."
-        self._refuse(spec.path, expectation(spec), got, todo, "bad-value")
+        self._refuse(spec.path, expectation(spec), got, absent_value(spec.path, got) or todo, "bad-value")
 
     # Kinds
 

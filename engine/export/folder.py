@@ -255,7 +255,7 @@ def write_packed(model: Model, into: Path, report: Report) -> parity.Parity:
         requantized=kinds,
     )
     theirs = parity.open_packed(model.config, into, model.inputs, model.computing("Its answers"))
-    found = parity.told(found, model.reference, theirs)
+    found = parity.measured(found, model.reference, theirs)
     _write_card(model, into, "packed", found)
     return found
 

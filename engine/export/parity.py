@@ -380,7 +380,7 @@ def open_folder(
     return outputs(model, ids)
 
 
-def told(found: Parity, ours: Reference, theirs: Sequence[torch.Tensor]) -> Parity:
+def measured(found: Parity, ours: Reference, theirs: Sequence[torch.Tensor]) -> Parity:
     """The comparison with logits of few bits, whose distance is told and bound by nothing. Raises ParityError where they are not
     finite."""
     error = distance(ours.trained, theirs)

@@ -21,3 +21,8 @@ class Applied:
     def entry(self) -> dict[str, Any]:
         """The row as the `receipt` event holds it."""
         return {name: getattr(self, name) for name in ("feature", "requested", "effective", "count", "detail")}
+
+
+def left_out(feature: str, auto: str | None) -> Applied | None:
+    """The row of a feature that `auto` did not take, for this reason; None where nobody left it to be chosen."""
+    return None if auto is None else Applied(feature, "auto", "off", None, auto)

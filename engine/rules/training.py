@@ -1,4 +1,4 @@
-"""Rules about adapter, rate and schedule: no setting without an effect, nothing out of proportion."""
+"""Rules about adapter and rate: no setting without an effect, nothing out of proportion."""
 
 from __future__ import annotations
 
@@ -253,46 +253,6 @@ def epochs_or_steps(config: RunConfig, facts: Facts) -> Iterator[Finding]:
     if config.optim.max_steps is not None and epochs != fields.optim.num_train_epochs.default:
         rule_text = f"left out while max_steps is {config.optim.max_steps}, which alone decides the length"
         yield must(path, rule_text, epochs, "Remove one of the two.", fix=Fix("remove the epochs", unset=(path,)))
-
-
-@rule(reads=(fields.optim.lr_scheduler_type, fields.optim.warmup_steps))
-def warmup_needs_a_schedule_that_has_it(config: RunConfig, facts: Facts) -> Iterator[Finding]:
-    path, warmup = fields.optim.warmup_steps.path, config.optim.warmup_steps
-    schedule = fields.optim.lr_scheduler_type.path
-    if warmup and config.optim.lr_scheduler_type == "constant":
-        fix = Fix("take constant_with_warmup", {schedule: "constant_with_warmup"})
-        yield must(
-            path,
-            "0 with the schedule constant, which has no warm-up",
-            warmup,
-            "Take constant_with_warmup, or remove it.",
-            fix=fix,
-        )
-    if not warmup and config.optim.lr_scheduler_type == "constant_with_warmup":
-        fix = Fix("take constant", {schedule: "constant"})
-        yield must(
-            path, "above 0 with the schedule constant_with_warmup", 0, "Give the warm-up, or take constant.", fix=fix
-        )
-
-
-@rule(reads=(fields.optim.warmup_steps,))
-def warmup_is_steps_or_a_share(config: RunConfig, facts: Facts) -> Iterator[Finding]:
-    path, warmup = fields.optim.warmup_steps.path, config.optim.warmup_steps
-    if warmup > 1 and warmup != int(warmup):
-        todo = "Below 1 it is a share of all steps, from 1 on a number of steps."
-        yield must(
-            path, "a whole number from 1 on", warmup, todo, fix=Fix(f"set it to {round(warmup)}", {path: round(warmup)})
-        )
-
-
-@rule(reads=(fields.optim.warmup_steps, fields.optim.max_steps, fields.optim.num_train_epochs))
-def warmup_ends_before_the_run(config: RunConfig, facts: Facts) -> Iterator[Finding]:
-    from engine.facts.counts import total_steps
-
-    path, warmup, steps = fields.optim.warmup_steps.path, config.optim.warmup_steps, total_steps(config, facts)
-    if steps is not None and warmup >= 1 and warmup >= steps:
-        todo = "The learning rate would never reach its value. A share such as 0.03 fits every length."
-        yield must(path, f"less than the {steps:,} steps of the run", warmup, todo, fix=Fix("take 3 %", {path: 0.03}))
 
 
 SMALL_MODELS_RATE = 0.1

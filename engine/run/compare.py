@@ -129,7 +129,7 @@ def in_words(value: Any) -> str:
     return "-" if value is None else shown(value)
 
 
-def told(names: Sequence[str], views: Sequence[RunView], configs: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+def summary(names: Sequence[str], views: Sequence[RunView], configs: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     """All of it as plain data: `runs`, `curves` by name, `settings`, `answers`, each with a value or `None` for every run; and
     `identical`, the ids of runs that learned alike."""
     runs = [

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 import queue
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -30,6 +30,29 @@ _PAGE_OF = {"run": "rehearsal"}
 """The page of what is looked for, where it is called otherwise."""
 
 
+class _Asked:
+    """What is found out in the background; answers wait until one thread takes them."""
+
+    def __init__(self, wake: Callable[[], object]) -> None:
+        self._wake = wake
+        self._found: queue.SimpleQueue[tuple[str, str, Callable[[], Any]]] = queue.SimpleQueue()
+        self.pool = ThreadPoolExecutor(max_workers=2, thread_name_prefix="workbench-guide")
+
+    def find(self, what: str, rows: str, find: Callable[[], Any]) -> None:
+        """Have a thread find this out about these rows."""
+        self.pool.submit(find).add_done_callback(lambda done: self.bring(what, rows, done.result))
+
+    def bring(self, what: str, rows: str, result: Callable[[], Any]) -> None:
+        """An answer; `result` gives it or raises. Any thread may call it."""
+        self._found.put((what, rows, result))
+        self._wake()
+
+    def answers(self) -> Iterator[tuple[str, str, Callable[[], Any]]]:
+        """Those that wait, each once."""
+        while not self._found.empty():
+            yield self._found.get()
+
+
 class Guide:
     """One walk through the pages: `at` is the number of the page, `run` the rehearsal's folder once it was started."""
 
@@ -47,15 +70,13 @@ class Guide:
         self.goal: Goal = CHOICES[0]
         """What the model shall learn, as chosen on the page of the goal."""
         self.run: RunFolder | None = None
-        self._wake = wake
+        self._asked = _Asked(wake)
         self._machine: Machine | None = None
         self._watch: Watch | None = None
         self._starting = False
         self._problems: dict[str, str] = {}
         """What went wrong, by the page that it belongs to."""
-        self._found: queue.SimpleQueue[tuple[str, str, Callable[[], Any]]] = queue.SimpleQueue()
-        self._pool = ThreadPoolExecutor(max_workers=2, thread_name_prefix="workbench-guide")
-        self._find("machine", this_machine)
+        self._asked.find("machine", rows, this_machine)
         self._examine()
 
     # What is shown
@@ -161,7 +182,7 @@ class Guide:
             self._leave_run()
             self._starting = True
             self._problems.pop("rehearsal", None)
-            self._find("run", self.first.launch)
+            self._asked.find("run", self.first.rows, self.first.launch)
 
     def follow(self, run: RunFolder) -> None:
         """Take a rehearsal that was started already as the one of these rows."""
@@ -171,8 +192,8 @@ class Guide:
         """Take in what was found and how the rehearsal stands; tells whether anything is new. One that knows its rows is
         asked to stop, once."""
         new = False
-        while not self._found.empty():
-            self._learn(*self._found.get())
+        for what, rows, result in self._asked.answers():
+            self._learn(what, rows, result)
             new = True
         if self._watch is not None and self.run is not None and self._watch.poll():
             self.first.follow(self.run, self._watch.view)
@@ -184,7 +205,7 @@ class Guide:
         if self._watch is not None:
             self._watch.close()
         self.first.warm.close()
-        self._pool.shutdown(wait=False, cancel_futures=True)
+        self._asked.pool.shutdown(wait=False, cancel_futures=True)
 
     # Inside
 
@@ -195,15 +216,7 @@ class Guide:
 
     def _examine(self) -> None:
         path, base = self.first.rows, self.first.base
-        self._find("rows", lambda: examine(path, base))
-
-    def _find(self, what: str, find: Callable[[], Any]) -> None:
-        rows = self.first.rows
-        self._pool.submit(find).add_done_callback(lambda done: self._bring(what, rows, done.result))
-
-    def _bring(self, what: str, rows: str, result: Callable[[], Any]) -> None:
-        self._found.put((what, rows, result))
-        self._wake()
+        self._asked.find("rows", path, lambda: examine(path, base))
 
     def _learn(self, what: str, rows: str, result: Callable[[], Any]) -> None:
         """Take in what a thread found for these rows, unless others are shown by now."""
@@ -222,11 +235,11 @@ class Guide:
             self._machine = value
         elif what == "tokens":
             # The inspector has its libraries by now: what loads the worker's takes no time from it.
-            self._pool.submit(self.first.warm_up)
+            self._asked.pool.submit(self.first.warm_up)
             self.first.row = {"refused": value.full_message} if isinstance(value, WorkbenchError) else value
         elif what == "run":
             self.follow(value)
         else:
             self.first.examined = value
             if not value.problem:
-                self.first.ask_tokens(lambda row: self._bring("tokens", rows, lambda: row))
+                self.first.ask_tokens(lambda row: self._asked.bring("tokens", rows, lambda: row))

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import torch
@@ -64,21 +64,22 @@ def receipt(
 ) -> list[dict[str, Any]]:
     """The entries of the `receipt` event for a trainer that is about to start; `loaded` is its model
     as it was loaded, `why` has the reasons of what was `auto`."""
-    model = trainer.model
+    model, why = trainer.model, why or {}
     entries = [
-        _precision(config, model),
+        _precision(config, model, why.get(fields.optim.tf32.path)),
         _parameters(config, model),
         _adapter(config, model),
-        _attention(config, model, loaded.attention_reason if loaded else ""),
-        _checkpointing(config, model, (why or {}).get("memory.gradient_checkpointing")),
-        _loss(config, trainer),
+        _attention(config, model, loaded.attention_reason if loaded else "", why.get(fields.model.attention.path)),
+        _checkpointing(config, model, why),
+        _loss(config, trainer, why.get("method.reference")),
         _optimizer(config, trainer),
+        *_chosen(config, trainer, why),
         _rows(config, prepared),
         _entry("tokens fingerprint", None, prepared.fingerprint, detail="of ids and labels of the first rows"),
     ]
     if (processor := images_of(trainer.processing_class)) is not None:
-        entries.append(_images(config, processor, (why or {}).get(fields.data.image_backend.path)))
-        entries.append(_loaders(config, trainer, (why or {}).get(fields.data.dataloader_num_workers.path)))
+        entries.append(_images(config, processor, why.get(fields.data.image_backend.path)))
+        entries.append(_loaders(config, trainer, why.get(fields.data.dataloader_num_workers.path)))
     if config.run.full_determinism:
         entries.append(_determinism())
     entries += trackers.entries(trainer)
@@ -88,7 +89,7 @@ def receipt(
     if (ranks := trainer.accelerator.num_processes) > 1:
         entries += [
             _processes(config, ranks, trainer.run),
-            _strategy(config, trainer, (why or {}).get("distributed.strategy")),
+            _strategy(config, trainer, why.get("distributed.strategy")),
         ]
     if isinstance(trainer, DividesRows) and trainer.ring is not None:
         entries.append(_ring(config, trainer.ring))
@@ -246,7 +247,23 @@ def _determinism() -> dict[str, Any]:
     return _entry("full determinism", True, "on" if on else "off", int(on), words)
 
 
-def _precision(config: RunConfig, model: PreTrainedModel | PeftModel) -> dict[str, Any]:
+def _chosen(config: RunConfig, trainer: RunTrainer, why: Mapping[str, str]) -> Iterator[dict[str, Any]]:
+    """What was left at `auto` and has no line of its own otherwise, with the reason of each."""
+    if (reason := why.get(fields.optim.learning_rate.path)) is not None:
+        yield _entry("learning rate", "auto", trainer.args.learning_rate, detail=reason)
+    if (reason := why.get(fields.run.devices.path)) is not None:
+        yield _entry("devices", "auto", trainer.accelerator.num_processes, detail=reason)
+    if config.data.evaluates and (reason := why.get(fields.run.eval_steps.path)) is not None:
+        yield _entry("held-out rows", "auto", _every(trainer.args.eval_steps), detail=reason)
+    if config.run.prompts and (reason := why.get(fields.run.prompts_steps.path)) is not None:
+        yield _entry("pinned prompts", "auto", _every(config.run.prompts_steps), detail=reason)
+
+
+def _every(steps: Any) -> str:
+    return "every step" if steps == 1 else f"every {steps:,} steps"
+
+
+def _precision(config: RunConfig, model: PreTrainedModel | PeftModel, tf32: str | None = None) -> dict[str, Any]:
     kinds: Counter[str] = Counter()
     for parameter in model.parameters():
         kinds[format_of(parameter)] += weights_in(parameter)
@@ -256,6 +273,7 @@ def _precision(config: RunConfig, model: PreTrainedModel | PeftModel) -> dict[st
         detail += f"; trained in {', '.join(sorted(trained))}"
     if torch.cuda.is_available():
         detail += f"; TF32 {'on' if torch.backends.cuda.matmul.fp32_precision == 'tf32' else 'off'}"
+        detail += f" ({tf32})" if tf32 else ""
     return _entry("precision", config.model.dtype, kinds.most_common(1)[0][0], sum(kinds.values()), detail)
 
 
@@ -318,19 +336,26 @@ def _optimizer(config: RunConfig, trainer: RunTrainer) -> dict[str, Any]:
     return _entry("optimizer", name, kind.__name__, count, detail)
 
 
-def _attention(config: RunConfig, model: PreTrainedModel | PeftModel, reason: str) -> dict[str, Any]:
-    return _entry("attention", config.model.attention, model.config._attn_implementation, detail=reason)
+def _attention(
+    config: RunConfig, model: PreTrainedModel | PeftModel, replaced: str, auto: str | None = None
+) -> dict[str, Any]:
+    asked = config.model.attention if auto is None else "auto"
+    detail = "; ".join(filter(None, (auto, replaced)))
+    return _entry("attention", asked, model.config._attn_implementation, detail=detail)
 
 
-def _checkpointing(config: RunConfig, model: PreTrainedModel | PeftModel, auto: str | None) -> dict[str, Any]:
+def _checkpointing(config: RunConfig, model: PreTrainedModel | PeftModel, why: Mapping[str, str]) -> dict[str, Any]:
     # transformers' models hold the switch themselves beside each of their layers, and are none
     layers = [module for module in model.modules() if isinstance(module, GradientCheckpointingLayer)]
     tiers = Counter(tier for module in layers or model.modules() if (tier := tier_of(module)) is not None)
+    auto, spared = (
+        why.get(each.path) for each in (fields.memory.gradient_checkpointing, fields.memory.recompute_num_layers)
+    )
     asked = config.memory.gradient_checkpointing if auto is None else "auto"
     words = [TIERS[next(iter(tiers))]] if tiers else []
     if tiers and config.memory.recompute_num_layers is not None and (left := len(layers) - sum(tiers.values())) > 0:
         words.append(f"{left} layers, the last ones, keep everything")
-    words += [auto] if auto else []
+    words += filter(None, (auto, spared if tiers else None))
     return _entry("gradient checkpointing", asked, next(iter(tiers), "off"), sum(tiers.values()), "; ".join(words))
 
 
@@ -395,15 +420,15 @@ def _stored_mxfp4(model: PreTrainedModel | PeftModel) -> dict[str, Any]:
     return _entry("stored weights", "mxfp4", _name(wide[0].dtype), len(wide), "weights of experts, widened once")
 
 
-def _loss(config: RunConfig, trainer: RunTrainer) -> dict[str, Any]:
+def _loss(config: RunConfig, trainer: RunTrainer, reference: str | None) -> dict[str, Any]:
     """The loss as asked for, the library's trainer that computes it, and what our trainer tells of it."""
     library = next((each for each in type(trainer).__mro__ if each.__module__.startswith("trl.")), type(trainer))
     section = METHODS[config.method.kind]
     plain = "cross-entropy" if section.rows == "language" else config.method.kind
-    told = [trainer.receipt_note()] if trainer.receipt_note() else []
+    told = [*filter(None, (trainer.receipt_note(), reference))]
     heads = fused_heads(trainer.built(Notes()))
     if not all(isinstance(vars(model)["forward"], FusedForward) for model in heads):
-        told.insert(0, "TRL's fused head: logits are formed in chunks, never all at once")
+        told.insert(0, "TRL's fused head: logits are formed block by block, and again for the gradients")
     return _entry(
         "loss",
         getattr(config.method, "loss_type", plain),

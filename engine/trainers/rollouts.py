@@ -343,7 +343,7 @@ class KeptGroups:
             ]
             completions.append(
                 Completion(
-                    text=said(texts[place]),
+                    text=text_of(texts[place]),
                     tokens=len(ids[place]),
                     rewards=dict(zip(rewards.names, found, strict=True)),
                     reward=sum(applying) if applying else None,
@@ -353,7 +353,7 @@ class KeptGroups:
             )
         step = trainer.state.global_step + 1
         return Group(
-            step, number, row["row"], said(row["prompt"]), None if answer is None else str(answer), completions
+            step, number, row["row"], text_of(row["prompt"]), None if answer is None else str(answer), completions
         )
 
 
@@ -454,7 +454,7 @@ def seeing(model: torch.nn.Module, images: ImageBatch, shown: Sequence[Sequence[
     return see
 
 
-def said(message: Any) -> str:
+def text_of(message: Any) -> str:
     """A text as it is, or what the messages say, one below the other."""
     return message if isinstance(message, str) else "\n\n".join(map(written, message))
 

@@ -21,6 +21,7 @@ from transformers import TrainerCallback
 from engine import figures
 from engine.compat import collective_waits, group_timeouts
 from engine.facts.counts import steps_between
+from engine.hardware import PEAK_FLOPS
 from engine.models.expert_shards import is_divided
 from engine.models.sizes import weights_in
 from engine.run import inside
@@ -36,8 +37,6 @@ from engine.trainers.run_trainer import RunTrainer
 
 BATCHES_CAP = 64 << 20
 GPU_SECONDS = 1.0
-# Dense bf16 tensor-core rates in FLOP/s by the vendor's data sheets; other cards show no MFU.
-PEAK_FLOPS = {"H100": 989e12, "H200": 989e12, "B200": 2250e12, "A100": 312e12, "L40S": 362e12, "4090": 165e12}
 _SUMMARY = ("train_runtime", "train_loss", "total_flos")
 Sampler = Callable[[], list[str]]
 

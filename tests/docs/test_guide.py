@@ -15,7 +15,7 @@ from workbench.__main__ import COMMANDS, cli
 
 ROOT = Path(__file__).parents[2]
 GUIDE = sorted((ROOT / "docs" / "guide").glob("*.md"))
-PAGES = [*GUIDE, ROOT / "README.md"]
+PAGES = [*GUIDE, ROOT / "README.md", ROOT / "CHANGELOG.md"]
 _BLOCK = re.compile(r"^```(\w*)\n(.*?)^```", re.MULTILINE | re.DOTALL)
 _INLINE = re.compile(r"`([^`\n]+)`")
 _NAME = re.compile(rf"^({'|'.join(SECTIONS)})\.\w+")
@@ -123,4 +123,5 @@ def test_the_readmes_tree_names_what_is_there():
         assert (ROOT / place).exists(), f"README.md's tree names {place}"
     inside = {line.split()[0].rstrip("/") for line in tree.splitlines() if line.startswith("  ")}
     packages = {path.parent.name for path in (ROOT / "engine").glob("*/__init__.py")}
+    packages |= {path.name for path in (ROOT / "engine").glob("*.py")} - {"__init__.py"}
     assert packages <= inside, f"README.md's tree leaves out {sorted(packages - inside)}"

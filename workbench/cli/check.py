@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from engine.config.facts import Facts
     from engine.config.findings import Finding
     from engine.config.tree import RunConfig
+    from engine.planning.estimate import Estimate
 
 
 @click.command(short_help="Find everything wrong with a config.")
@@ -68,7 +69,6 @@ def command(
     findings = _with_problem(reading.findings, problem)
     bad = any(finding.severity == "error" for finding in findings)
     from engine.planning.estimate import estimate
-    from engine.session.consequences import consequences
     from engine.session.paragraph import paragraph
 
     known = estimate(reading.config, facts)
@@ -85,15 +85,21 @@ def command(
         _tell_mended(file, mended, left=any(finding.fix for finding in findings))
     show(findings, lines)
     if not bad and tool is None:
-        echo(words)
-        changed = [f"{each.label} {each.change}" for each in consequences(known, before) if each.change]
-        if changed:
-            echo(f"The settings beside the file change: {', '.join(changed)}.")
+        _summarize(words, known, before)
     rows = _rows_in_words(reading.config, facts, with_data)
     echo(f"{file}: {count_text(findings)}{_judged_for(facts.machine)}{rows}")
     if tool is not None:
         echo(f"It is a config of {TITLES[tool]}. {_way(file, tool)}")
     return int(bad)
+
+
+def _summarize(words: str, known: Estimate, before: Estimate | None) -> None:
+    """The run in a paragraph, and what the settings beside the file change of it."""
+    from engine.session.consequences import consequences
+
+    echo(words)
+    if changed := [f"{each.label} {each.change}" for each in consequences(known, before) if each.change]:
+        echo(f"The settings beside the file change: {', '.join(changed)}.")
 
 
 def _rows_in_words(config: RunConfig, facts: Facts, with_data: bool) -> str:

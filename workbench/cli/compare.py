@@ -13,7 +13,7 @@ import click
 from engine.errors import visible
 from engine.figures import count
 from engine.run import store
-from engine.run.compare import each_once, fit_to_compare, identical_words, in_words, told
+from engine.run.compare import each_once, fit_to_compare, identical_words, in_words, summary
 from engine.run.curves import titled, worded
 from engine.run.index import open_view
 from engine.run.store import RunFolder
@@ -41,7 +41,7 @@ def command(names: tuple[str, ...], runs: str | None, as_json: bool) -> int:
     views = _whole(folders)
     from engine.config.files import parse
 
-    comparison = told(called, views, [parse(folder.read_config(), path=folder.config).mapping for folder in folders])
+    comparison = summary(called, views, [parse(folder.read_config(), path=folder.config).mapping for folder in folders])
     width = shutil.get_terminal_size().columns if sys.stdout.isatty() else ENDLESS
     if as_json:
         print_json(comparison)

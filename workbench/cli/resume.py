@@ -107,7 +107,7 @@ def _changes(folder: RunFolder, accepted: bool) -> list[str]:
 
 def _mended(folder: RunFolder, accept_data: bool) -> RunFolder:
     """The run that works after the proposed change. Raises WorkbenchError where a run has not failed, or proposes none."""
-    from engine.session.mending import apply
+    from engine.session.apply_proposal import apply
 
     with open_view(folder) as watch:
         watch.read_completely()

@@ -157,17 +157,13 @@ class BuildScreen(Screen[None]):
     # Keys
 
     def action_steps(self, what: str) -> None:
-        """To another step, row or finding, or more rows."""
+        """To another step, row or finding, more rows, or less beside them."""
         self.steps.act(what)
         self.draw_foot()
 
     def action_draft(self, what: str) -> None:
         """Something with the draft."""
         self.pane.act(what)
-
-    def action_fold(self) -> None:
-        """Fold the right column."""
-        self.toggle_class("folded")
 
     def action_preview(self) -> None:
         """The tokens."""

@@ -98,7 +98,7 @@ class Resuming:
             return
 
         def work() -> RunFolder:
-            from engine.session.mending import apply
+            from engine.session.apply_proposal import apply
 
             return apply(run, view, end)
 

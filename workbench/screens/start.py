@@ -26,9 +26,42 @@ from workbench.screens.run_actions import RunActions
 from workbench.unsaved import UnsavedConfig
 
 if TYPE_CHECKING:
+    from engine.session.draft import Draft
     from workbench.app import WorkbenchApp
 
 LOOK_SECONDS = 2.0
+
+
+class _Lines:
+    """What threads read for the screen, which draws it: what there is to open, the number of runs, this machine, what was left."""
+
+    def __init__(self, list_: StartList) -> None:
+        self.list = list_
+        self.sections: list[Section] = [Section("Begin", BEGIN)]
+        self.left: list[UnsavedConfig] = []
+        self.runs, self.machine = 0, ""
+        self.listed = False
+        """Whether the folders' lines have been read: configs are read after that."""
+
+    def read(self, height: int) -> bool:
+        """The runs and configs for so many lines, and whether it is the first time: then by what the folders hold, without
+        opening a config."""
+        first, self.listed = not self.listed, True
+        self.sections = self.list.sections(height, read=not first)
+        self.runs = self.list.runs
+        return first
+
+    def unsaved(self, draft: Draft | None) -> list[Section]:
+        """This window's own config where no file holds it, then those that earlier windows left."""
+        entries = []
+        if draft is not None and draft.dirty:
+            entries.append(
+                Entry("unsaved", "open", _name(draft.path, draft.recipe), word="open", detail="changed, not saved yet")
+            )
+        for number, kept in enumerate(self.left):
+            detail = f"was not saved, {kept.clock}"
+            entries.append(Entry("unsaved", str(number), _name(kept.path, kept.recipe), word="left", detail=detail))
+        return [Section("Not saved", tuple(entries))] if entries else []
 
 
 class StartScreen(Screen[None]):
@@ -43,13 +76,8 @@ class StartScreen(Screen[None]):
 
     def __init__(self, runs_dir: Path, list_: StartList) -> None:
         super().__init__()
-        self._list = list_
+        self._lines = _Lines(list_)
         self._runs_dir = runs_dir
-        self._sections: list[Section] = [Section("Begin", BEGIN)]
-        self._left: list[UnsavedConfig] = []
-        self._runs, self._machine = 0, ""
-        self._listed = False
-        """Whether the folders' lines have been shown: configs are read after that."""
         self.actions = RunActions(self, lambda words, seconds: self.line.show_message(words))
 
     def compose(self) -> ComposeResult:
@@ -82,9 +110,8 @@ class StartScreen(Screen[None]):
             self.run_worker(self._read, thread=True, group="start", exit_on_error=True)
 
     def _read(self) -> None:
-        first, self._listed = not self._listed, True
-        sections = self._list.sections(self.app.size.height - 6, read=not first)
-        self.call_later(self._show, sections=sections, runs=self._list.runs)
+        first = self._lines.read(self.app.size.height - 6)
+        self.call_later(self._draw)
         if first:
             self.call_later(self.call_after_refresh, self._look_further)
 
@@ -98,42 +125,16 @@ class StartScreen(Screen[None]):
         self._read()
 
     def _read_once(self) -> None:
-        self.call_later(self._show, left=self.app.history.unsaved.left(None))
-        self.call_later(self._show, machine=machine_text(this_machine()))
-
-    def _show(
-        self,
-        *,
-        sections: list[Section] | None = None,
-        runs: int | None = None,
-        machine: str | None = None,
-        left: list[UnsavedConfig] | None = None,
-    ) -> None:
-        """Draw what a thread has read: what there is to open, how many runs there are in all, what this machine is, configs
-        that earlier windows left."""
-        self._sections = self._sections if sections is None else sections
-        self._runs = self._runs if runs is None else runs
-        self._machine = self._machine if machine is None else machine
-        self._left = self._left if left is None else left
-        self._draw()
+        self._lines.left = self.app.history.unsaved.left(None)
+        self.call_later(self._draw)
+        self._lines.machine = machine_text(this_machine())
+        self.call_later(self._draw)
 
     def _draw(self) -> None:
-        self.table.show([*self._unsaved(), *self._sections])
-        runs = f"{self._runs:,} run{'s' if self._runs != 1 else ''}" if self._runs else ""
-        self.title_bar.show("", False, self._machine, runs)
-
-    def _unsaved(self) -> list[Section]:
-        """This window's own config where no file holds it, then those that earlier windows left."""
-        draft = self.app.ending.draft
-        entries = []
-        if draft is not None and draft.dirty:
-            entries.append(
-                Entry("unsaved", "open", _name(draft.path, draft.recipe), word="open", detail="changed, not saved yet")
-            )
-        for number, kept in enumerate(self._left):
-            detail = f"was not saved, {kept.clock}"
-            entries.append(Entry("unsaved", str(number), _name(kept.path, kept.recipe), word="left", detail=detail))
-        return [Section("Not saved", tuple(entries))] if entries else []
+        lines = self._lines
+        self.table.show([*lines.unsaved(self.app.ending.draft), *lines.sections])
+        runs = f"{lines.runs:,} run{'s' if lines.runs != 1 else ''}" if lines.runs else ""
+        self.title_bar.show("", False, lines.machine, runs)
 
     # What is opened
 
@@ -194,7 +195,9 @@ class StartScreen(Screen[None]):
                 self.open_file(Path(name).expanduser())
 
         want = Wanted("config", CONFIGS)
-        self.app.push_screen(Browse("Open a config file", "", want, base=Path.cwd(), recent=self._list.files), answered)
+        self.app.push_screen(
+            Browse("Open a config file", "", want, base=Path.cwd(), recent=self._lines.list.files), answered
+        )
 
     def open_file(self, path: Path) -> None:
         """A config in the form; one of another tool as what becomes of it."""
@@ -217,13 +220,13 @@ class StartScreen(Screen[None]):
     def _go_on(self, number: int) -> None:
         """With what an earlier window left; a file that it came from is its file again."""
         try:
-            draft = self._left[number].draft()
+            draft = self._lines.left[number].draft()
         except WorkbenchError as problem:
             self.line.show_message(visible(problem.message), bad=True)
             return
 
         def gone() -> None:
-            del self._left[number]
+            del self._lines.left[number]
 
         self.app.navigation.build(draft, "goal", then=gone)
 

@@ -157,6 +157,7 @@ class Steps(Horizontal):
             "find": self._find,
             "fix": lambda: self.pane.fix(self.nearest(self.pane.found)),
             "findings": self._findings,
+            "fold": lambda: self.screen.toggle_class("folded"),
         }[what]()
 
     def _more(self) -> None:

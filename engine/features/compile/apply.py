@@ -33,7 +33,7 @@ from engine.errors import ModelError
 from engine.facts import compiler_waits
 from engine.facts.model_shape import model_facts
 from engine.features import failures
-from engine.features.applied import Applied
+from engine.features.applied import Applied, left_out
 from engine.features.built import Built, base_model, cards_here
 from engine.features.compile import fallback, stack_graph
 from engine.features.compile.fallback import FEATURE, TURN_OFF, Compiling, Switch, as_many_graphs, watch_first_step
@@ -49,7 +49,7 @@ def apply(config: RunConfig, built: Built) -> Applied | None:
     """Compiles the layers of every model of the trainer; None where it was neither asked for nor left to be chosen."""
     auto = built.notes.reasons.get(fields.kernels.torch_compile.path)
     if config.kernels.torch_compile is not True:
-        return None if auto is None else Applied(FEATURE, "auto", "off", None, auto)
+        return left_out(FEATURE, auto)
     auto = None if config.kernels.torch_compile_options else auto
     layers = built.decoder_layers()
     problem = refusal() if layers else "the model has no decoder layers that could be compiled."
@@ -79,9 +79,9 @@ def apply(config: RunConfig, built: Built) -> Applied | None:
         options["deterministic"] = True  # no choice of the compiler by timing
     lean = config.memory.gradient_checkpointing in (True, "full") and part is not IN_PIECES
     if lean:
-        from engine.features.compile.low_rank_sums import ThinSums
+        from engine.features.compile.low_rank_sums import LowRankSums
 
-        options["post_grad_custom_post_pass"] = ThinSums()
+        options["post_grad_custom_post_pass"] = LowRankSums()
     if any(type(module).__name__ == "Linear4bit" for layer in layers for module in layer.modules()):
         from engine.features.compile.recompute_4bit import Recompute4bit
 
@@ -90,7 +90,7 @@ def apply(config: RunConfig, built: Built) -> Applied | None:
     undo_graph = _record(built, layers, part) if recorded else lambda: None
     undo_notes = one.watch_checkpoints(built.pretrained())
     words = f"; adapters' products taken together in {together} modules" if together else ""
-    words += "; thin products are added inside wide ones, which saves memory" if together and lean else ""
+    words += "; low-rank products are added inside those of the base, which saves memory" if together and lean else ""
     words += f"; {one_way}" if one_way else ""
     words += f"; {auto}" if auto else ""
     shape, expected = _known_wait(config, built, layers[0])
@@ -261,7 +261,7 @@ class Part:
 
     attribute: str
     run: Any
-    heard: Any
+    with_router_logits: Any
     checkpointed: bool = True
     """Whether the checkpoint is in what is compiled."""
 
@@ -295,14 +295,14 @@ def compile_layers(
     `options` are names of torch._inductor.config. With `one_shape` the first graph is for the first batch's own lengths,
     else for any length at once, so that batches of different lengths do not compile anew until torch gives up.
     """
-    compiled, heard = (
+    compiled, recorded = (
         part.call(torch.compile(run, options=dict(options) or None, dynamic=None if one_shape else True))
-        for run in (part.run, part.heard)
+        for run in (part.run, part.with_router_logits)
     )
     switch, one = switch or Switch(), one or OneGraph(layers)
     undos = list[Callable[[], None]]()
     undos += [
-        put(layer, part.attribute, _unless_generating(layer, compiled, heard, switch, one, undos, part))
+        put(layer, part.attribute, _unless_generating(layer, compiled, recorded, switch, one, undos, part))
         for layer in layers
     ]
     return lambda: all_of(undos)()
@@ -311,7 +311,7 @@ def compile_layers(
 def _unless_generating(
     layer: Any,
     compiled: Callable[..., Any],
-    heard: Callable[..., Any],
+    recorded: Callable[..., Any],
     switch: Switch,
     one: OneGraph,
     undos: list[Callable[[], None]],
@@ -328,12 +328,12 @@ def _unless_generating(
         if (records := recording()) is not None and not hearing:
             undos.append(install_graph_hooks(layer))  # transformers makes its hooks when they are first asked for
             hearing = True
-        switch.ran.add((part.run if records is None else part.heard).__code__)
+        switch.ran.add((part.run if records is None else part.with_router_logits).__code__)
         try:
             with as_many_graphs(switch):
                 if records is None:
                     return one.call(compiled, layer, args, kwargs)
-                out, said = one.call(heard, layer, args, kwargs)
+                out, said = one.call(recorded, layer, args, kwargs)
             records.extend(said)
             return out
         except fallback.limit_hit():

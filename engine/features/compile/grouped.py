@@ -1,4 +1,4 @@
-"""Adapters of a compiled layer: their thin products are taken together and added inside the wide ones.
+"""Adapters of a compiled layer: their low-rank products are taken together and added inside those of the base weights.
 
 Queries, keys and values read the same input, and so do gate and up. Their first matrices are multiplied with it at once,
 scaled while they are small, and the backward pass then has one product in place of each three as well: an 8B layer reads

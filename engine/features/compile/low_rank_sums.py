@@ -1,4 +1,4 @@
-"""Of compiled layers: a thin product is added inside the sum that takes it, where the sum is wide and memory is short.
+"""Of compiled layers: a low-rank product is added inside the sum that takes it, where the sum is wide and memory is short.
 
 The compiler leaves `W x` and an adapter's `B A x` as two results of full width and adds them wherever the sum is read, so
 in a gated block four wide results wait for the backward pass in place of two, and a third pair joins them there. Where
@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch._inductor.custom_graph_pass import CustomGraphPass, get_hash_for_files
 
-THIN = 8
+LOW_RANK = 8
 """The added product's inner size is this many times smaller than its width."""
 _ATEN = torch.ops.aten
 _LIBRARY = torch.library.Library("workbench", "FRAGMENT")
@@ -31,7 +31,7 @@ ADD_PRODUCT = torch.ops.workbench.add_product_.default
 _VIEWS = _ATEN.view.default, _ATEN._unsafe_view.default, _ATEN.reshape.default
 
 
-class ThinSums(CustomGraphPass):
+class LowRankSums(CustomGraphPass):
     """A pass over a layer's graph, forward and backward; counts what it changed."""
 
     def __init__(self) -> None:
@@ -57,21 +57,21 @@ class ThinSums(CustomGraphPass):
 
 
 def _wide_and_thin(node: torch.fx.Node) -> tuple[torch.fx.Node, tuple[Any, Any]] | None:
-    """The product that a sum is wide by, and the factors of the thin one beside it; None for any other node."""
+    """The product that a sum is wide by, and the factors of the low-rank one beside it; None for any other node."""
     if node.target is not _ATEN.add.Tensor or len(node.args) != 2 or node.kwargs:
         return None
     first, second = (_product(side) for side in node.args)
     if first is None or second is None or first is second:
         return None
-    for wide, thin in ((first, second), (second, first)):
-        a, b = wide.meta["val"], thin.meta["val"]
+    for wide, low_rank in ((first, second), (second, first)):
+        a, b = wide.meta["val"], low_rank.meta["val"]
         if (
             a.shape == b.shape
             and a.dtype == b.dtype
             and _inner(wide) < a.shape[-1]
-            and _inner(thin) * THIN <= a.shape[-1]
+            and _inner(low_rank) * LOW_RANK <= a.shape[-1]
         ):
-            return wide, (thin.args[0], thin.args[1])
+            return wide, (low_rank.args[0], low_rank.args[1])
     return None
 
 

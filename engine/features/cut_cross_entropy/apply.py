@@ -20,7 +20,7 @@ from engine.compat.trl_head import FusedForward, HeadSettings, TokenFields, head
 from engine.config.tree import RunConfig, fields
 from engine.errors import ModelError
 from engine.features import cut_cross_entropy
-from engine.features.applied import Applied
+from engine.features.applied import Applied, left_out
 from engine.features.built import Built, base_model
 from engine.kernels.device import lacking
 from engine.kernels.linear_logp import LinearLogp, workspace
@@ -63,16 +63,16 @@ class CutCrossEntropy:
 
 
 def apply(config: RunConfig, built: Built) -> Applied | None:
-    """Replaces the op in every fused head of the trainer's models; None where it was not asked for."""
+    """Replaces the op in every fused head of the trainer's models; None where it was neither asked for nor left to be chosen."""
+    auto = built.notes.reasons.get(fields.kernels.use_cut_ce.path)
     if config.kernels.use_cut_ce is not True:
-        return None
+        return left_out(FEATURE, auto)
     heads = fused_heads(built)
     if not heads:
         return Applied(
             FEATURE, True, "no head", None, "this method has no vocabulary head: there are no logits to save"
         )
     added = {spec.name: spec.value(config) for spec in cut_cross_entropy.beside_it(config)}
-    auto = built.notes.reasons.get(fields.kernels.use_cut_ce.path)
     if auto is not None and not added and (reason := _not_of_use(heads)) is not None:
         return Applied(FEATURE, "auto", "off", None, f"the trainer's own blocks: {reason}")
     for model in heads:

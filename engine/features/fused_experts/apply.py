@@ -22,7 +22,7 @@ from transformers.integrations.moe import ALL_EXPERTS_FUNCTIONS
 from engine.compat.instances import all_of, put, whole
 from engine.config.tree import FieldSpec, RunConfig
 from engine.errors import ModelError
-from engine.features.applied import Applied
+from engine.features.applied import Applied, left_out
 from engine.features.built import Built
 from engine.features.fused_experts import SETTING
 from engine.kernels.device import lacking
@@ -58,7 +58,7 @@ def apply(config: RunConfig, built: Built) -> Applied | None:
     not serve ends the run with a ModelError where it was asked for, and leaves transformers' pass where `auto` took it."""
     auto, found = built.notes.reasons.get(SETTING.path), blocks(built)
     if config.kernels.fused_experts is not True:
-        return Applied(FEATURE, "auto", "off", None, auto) if auto is not None and found else None
+        return left_out(FEATURE, auto) if found else None
     requested = True if auto is None else "auto"
     try:
         if (reason := why_not(built)) is not None:

@@ -22,7 +22,7 @@ from peft.tuners.lora import LoraLayer
 from engine.compat.instances import all_of, put, whole
 from engine.config.tree import RunConfig
 from engine.errors import ModelError
-from engine.features.applied import Applied
+from engine.features.applied import Applied, left_out
 from engine.features.built import Built
 from engine.features.compile.grouped import grouped, see
 from engine.features.fused_lora.projections import (
@@ -41,9 +41,10 @@ _OFF = {"kernels.fused_lora": False}
 
 
 def apply(config: RunConfig, built: Built) -> Applied | None:
-    """Gives the adapted layers of every model of the trainer their closed form; None where it was not asked for."""
+    """Gives the adapted layers of every model of the trainer their closed form; None where it was neither asked for nor left
+    to be chosen."""
     if config.kernels.fused_lora is not True:
-        return None
+        return left_out(FEATURE, built.notes.reasons.get("kernels.fused_lora"))
     layers = [layer for layer in built.decoder_layers() if any(map(_adapted, layer.modules()))]
     if not layers:
         raise ModelError(

@@ -22,7 +22,7 @@ from engine.compat.instances import all_of, put
 from engine.config.kernels import NORM_ROPE_MODELS, ROPE_MODELS
 from engine.config.tree import RunConfig
 from engine.errors import ModelError, visible
-from engine.features.applied import Applied
+from engine.features.applied import Applied, left_out
 from engine.features.built import Built
 from engine.features.fp32_norms.apply import dtype_around
 from engine.kernels.device import lacking
@@ -88,9 +88,9 @@ _TOLERANCE = {torch.float32: 1e-4, torch.bfloat16: 3e-2, torch.float16: 5e-3}
 
 
 def apply(config: RunConfig, built: Built) -> Applied | None:
-    """Gives every attention layer of the trainer's models the fused forward; None where it was not asked for."""
+    """Gives every attention layer of the trainer's models the fused forward; None where it was neither asked for nor left to be chosen."""
     if config.kernels.fused_attn_kernel is not True:
-        return None
+        return left_out(FEATURE, built.notes.reasons.get("kernels.fused_attn_kernel"))
     layers = attention_layers(built)
     if not layers:
         raise ModelError(

@@ -43,7 +43,9 @@ def apply(config: RunConfig, built: Built) -> Applied | None:
     undos = [_count_choices(block, count) for block, count in zip(routed, counts, strict=True)]
     pictures = None if built.events is None else Pictures(built.events, _layers_of(built, routed))
     undos.append(_log(built.training, counts, pictures))
-    return Applied(FEATURE, "auto", "curves", len(routed), "layers of experts whose routers are heard", all_of(undos))
+    return Applied(
+        FEATURE, "auto", "curves", len(routed), "layers of experts whose routers' choices are counted", all_of(undos)
+    )
 
 
 def spread(counts: list[Tensor]) -> dict[str, float]:

@@ -63,7 +63,7 @@ def prepare(config: RunConfig, built: Built) -> Applied | None:
         )
     tokens, in_float32 = config.memory.tiled_mlp_tokens, config.memory.tiled_mlp_fp32_sums
     assert tokens is not None  # a run's config has no default left
-    undos, closed, heard, shared = [], 0, 0, 0
+    undos, closed, recorded, shared = [], 0, 0, 0
     for block in found:
         if experts := _packed_experts(block):
             undos.append(_experts_in_tiles(block, experts, tokens, _width(block, text.hidden_size), model.dtype))
@@ -82,7 +82,7 @@ def prepare(config: RunConfig, built: Built) -> Applied | None:
             in_tiles = _in_tiles(block, tokens, in_float32, last)
             if looked_at and (asked := routers.recorded(model, block)):
                 two = _drawn(block, _width(block, text.hidden_size), model.dtype)[:1, :2]
-                in_tiles, heard = routers.record_router_logits(in_tiles, block, asked, tokens, two), heard + 1
+                in_tiles, recorded = routers.record_router_logits(in_tiles, block, asked, tokens, two), recorded + 1
             undos.append(put(block, "forward", in_tiles))
 
     longest = counts.batch_tokens(config, Facts())
@@ -93,7 +93,7 @@ def prepare(config: RunConfig, built: Built) -> Applied | None:
         f"{'; the last product is not computed again' if blocks and (all(spared.values()) or closed == len(blocks)) else ''}"
         f"{f'; in {shared:,} packed experts, unpacked once for all tiles' if shared else ''}"
         f"{'; gradients of tiles are added in float32' if in_float32 else ''}"
-        f"{'; routers are asked once more for all tokens' if heard else ''}"
+        f"{'; routers are asked once more for all tokens' if recorded else ''}"
     )
     return Applied(FEATURE, True, f"{tokens:,} tokens a tile", len(found), detail, all_of(undos))
 

@@ -28,10 +28,10 @@ from engine.kernels.lora.projections import (
     dropped,
     forward,
     into_input,
-    into_thin,
+    into_low_rank,
     into_weights,
+    low_rank_products,
     rows,
-    thin,
     wanted_of,
     widened,
 )
@@ -82,7 +82,7 @@ class GatedBlock:
     def inner(self, product: Tensor, known: Known, held: Weights) -> Tensor | None:
         """`s A(product)` of down's adapter, under the mask that was drawn before."""
         if held.a is None or known.mask is None:
-            return thin(product, [self.down], [held])[0].inner
+            return low_rank_products(product, [self.down], [held])[0].inner
         found = dropped(product, self.down, known, held.a.dtype) @ held.a.T
         return found if self.down.scale == 1 else found * self.down.scale
 
@@ -102,7 +102,7 @@ class GatedBlock:
     ) -> tuple[Tensor | None, list[Tensor | None]]:  # fmt: skip
         """As `gradients`, from what was kept; with `in_place` it spends that."""
         (*theirs, held), (*seen, of_down) = weights, known
-        into_down = into_thin([slope], [self.down], [held], [of_down])
+        into_down = into_low_rank([slope], [self.down], [held], [of_down])
         of_product = into_input([slope], into_down, [self.down], [held], [of_down])
         again = any(wanted[-1][i] for i in (0, 2, 3))
         gate, up = gate_and_up(wide)
@@ -117,7 +117,7 @@ class GatedBlock:
         slopes = [of_gate, of_up]
         if len(wide) == 1:  # written over it, the halves' gradients lie as the halves did
             slopes = wide if self.in_place else [torch.cat(slopes, -1)]
-        inner = into_thin(slopes, self.front, theirs, seen)
+        inner = into_low_rank(slopes, self.front, theirs, seen)
         dx = into_input(slopes, inner, self.front, theirs, seen) if inwards else None
         return dx, [*into_weights(x, slopes, inner, self.front, theirs, seen, wanted[:-1]), *last]
 

@@ -1,4 +1,4 @@
-"""Projections of one input: their thin products taken together, gradients of input and adapters in closed form.
+"""Projections of one input: their low-rank products taken together, gradients of input and adapters in closed form.
 
 The backward pass has one product with the input for every A of the group, one into the input's gradient for all of them,
 and adds the wide ones into one sum. An adapter's dropout keeps its mask alone.
@@ -69,14 +69,14 @@ def chunked(flat: Sequence[Any]) -> list[Weights]:
 
 def forward(x: Tensor, layers: Sequence[Projection], weights: Sequence[Weights]) -> tuple[list[Tensor], list[Known]]:
     """Results [N, O] and what is known of each, for x [N, I]."""
-    known = thin(x, layers, weights)
+    known = low_rank_products(x, layers, weights)
     outputs = [
         widened(layer.base(x), each.inner, held.b) for layer, each, held in zip(layers, known, weights, strict=True)
     ]
     return outputs, known
 
 
-def thin(x: Tensor, layers: Sequence[Projection], weights: Sequence[Weights]) -> list[Known]:
+def low_rank_products(x: Tensor, layers: Sequence[Projection], weights: Sequence[Weights]) -> list[Known]:
     """`s A(x)` of each layer that has an A, in A's format; one product for all that drop nothing of x."""
     found = [Known() for _ in layers]
     together = [i for i, held in enumerate(weights) if held.a is not None and not layers[i].dropout]
@@ -132,7 +132,7 @@ class Inner(NamedTuple):
     together: list[int]
 
 
-def into_thin(
+def into_low_rank(
     slopes: Sequence[Tensor], layers: Sequence[Projection], weights: Sequence[Weights], known: Sequence[Known]
 ) -> Inner:
     """For the results' gradients [N, O]."""
@@ -159,7 +159,7 @@ def into_input(
     slopes: Sequence[Tensor], inner: Inner, layers: Sequence[Projection], weights: Sequence[Weights],
     known: Sequence[Known],
 ) -> Tensor:  # fmt: skip
-    """The input's gradient [N, I]: the wide products into one sum, the thin ones at once."""
+    """The input's gradient [N, I]: those of the base weights into one sum, the low-rank ones at once."""
     total: Tensor | None = None
     for slope, layer in zip(slopes, layers, strict=True):
         wide = layer.wide(slope.dtype)
@@ -217,7 +217,7 @@ class _Projected(torch.autograd.Function):
         count = 2 * len(layers)
         known = [Known(*saved[i : i + 2]) for i in range(0, count, 2)]
         weights, flat = chunked(saved[count:]), [rows(slope) for slope in slopes]
-        inner = into_thin(flat, layers, weights, known)
+        inner = into_low_rank(flat, layers, weights, known)
         dx = into_input(flat, inner, layers, weights, known).view_as(x) if ctx.needs_input_grad[1] else None
         wanted = wanted_of(ctx.needs_input_grad[2:])
         return None, dx, *into_weights(rows(x), flat, inner, layers, weights, known, wanted)

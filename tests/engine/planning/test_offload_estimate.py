@@ -39,6 +39,34 @@ def test_all_layers_but_two_leave_the_card(quantization: str, share: float) -> N
     assert resident - streamed == pytest.approx(34 * LAYER * share, rel=1e-6)
 
 
+def test_of_activations_on_the_host_five_of_the_widest_are_on_their_way() -> None:
+    """In place of each layer's input, which full checkpointing keeps: 36 of 8,192 tokens."""
+    kept, moved = (
+        estimate(
+            config({"gradient_checkpointing": True, "activation_offloading": where}, data={"max_length": 2048}), FACTS
+        ).memory["activations"]
+        for where in (None, "cpu")
+    )
+    assert kept - moved == pytest.approx(2 * 4 * 2048 * (36 * 4096 - 5 * 12_288), rel=1e-6)
+
+
+@pytest.mark.parametrize(("adapter", "a_weight"), [("lora", 2), ("none", 6)])
+def test_rounding_keeps_rounded_weights_and_inputs_of_all_products(adapter: str, a_weight: int) -> None:
+    """A rounded weight in 16 bits, four bytes more where it is trained; five of each number of an input."""
+    plain, rounded = (
+        estimate(
+            config(
+                {"gradient_checkpointing": False}, adapter={"kind": adapter}, kernels={"quantization_aware": on},
+                data={"max_length": 2048},
+            ),
+            FACTS,
+        ).memory["activations"]
+        for on in (False, True)
+    )  # fmt: skip
+    inputs = 4 * 4096 + 2 * 4096 + 12_288  # of q, k, v and o, of gate and up, of down
+    assert rounded - plain == pytest.approx(36 * (LAYER / 2 * a_weight + 4 * 2048 * inputs * 5), rel=1e-6)
+
+
 def test_packed_experts_leave_the_card_with_their_layers(tmp_path: Path) -> None:
     shape = {
         "architectures": ["Qwen3MoeForCausalLM"], "model_type": "qwen3_moe", "hidden_size": 2048, "intermediate_size": 6144,

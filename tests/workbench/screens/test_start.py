@@ -42,7 +42,7 @@ async def listed(pilot: Any, runs: int) -> StartScreen:
         read = isinstance(screen, StartScreen) and not any(
             entry.kind == "config" and not entry.detail for entry in screen.table.entries
         )
-        if read and screen._runs == runs:
+        if read and screen._lines.runs == runs:
             await pilot.pause(0.05)
             return screen
         await pilot.pause(0.05)

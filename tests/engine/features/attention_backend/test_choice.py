@@ -97,3 +97,15 @@ def test_models_that_torchs_own_has_no_form_for_take_eager():
         got, reason = taken(facts, apart=False)
         assert (got, reason) == ("eager", "torch's fused attention has no form for gemma2")
     assert taken(Facts(model=replace(gemma, name="another")), apart=False)[0] == "sdpa"
+
+
+@pytest.mark.parametrize(("asked", "reason"), [("sage", "no gradients"), ("sageattention", "no gradients"),
+                                               ("kernels-community/flash-attn3", "such code is not run")])  # fmt: skip
+def test_attention_of_elsewhere_is_refused_with_the_command_for_what_serves(asked, reason):
+    (finding,) = (
+        each for each in read({"version": 1, "model": {"attention": asked}}).findings if each.path == "model.attention"
+    )
+    assert finding.severity == "error"
+    assert reason in finding.message
+    assert "pip install flash-attn" in finding.message
+    assert "Did you mean" not in finding.message

@@ -1,4 +1,4 @@
-"""A wide sum of a thick and a thin product becomes one product that begins from the other; the numbers stay."""
+"""A wide sum of a thick and a low-rank product becomes one product that begins from the other; the numbers stay."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from torch.fx.experimental.proxy_tensor import make_fx
 
 from engine.features.compile import apply as compiled
-from engine.features.compile.low_rank_sums import ADD_PRODUCT, ThinSums
+from engine.features.compile.low_rank_sums import ADD_PRODUCT, LowRankSums
 from tests.engine.features.conftest import built_of
 
 TOKENS, HIDDEN, WIDE, RANK = 12, 32, 96, 4
@@ -41,7 +41,7 @@ def count(graph, op):
 
 def test_the_wide_sum_is_one_product_and_the_narrow_one_stays():
     inputs = operands()
-    graph, sums = graph_of(projections, inputs), ThinSums()
+    graph, sums = graph_of(projections, inputs), LowRankSums()
     sums(graph.graph)
     graph.recompile()
     assert sums.sums == count(graph, ADD_PRODUCT) == 1
@@ -56,7 +56,7 @@ def test_the_backward_pass_is_served_too():
         leaves = [each.detach().requires_grad_() for each in given]
         return torch.autograd.grad(projections(*leaves).square().sum(), leaves)
 
-    graph, sums = graph_of(gradients, inputs), ThinSums()
+    graph, sums = graph_of(gradients, inputs), LowRankSums()
     sums(graph.graph)
     graph.recompile()
     assert sums.sums >= 1  # the gradient of the product, from down and from its adapter
@@ -76,7 +76,7 @@ def test_the_backward_pass_is_served_too():
 )
 def test_other_sums_are_left_alone(function):
     inputs = operands()
-    graph, sums = graph_of(function, inputs), ThinSums()
+    graph, sums = graph_of(function, inputs), LowRankSums()
     sums(graph.graph)
     graph.recompile()
     assert sums.sums == 0
@@ -99,7 +99,7 @@ def test_a_compiled_block_that_is_computed_again_copies_no_wide_result(tmp_path,
                 found = torch.autograd.grad(block(*inputs).square().sum(), inputs)
         return {each.key: each.count for each in seen.key_averages()}, found
 
-    (ops, wanted), (ours, found) = run(None), run({"post_grad_custom_post_pass": ThinSums()})
+    (ops, wanted), (ours, found) = run(None), run({"post_grad_custom_post_pass": LowRankSums()})
     assert ours["workbench::add_product_"] >= 2  # forward, once more in the backward pass, and there for a gradient
     assert ours.get("aten::copy_", 0) <= ops.get("aten::copy_", 0)
     for each, other in zip(found, wanted, strict=True):
@@ -121,7 +121,7 @@ def test_a_compiled_block_that_is_computed_again_takes_less_of_the_card():
             found = torch.autograd.grad(block(*inputs).float().square().sum(), inputs)
         return torch.cuda.max_memory_allocated() - held, found
 
-    (plain, wanted), (ours, found) = peak(None), peak({"post_grad_custom_post_pass": ThinSums()})
+    (plain, wanted), (ours, found) = peak(None), peak({"post_grad_custom_post_pass": LowRankSums()})
     assert ours < plain
     for each, other in zip(found, wanted, strict=True):
         assert (each - other).float().norm() <= 0.02 * other.float().norm()

@@ -163,9 +163,10 @@ def test_small_odd_and_routing_layers_stay_and_are_counted():
     torch.manual_seed(0)
     model = Qwen3MoeForCausalLM(Qwen3MoeConfig(**shape)).bfloat16()
     model.model.layers[1].self_attn.o_proj = torch.nn.Linear(64, 64 + 8, bias=False).bfloat16()
-    model.model.layers[0].router = torch.nn.Linear(64, 64, bias=False).bfloat16()
+    for name in ("router", "gate"):
+        setattr(model.model.layers[0], name, torch.nn.Linear(64, 64, bias=False).bfloat16())
     told = compute_in_fp8(model, least=64 * 64)
-    assert (told.layers, told.left_out["router"], told.left_out["experts held together"]) == (3, 1, 4)
+    assert (told.layers, told.left_out["router"], told.left_out["experts held together"]) == (3, 2, 4)
     assert told.left_out["of sizes that are no multiple of 16"] == 1
     assert told.left_out["of fewer than 4,096 numbers, which would gain little"] == 4  # keys and values
     assert type(model.lm_head) is torch.nn.Linear

@@ -28,4 +28,12 @@ CASES: dict[str, list[Case]] = {
             "error",
         ),
     ],
+    "warmup-needs-a-schedule-that-has-it": [
+        ({"optim.lr_scheduler_type": "constant", "optim.warmup_steps": 5}, Facts(), "optim.warmup_steps", "error"),
+        ({"optim.lr_scheduler_type": "constant_with_warmup"}, Facts(), "optim.warmup_steps", "error"),
+    ],
+    "warmup-is-steps-or-a-share": [({"optim.warmup_steps": 2.5}, Facts(), "optim.warmup_steps", "error")],
+    "warmup-ends-before-the-run": [
+        ({"optim.warmup_steps": 50, "optim.max_steps": 50}, Facts(), "optim.warmup_steps", "error")
+    ],
 }

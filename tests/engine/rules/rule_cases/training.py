@@ -82,14 +82,6 @@ CASES: dict[str, list[Case]] = {
     "epochs-or-steps": [
         ({"optim.max_steps": 5, "optim.num_train_epochs": 3}, Facts(), "optim.num_train_epochs", "error")
     ],
-    "warmup-needs-a-schedule-that-has-it": [
-        ({"optim.lr_scheduler_type": "constant", "optim.warmup_steps": 5}, Facts(), "optim.warmup_steps", "error"),
-        ({"optim.lr_scheduler_type": "constant_with_warmup"}, Facts(), "optim.warmup_steps", "error"),
-    ],
-    "warmup-is-steps-or-a-share": [({"optim.warmup_steps": 2.5}, Facts(), "optim.warmup_steps", "error")],
-    "warmup-ends-before-the-run": [
-        ({"optim.warmup_steps": 50, "optim.max_steps": 50}, Facts(), "optim.warmup_steps", "error")
-    ],
     "learning-rate-is-in-proportion": [
         ({"model.name": "Qwen/Qwen3-8B", "optim.learning_rate": 0.1}, Facts(), "optim.learning_rate", "warning"),
         ({"optim.learning_rate": 10.0}, Facts(), "optim.learning_rate", "warning"),

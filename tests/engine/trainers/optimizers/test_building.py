@@ -19,7 +19,8 @@ from engine.trainers.optimizers.building import optimizer_for, projected, receip
 
 PACKAGES = {"pytorch-optimizer": "pytorch_optimizer", "schedulefree": "schedulefree", "bitsandbytes": "bitsandbytes"}
 DECAY = 0.1
-GALORE = {"rank": 8, "update_proj_gap": 2, "scale": 0.5}
+GALORE = {"rank": 8, "update_proj_gap": 3, "scale": 0.5}
+"""A checkpoint after three steps: the fourth goes on with the projection of the third, the sixth renews it."""
 
 
 class Layer(nn.Module):
