@@ -286,9 +286,12 @@ def _rows(
 def _same_rows(
     run: RunFolder, prepared: Prepared, held_out: Prepared | None, processing_class: Any, say: _Speaker
 ) -> None:
-    """A resumed run learns from the rows it was trained on, or from others that a person has accepted."""
+    """All processes learn from the same rows, and a resumed run from those it was trained on, or from others that a person has
+    accepted."""
     from engine.data.compare import hold
+    from engine.trainers.agreement import require_same_rows
 
+    require_same_rows({"train": prepared, "eval": held_out})
     accepted = run.read_json().get("accept_data") is True
     if prepared.stream is not None:
         prepared.stream.accepted = accepted
@@ -390,7 +393,9 @@ def _run_steps(trainer: RunTrainer, features: Features, prepared: Prepared, newe
 
 def _newest(run: RunFolder, say: _Speaker) -> Path | None:
     """The checkpoint to go on from; those that are skipped are named."""
-    newest, skipped = checkpoint.newest_valid(run)
+    from engine.trainers.agreement import newest_of_all
+
+    newest, skipped = newest_of_all(run)
     for path, reason in skipped:
         say.finding("checkpoints", f"{path.name} is skipped: {reason}")
     return newest

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import shutil
 import threading
 import time
 from collections.abc import Iterator
@@ -11,27 +13,58 @@ from typing import Any
 
 import pytest
 
+from engine.data import prepare
 from engine.run import checkpoint, control
+from engine.run.process import host
 from engine.run.store import RunFolder
 from tests.caches import own_cache
-from tests.engine.trainers.conftest import CONVERSATIONS, lines
+from tests.engine.trainers.conftest import CONVERSATIONS, lines, resumed_from
 from tests.engine.trainers.two_ranks import TwoRanks, run_folder
 
+OTHER = "rows-elsewhere.jsonl"
+"""The file that the second process reads in the place of `rows.jsonl`, where there is one beside it."""
+UNSEEN = "tells-late"
+"""The second process sees this run's newest checkpoint a second later than the first."""
 
-def slow_disk() -> None:
-    """The first process takes a while until a checkpoint has its name."""
-    commit = checkpoint.commit
+
+def two_machines() -> None:
+    """The first process takes a while until a checkpoint has its name; the second one has another disk, and a view of the run's
+    folder that is late."""
+    commit, prepare_rows, newest_first, problem_with = (
+        checkpoint.commit,
+        prepare.prepare,
+        checkpoint.newest_first,
+        checkpoint.problem_with,
+    )
 
     def late(*given: Any) -> Path:
         time.sleep(1)
         return commit(*given)
 
+    def elsewhere(config: Any, *given: Any) -> Any:
+        source = config.data.train[0]
+        if (other := Path(source.path).with_name(OTHER)).exists():
+            source = source.model_copy(update={"path": str(other)})
+            config = config.model_copy(update={"data": config.data.model_copy(update={"train": [source]})})
+        return prepare_rows(config, *given)
+
+    looked: dict[Path, float] = {}
+
+    def is_late(path: Path) -> bool:
+        if path.parent.parent.name != UNSEEN or path.name != "checkpoint-4":
+            return False
+        return time.monotonic() < looked.setdefault(path, time.monotonic()) + 1
+
     checkpoint.commit = late
+    if os.environ.get("RANK") == "1":
+        prepare.prepare = elsewhere
+        checkpoint.newest_first = lambda run: [path for path in newest_first(run) if not is_late(path)]
+        checkpoint.problem_with = lambda path, **more: "is not there" if is_late(path) else problem_with(path, **more)
 
 
 @pytest.fixture(scope="module")
 def two(tmp_path_factory: pytest.TempPathFactory) -> Iterator[TwoRanks]:
-    with TwoRanks(own_cache(tmp_path_factory.mktemp("agree") / "cache"), f"{__name__}:slow_disk") as ranks:
+    with TwoRanks(own_cache(tmp_path_factory.mktemp("agree") / "cache"), f"{__name__}:two_machines") as ranks:
         yield ranks
 
 
@@ -75,3 +108,27 @@ def test_a_step_that_is_saved_already_is_saved_by_nobody(tmp_path: Path, two: Tw
     (end,) = lines(run, "stopped")
     assert end["step"] % 6 == 0, "an epoch is six steps, and each has a checkpoint at its end"
     assert checkpoint.is_valid(run.checkpoints / f"checkpoint-{end['step']}")
+
+
+def test_a_folder_that_tells_late_makes_no_process_go_on_from_another_step(tmp_path: Path, two: TwoRanks) -> None:
+    """Over NFS a machine may see for a minute what a folder held before: the first process's word counts."""
+    whole = two.train(run_of(tmp_path, **{"optim.max_steps": 6, "run.save_steps": 2}))
+    late = tmp_path / "runs" / UNSEEN
+    again = resumed_from(whole, 4, late)
+    shutil.copytree(whole.checkpoints / "checkpoint-2", again.checkpoints / "checkpoint-2")
+    two.train(again)
+    assert lines(again, "started")[-1]["resumed_from_step"] == 4
+    losses = [
+        {event["step"]: event["loss"] for event in lines(run, "metrics") if "loss" in event} for run in (whole, again)
+    ]
+    assert losses[0] == losses[1]
+
+
+def test_a_process_that_reads_other_rows_is_named_before_the_first_step(tmp_path: Path, two: TwoRanks) -> None:
+    run = run_of(tmp_path, **{"optim.max_steps": 2})
+    (tmp_path / OTHER).write_text("".join((tmp_path / "rows.jsonl").read_text().splitlines(keepends=True)[:40]))
+    with pytest.raises(AssertionError):
+        two.train(run)
+    (end,) = lines(run, "failed")
+    assert f"data.train: rank 1 on {host()} has other rows than rank 0 on {host()}: 40 and 48." in end["message"]
+    assert lines(run, "started") == []
