@@ -80,7 +80,7 @@ class SavesCheckpoints(Trainer):
     def restore(self, path: Path) -> None:
         """Takes up what transformers does not: token counts and registered parts of this rank. Before `train`."""
         with refusing_pickles(path):
-            self._registered().load(path, self.args.process_index)
+            self._registered().load(path, self.args.process_index, self.args.world_size)
         found = path / TOKENS_STATE
         if found.is_file():
             counted = json.loads(found.read_text("utf-8"))

@@ -70,7 +70,8 @@ def two(tmp_path_factory: pytest.TempPathFactory) -> Iterator[TwoRanks]:
 
 def run_of(folder: Path, **settings: Any) -> RunFolder:
     source = folder / "rows.jsonl"
-    source.write_text("".join(json.dumps({"messages": messages}) + "\n" for messages in CONVERSATIONS))
+    if not source.exists():
+        source.write_text("".join(json.dumps({"messages": messages}) + "\n" for messages in CONVERSATIONS))
     plain = {"data.train": [{"path": str(source)}], "run.devices": 2, "optim.per_device_train_batch_size": 2}
     return run_folder(folder / "runs", {**plain, **settings})
 
@@ -122,6 +123,35 @@ def test_a_folder_that_tells_late_makes_no_process_go_on_from_another_step(tmp_p
         {event["step"]: event["loss"] for event in lines(run, "metrics") if "loss" in event} for run in (whole, again)
     ]
     assert losses[0] == losses[1]
+
+
+def test_a_stream_goes_on_with_more_processes_and_with_fewer(tmp_path: Path, two: TwoRanks) -> None:
+    """Its place is one in the rows of all, which each process knows."""
+    settings = {
+        "data.streaming": True,
+        "optim.max_steps": 6,
+        "run.save_steps": 3,
+        "optim.gradient_accumulation_steps": 1,
+    }
+    alone = two.train_alone(run_of(tmp_path, **settings, **{"optim.per_device_train_batch_size": 4}))
+    shared = two.train(run_of(tmp_path, **settings))
+
+    def again(run: RunFolder, batch: int) -> RunFolder:
+        copy = resumed_from(run, 3, tmp_path / "runs" / f"with-{batch}-each")
+        before = 6 - batch
+        told = copy.config.read_text().replace(f"train_batch_size: {before}", f"train_batch_size: {batch}")
+        copy.config.write_text(told)
+        return copy
+
+    more = two.train(again(alone, 2))
+    fewer = two.train_alone(again(shared, 4))
+    losses = [
+        [event["loss"] for event in lines(run, "metrics") if "loss" in event and event["step"] > 3]
+        for run in (alone, shared, more, fewer)
+    ]
+    assert [len(each) for each in losses] == [3, 3, 3, 3]
+    for each in losses[1:]:
+        assert each == pytest.approx(losses[0], rel=1e-4)
 
 
 def test_a_process_that_reads_other_rows_is_named_before_the_first_step(tmp_path: Path, two: TwoRanks) -> None:
