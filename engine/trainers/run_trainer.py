@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
-from accelerate.utils import DistributedDataParallelKwargs
+from accelerate.utils import DistributedDataParallelKwargs, set_seed
 from transformers import PreTrainedModel
 
 from engine.compat import fsdp2
@@ -159,6 +159,12 @@ class RunTrainer(ReadsRows):
         optimizer = super().create_optimizer(model)
         keep_state_formats(optimizer)
         return optimizer
+
+    def draw_by_itself(self) -> None:
+        """Has dropout and noise of this process draw other numbers than those of the first: until here all have drawn the same, so
+        that they built the same model. TRL seeds each process itself where answers are sampled."""
+        if self.args.process_index and not self.samples_answers:
+            set_seed(self.args.seed, device_specific=True)
 
     # -- steps ---------------------------------------------------------------------------------------------------------
     def training_step(self, model: torch.nn.Module, inputs: dict[str, Any], *args: Any, **kwargs: Any) -> Any:

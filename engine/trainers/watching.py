@@ -94,6 +94,7 @@ class Watching(TrainerCallback):
     # -- the trainer's moments -----------------------------------------------------------------------------------------
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         self.before_first_step()
+        self.trainer.draw_by_itself()
         if args.world_size > 1:
             collective_waits.time_model(self.trainer.model_wrapped, self.trainer.ranks.waits)
         self._place_in_epochs(args, state, kwargs.get("train_dataloader"))

@@ -111,6 +111,28 @@ def test_a_step_that_is_saved_already_is_saved_by_nobody(tmp_path: Path, two: Tw
     assert checkpoint.is_valid(run.checkpoints / f"checkpoint-{end['step']}")
 
 
+def test_each_process_drops_out_other_numbers(tmp_path: Path, two: TwoRanks) -> None:
+    """Of one row that both have they would take one process's step if they dropped out the same."""
+    (tmp_path / "rows.jsonl").write_text((json.dumps({"messages": CONVERSATIONS[0]}) + "\n") * 8)
+    settings = {
+        "adapter.kind": "lora",
+        "adapter.lora_dropout": 0.5,
+        "optim.max_steps": 1,
+        "optim.gradient_accumulation_steps": 1,
+    }
+    norms = [
+        lines(run, "metrics")[0]["grad_norm"]
+        for run in (two.train(run_of(tmp_path, **settings)), two.train_alone(run_of(tmp_path, **settings)))
+    ]
+    assert norms[0] != pytest.approx(norms[1], rel=1e-3)
+    settings["adapter.lora_dropout"] = 0.0
+    norms = [
+        lines(run, "metrics")[0]["grad_norm"]
+        for run in (two.train(run_of(tmp_path, **settings)), two.train_alone(run_of(tmp_path, **settings)))
+    ]
+    assert norms[0] == pytest.approx(norms[1], rel=1e-5), "and without dropout it is one step"
+
+
 def test_a_folder_that_tells_late_makes_no_process_go_on_from_another_step(tmp_path: Path, two: TwoRanks) -> None:
     """Over NFS a machine may see for a minute what a folder held before: the first process's word counts."""
     whole = two.train(run_of(tmp_path, **{"optim.max_steps": 6, "run.save_steps": 2}))
