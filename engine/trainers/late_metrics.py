@@ -91,7 +91,8 @@ class LateMetrics(RunTrainer):
         state, place = self.accelerator.gradient_state, len(self._asked)
         # As accelerate does: of a last batch that is filled up not all rows count.
         most = state.remainder if state.end_of_dataloader and state.remainder > 0 else None
-        self._asked.append((number.detach(), most))
+        own = number.detach()
+        self._asked.append((torch.zeros_like(own) if self.batch_part.fills_in else own, most))
         return Later(lambda answers: answers[place])
 
     def read_metrics(self) -> None:

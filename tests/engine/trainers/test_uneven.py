@@ -58,8 +58,9 @@ def both(folder: Path, two: TwoRanks, rows: list[Any], **settings: Any) -> tuple
 
 
 def told(run: RunFolder) -> list[dict[str, float]]:
-    """Losses, norms, counts and rewards of each line."""
+    """Losses, norms, counts, accuracies and rewards of each line."""
     names = ("step", "loss", "grad_norm", "eval_loss", "tokens", "trained_tokens", "accuracy", "eval_accuracy")
+    names += ("num_tokens", "mean_token_accuracy", "entropy", "eval_mean_token_accuracy", "eval_entropy")
     names += tuple(f"{before}rewards/{name}" for before in ("", "eval_") for name in ("chosen", "margins"))
     return [{name: event[name] for name in names if name in event} for event in lines(run, "metrics")]
 
