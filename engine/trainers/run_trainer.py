@@ -182,7 +182,7 @@ class RunTrainer(ReadsRows):
         """Within it the batch is this part of one."""
         self.batch_part = part
         try:
-            with gathering(self.accelerator, part) if part.uneven else contextlib.nullcontext():
+            with gathering(self.accelerator, part) if self.args.world_size > 1 else contextlib.nullcontext():
                 yield
         finally:
             self.batch_part = WHOLE

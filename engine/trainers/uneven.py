@@ -111,7 +111,7 @@ def mean_of_all(loss: torch.Tensor, tokens: torch.Tensor) -> torch.Tensor:
 def gathering(accelerator: Any, part: Part) -> Iterator[None]:
     """Within it what is gathered is what processes have of a batch, a row or a number each, whose sizes may differ; what a process
     that only fills in has is left out."""
-    ask = accelerator.gather
+    ask, cut = accelerator.gather, accelerator.gather_for_metrics
 
     def gather(own: Any) -> Any:
         if not isinstance(own, torch.Tensor):
@@ -125,8 +125,10 @@ def gathering(accelerator: Any, part: Part) -> Iterator[None]:
         parts = ask(padded).split(most)
         return torch.cat([each[:kept] for each, (_, kept) in zip(parts, counts, strict=True)])
 
-    accelerator.gather = gather
+    accelerator.gather = gather if part.uneven else ask
+    # accelerate would take off as many numbers as rows are filled up at the end, from each batch of the last step.
+    accelerator.gather_for_metrics = accelerator.gather
     try:
         yield
     finally:
-        accelerator.gather = ask
+        accelerator.gather, accelerator.gather_for_metrics = ask, cut
