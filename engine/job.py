@@ -16,7 +16,7 @@ import time
 
 from engine.config.files import dump, parse
 from engine.data.gather_facts import look_at
-from engine.errors import WorkbenchError
+from engine.errors import Cancelled, WorkbenchError
 from engine.planning.auto import resolved
 from engine.rules import read
 from engine.run import cause, checkpoint, control, inside, launch, member, slurm
@@ -106,6 +106,15 @@ class JobSupervisor(Supervisor):
         self.state.say(requeued_from=step, requeued_in_vain=vain)
         return int(vain)
 
+    def fail_to_begin(self, problem: Exception) -> None:
+        """As its base does; a run whose nodes had not all come when SLURM told it to end has not been stopped by anybody."""
+        if not (isinstance(problem, Cancelled) and self.told) or control.asks_to_end(self.run):
+            super().fail_to_begin(problem)
+            return
+        self.goes_on = True
+        self.run.free_ballast()
+        self.state.say(state="queued", cause="", message=self._told_in_words())
+
     def _told_in_words(self) -> str:
         why = "is near its time limit" if self.told == "SIGUSR1" else "was told to end"
         return f"requeued: job {self.job} {why}; the run goes on when the job begins again"
@@ -122,7 +131,6 @@ class JobSupervisor(Supervisor):
             return
         if refused := slurm.requeue(self.job):
             self.goes_on = False
-            assert self.final is not None
             self.final = {"kind": "stopped", "message": f"Job {self.job} was not queued again: {refused}"}
             super()._close(None)
 
@@ -174,7 +182,8 @@ def main(path: str, job: str) -> int:
     except (WorkbenchError, OSError, subprocess.SubprocessError) as problem:
         print(problem, file=sys.stderr)
         supervisor.fail_to_begin(problem)
-        return 1
+        supervisor.leave()
+        return 0 if run.state == "queued" else 1
     supervisor.stay()
     supervisor.leave()
     os.close(handle)

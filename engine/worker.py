@@ -212,6 +212,8 @@ def _train(
     stream = prepared.stream if measuring is None else None
     if beat is not None:
         trainer.on_progress = beat.tick
+    if newest is not None and stream is None:
+        _tell_of_another_batch(newest, trainer, say)
     _restore(trainer, job, stream, newest)
     features.apply(trainer.built(notes))
     built = functools.partial(_write_receipt, config, trainer, prepared, loaded, why, features.entries(), say)
@@ -286,9 +288,12 @@ def _rows(
 def _same_rows(
     run: RunFolder, prepared: Prepared, held_out: Prepared | None, processing_class: Any, say: _Speaker
 ) -> None:
-    """A resumed run learns from the rows it was trained on, or from others that a person has accepted."""
+    """All processes learn from the same rows, and a resumed run from those it was trained on, or from others that a person has
+    accepted."""
     from engine.data.compare import hold
+    from engine.trainers.agreement import require_same_rows
 
+    require_same_rows({"train": prepared, "eval": held_out})
     accepted = run.read_json().get("accept_data") is True
     if prepared.stream is not None:
         prepared.stream.accepted = accepted
@@ -355,7 +360,8 @@ def _trainer(module: Any, job: Job, watching: Watching, run: RunFolder, fingerpr
         watching.best = HeldOutBest(config, watching.writer)
         trainer.add_callback(watching.best)
     finite = FiniteSteps(config.run.on_nan, config.run.max_skipped_steps)
-    trainer.attach(run, watching.writer, config.run.save_total_limit, _commit_info(run, fingerprint), finite)
+    info = _commit_info(run, fingerprint) | {"rows_a_step": _rows_a_step(trainer, config)}
+    trainer.attach(run, watching.writer, config.run.save_total_limit, info, finite)
     return trainer
 
 
@@ -390,7 +396,9 @@ def _run_steps(trainer: RunTrainer, features: Features, prepared: Prepared, newe
 
 def _newest(run: RunFolder, say: _Speaker) -> Path | None:
     """The checkpoint to go on from; those that are skipped are named."""
-    newest, skipped = checkpoint.newest_valid(run)
+    from engine.trainers.agreement import newest_of_all
+
+    newest, skipped = newest_of_all(run)
     for path, reason in skipped:
         say.finding("checkpoints", f"{path.name} is skipped: {reason}")
     return newest
@@ -500,6 +508,26 @@ def _enable_checkpointing(trainer: RunTrainer) -> None:
 def _commit_info(run: RunFolder, fingerprint: str) -> dict[str, Any]:
     digest = hashlib.sha256(run.read_config().encode()).hexdigest()
     return {"config_hash": digest, "fingerprint": fingerprint, "versions": versions()}
+
+
+def _rows_a_step(trainer: RunTrainer, config: RunConfig) -> int:
+    """Rows, or answers, that all processes learn from in a step."""
+    args = trainer.args
+    own = args.per_device_train_batch_size * args.gradient_accumulation_steps
+    return int(own * args.world_size // config.distributed.context_parallel_size)
+
+
+def _tell_of_another_batch(newest: Path, trainer: RunTrainer, say: _Speaker) -> None:
+    """Says so where a step learns from more rows than those before the checkpoint, or fewer: transformers counts its place in the
+    rows in steps."""
+    now, before = trainer.commit_info["rows_a_step"], (checkpoint.read_commit(newest) or {}).get("rows_a_step", 0)
+    if before and before != now:
+        rows = "left out" if now > before else "learned from twice"
+        say.finding(
+            "optim.gradient_accumulation_steps",
+            f"A step learns from {now:,} rows now, and learned from {before:,} before {newest.name}. The place in the rows is counted "
+            f"in steps, so some of this epoch's are {rows}; with as many rows a step as before none would be.",
+        )
 
 
 def _first_rank_first(work: Callable[[], Any]) -> Any:

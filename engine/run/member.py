@@ -135,8 +135,13 @@ class Member:
         self._tell(child.returncode, family, log_from, reported)
 
     def _watch(self, child: subprocess.Popen[bytes], family: Family, log_from: int, round_: str) -> bool:
-        """Stay until torchrun is gone; whether it was ended because the first node ended the round, or is gone."""
+        """Stay until torchrun is gone; whether it was ended because the first node ended the round, or is gone.
+
+        Where a rank was gone before that, torchrun is about to end by itself and to say how: the first node's ranks may fall with it
+        faster than it looks, and then wait for that word.
+        """
         told_at: float | None = None
+        reported = False
         while child.poll() is None:
             self.node.beat()
             if family.look(lambda: cause.agent_saw_failure(self.log, log_from)):
@@ -145,12 +150,14 @@ class Member:
             over = first.get("round") != round_ or first.get("state") == "ended" or self.node.is_silent(0)
             if over and told_at is None:
                 told_at = time.monotonic()
-                send(family.worker, signal.SIGTERM)
+                if reported := not family.lacks_a_rank:
+                    send(family.worker, signal.SIGTERM)
             elif told_at is not None and time.monotonic() - told_at > _TERM_SECONDS:
+                reported = True
                 family.kill()
                 send(family.worker, signal.SIGKILL)
             time.sleep(LOOK_SECONDS)
-        return told_at is not None
+        return reported
 
     def _tell(self, code: int, family: Family, log_from: int, reported: bool) -> None:
         if not code or reported:

@@ -85,6 +85,11 @@ class Family:
             self.lost_rank = self._suspect
         return self.lost_rank
 
+    @property
+    def lacks_a_rank(self) -> bool:
+        """Whether a rank that was seen is gone."""
+        return any(not who.alive for who in self.ranks.values())
+
     def blame(self, failed: Mapping[int, int], *, said: bool = False) -> None:
         """Takes for lost the rank by which the others ended, where several were gone at once: of those in torchrun's report one
         that was killed, though not by us; else, unless the first rank has `said` why, the one that torchrun saw first.

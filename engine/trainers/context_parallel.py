@@ -89,17 +89,12 @@ class Ring:
         """Within it the model attends over the ring."""
         return contextlib.nullcontext() if self.mesh is None else ring_attention(model, self.mesh)
 
-    def mean(self, loss: torch.Tensor, trained: torch.Tensor) -> torch.Tensor:
-        """Of the mean losses of the parts that of the whole: each by its number of trained tokens."""
-        sums = torch.stack([loss.float() * trained, trained.float()])
-        torch.distributed.all_reduce(sums, group=None if self.mesh is None else self.mesh.get_group())
-        return sums[0] / sums[1].clamp(min=1)
-
 
 class DividesRows(RunTrainer):
     """Mixed in where a loss is a sum over tokens. Without `divide_rows` nothing is another."""
 
     ring: Ring | None = None
+    sums_tokens = True
 
     def divide_rows(self, size: int) -> None:
         """From now on rings of so many GPUs take a batch. Raises ModelError where the model or the machine has no ring."""
@@ -137,13 +132,9 @@ class DividesRows(RunTrainer):
         with self._attending():
             return super().training_step(*args, **kwargs)
 
-    def prediction_step(self, model: torch.nn.Module, inputs: Batch, *args: Any, **kwargs: Any) -> Any:
-        if self.ring is None:
-            return super().prediction_step(model, inputs, *args, **kwargs)
-        trained = inputs["shift_labels"].ne(IGNORED).sum()
+    def prediction_step(self, *args: Any, **kwargs: Any) -> Any:
         with self._attending():
-            loss, *rest = super().prediction_step(model, inputs, *args, **kwargs)
-        return self.ring.mean(loss, trained), *rest
+            return super().prediction_step(*args, **kwargs)
 
     def evaluation_loop(self, *args: Any, **kwargs: Any) -> Any:
         if self.ring is not None:

@@ -35,6 +35,7 @@ class Distill(RunTrainer, SFTTrainer):
     method: distill.Distill
     head: HeadSettings
     loss_by = "ours, on SFTTrainer"
+    sums_tokens = True
 
     def compute_loss(
         self,
@@ -101,7 +102,8 @@ class Distill(RunTrainer, SFTTrainer):
     ) -> None:
         sums = [kl.sum(), nll, outputs.entropy.sum(), outputs.is_top1.sum(), outputs.label_mask.sum()]
         sums.append(inputs["attention_mask"].sum())
-        found = self.accelerator.reduce(torch.stack([each.double() for each in sums])).tolist()
+        own = torch.stack([each.double() for each in sums]) * (not self.batch_part.fills_in)
+        found = self.accelerator.reduce(own).tolist()
         mode, tokens = "train" if model.training else "eval", max(found[4], 1.0)
         for name, value in zip(("kl", "nll_loss", "entropy", "mean_token_accuracy"), found[:4], strict=True):
             self._metrics[mode][name].append(value / tokens)

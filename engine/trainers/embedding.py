@@ -59,21 +59,29 @@ class Embedding(Plain):
         similarity = anchors @ texts.T
         self._note(model, similarity.detach(), own)
         if not model.training:
-            self._held_out.append((anchors.detach().float(), texts[: len(own)].detach().float()))
+            self._keep(self._held_out, anchors.detach().float(), texts[: len(own)].detach().float())
         return F.cross_entropy(self.method.scale * similarity, own)
 
     def _ranked(self, model: torch.nn.Module, similarity_B: torch.Tensor, score_B: torch.Tensor) -> torch.Tensor:
         if not model.training:
-            self._judged.append((similarity_B.detach().float(), score_B))
+            self._keep(self._judged, similarity_B.detach().float(), score_B)
         return cosent(self.method.scale * similarity_B, score_B)
+
+    def _keep(self, parts: list[tuple[torch.Tensor, torch.Tensor]], *found: torch.Tensor) -> None:
+        """Notes what was found for the held-out rows of a batch; nothing of one that only fills in."""
+        first, second = found if not self.batch_part.fills_in else (each[:0] for each in found)
+        parts.append((first, second))
 
     @torch.no_grad()
     def _note(self, model: torch.nn.Module, similarity: torch.Tensor, own: torch.Tensor) -> None:
-        """The share of anchors that find their own text first in the batch, and by how much it is nearer."""
-        if similarity.shape[1] > 1:
-            mine = similarity.gather(1, own[:, None])[:, 0]
-            others = similarity.scatter(1, own[:, None], -2.0).amax(1)
-            self.note(model, {"accuracy": (mine > others).float().mean(), "margin": (mine - others).mean()})
+        """The share of anchors that find their own text first in the batch, and by how much it is nearer; of one text alone
+        there is neither."""
+        mine = similarity.gather(1, own[:, None])[:, 0]
+        others = similarity.scatter(1, own[:, None], -2.0).amax(1)
+        curves = {"accuracy": (mine > others).float().mean(), "margin": (mine - others).mean()}
+        if similarity.shape[1] == 1:  # another rank's batch may hold more: all of them ask together
+            curves = {name: torch.full_like(value, math.nan) for name, value in curves.items()}
+        self.note(model, curves)
 
     def at_evaluation(self) -> dict[str, float]:
         """Recall or rank correlation over all held-out rows."""
@@ -85,9 +93,17 @@ class Embedding(Plain):
         return {}
 
     def _gathered(self, parts: list[tuple[torch.Tensor, torch.Tensor]]) -> list[torch.Tensor]:
-        joined = [self.accelerator.gather(torch.cat(each)) for each in zip(*parts, strict=True)]
+        joined = [self._of_all(torch.cat(each)) for each in zip(*parts, strict=True)]
         parts.clear()
         return joined
+
+    def _of_all(self, own: torch.Tensor) -> torch.Tensor:
+        """Those of all ranks, which may have more or fewer."""
+        counts = self.accelerator.gather(torch.tensor([len(own)], device=own.device)).tolist()
+        padded = own.new_zeros(max(counts), *own.shape[1:])
+        padded[: len(own)] = own
+        parts = self.accelerator.gather(padded).split(max(counts))
+        return torch.cat([part[:count] for part, count in zip(parts, counts, strict=True)])
 
     def receipt_note(self) -> str:
         """What the receipt tells of the loss."""

@@ -65,7 +65,7 @@ class LateMetrics(RunTrainer):
     _total_train_tokens: Any
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
-        self._asked: list[tuple[torch.Tensor, int | None]] = []
+        self._asked: list[torch.Tensor] = []
         super().__init__(*args, **kwargs)
 
     def compute_loss(self, model: torch.nn.Module, *args: Any, **kwargs: Any) -> Any:
@@ -88,10 +88,8 @@ class LateMetrics(RunTrainer):
             accelerator.gather_for_metrics = ask
 
     def _note(self, number: torch.Tensor) -> Later:
-        state, place = self.accelerator.gradient_state, len(self._asked)
-        # As accelerate does: of a last batch that is filled up not all rows count.
-        most = state.remainder if state.end_of_dataloader and state.remainder > 0 else None
-        self._asked.append((number.detach(), most))
+        place, own = len(self._asked), number.detach()
+        self._asked.append(torch.zeros_like(own) if self.batch_part.fills_in else own)
         return Later(lambda answers: answers[place])
 
     def read_metrics(self) -> None:
@@ -99,9 +97,9 @@ class LateMetrics(RunTrainer):
         if not self._asked:
             return
         asked, self._asked = self._asked, []
-        own = torch.stack([number.to(torch.float64) for number, _ in asked])  # holds counts as well
+        own = torch.stack([number.to(torch.float64) for number in asked])  # holds counts as well
         table = self.accelerator.gather(own.unsqueeze(0)).view(-1, len(asked)).cpu()
-        answers = [table[:, place].to(number.dtype)[:most] for place, (number, most) in enumerate(asked)]
+        answers = [table[:, place].to(number.dtype) for place, number in enumerate(asked)]
         metrics = self._metrics["train"]
         for name, values in metrics.items():
             metrics[name] = [_known(value, answers) for value in values]

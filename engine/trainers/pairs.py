@@ -95,12 +95,14 @@ class ReferenceFree(RunTrainer, SFTTrainer):
             "mean_token_accuracy": (top_chosen * chosen_mask).sum() / chosen_mask.sum().clamp(min=1),
             **judged.curves,
         }
-        values = self.accelerator.reduce(torch.stack([value.float() for value in curves.values()]), "mean").tolist()
+        own = torch.stack([value.float() for value in curves.values()]) * self.batch_part.weight
+        values = self.accelerator.reduce(own, "mean").tolist()
         mode = "train" if model.training else "eval"
         for name, value in zip(curves, values, strict=True):
             self._metrics[mode][name].append(value)
         if mode == "train":
-            self._total_train_tokens += int(self.accelerator.reduce(inputs["attention_mask"].sum()))
+            tokens = inputs["attention_mask"].sum() * (not self.batch_part.fills_in)
+            self._total_train_tokens += int(self.accelerator.reduce(tokens))
         self._metrics[mode]["num_tokens"] = [self._total_train_tokens]
 
     def receipt_note(self) -> str:

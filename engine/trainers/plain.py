@@ -37,13 +37,16 @@ class Plain(RunTrainer):
         self.curves: dict[str, dict[str, list[float]]] = {"train": defaultdict(list), "eval": defaultdict(list)}
 
     def note(self, model: torch.nn.Module, values: dict[str, torch.Tensor]) -> None:
-        """Curves of a batch: numbers that are averaged over ranks, and until they are logged; NaN counts as absent."""
+        """Curves of a batch: numbers that are averaged over the ranks that have them, by their rows, and until they are logged; NaN
+        counts as absent. All ranks call it together, with the same names."""
         with torch.no_grad():
             stacked = torch.stack([value.float() for value in values.values()])
-            found = self.accelerator.reduce(stacked, "mean").tolist()
-        for name, value in zip(values, found, strict=True):
-            if value == value:
-                self.curves["train" if model.training else "eval"][name].append(value)
+            known = ~stacked.isnan() * self.batch_part.weight
+            sums = torch.stack([torch.where(known > 0, stacked, 0.0) * known, known])
+            totals, weights = self.accelerator.reduce(sums, "sum").tolist()
+        for name, total, weight in zip(values, totals, weights, strict=True):
+            if weight:
+                self.curves["train" if model.training else "eval"][name].append(total / weight)
 
     def at_evaluation(self) -> dict[str, float]:
         """Curves of all held-out rows together."""
@@ -55,7 +58,8 @@ class Plain(RunTrainer):
         take_origin(inputs)
         self.on_progress()
         inputs = self._prepare_inputs(inputs)
-        with torch.no_grad(), self.compute_loss_context_manager():
+        part = self._part_of_last(self._held_out_share)
+        with torch.no_grad(), self.compute_loss_context_manager(), self._with_part(part):
             return self.compute_loss(model, inputs), None, None
 
     def log(self, logs: dict[str, float], *args: Any, **kwargs: Any) -> None:

@@ -13,13 +13,19 @@ from accelerate.data_loader import BatchSamplerShard
 
 from engine.trainers.saving import SavesCheckpoints
 from engine.trainers.stream_loader import Dealt, StreamLoader
-from engine.trainers.token_counts import WithRows
+from engine.trainers.token_counts import ROWS, Origin, WithRows
+from engine.trainers.uneven import WHOLE, Part, Uncounted, UnevenShare, left_uneven
 
 
 class ReadsRows(SavesCheckpoints):
     """A trainer that reads its data set, or the stream that `read_from` gives it."""
 
     stream_loader: StreamLoader | None = None
+    samples_answers = False
+    """Whether a step begins with answers of the model: rows are then dealt out in groups, and those that make no batch left out."""
+    _share: UnevenShare | None = None
+    """Which training rows this process reads."""
+    _held_out_share: UnevenShare | None = None
 
     def read_from(self, stream: Any) -> None:
         """Train on the rows of a stream, in the place of those that the trainer was built with; before `restore`."""
@@ -48,12 +54,30 @@ class ReadsRows(SavesCheckpoints):
         of a stream may be over before: its last step is made of those that are left."""
         if self.args.dataloader_num_workers and self.stream_loader is None:
             epoch_iterator = self._awaited(epoch_iterator)
-        batches, items = super().get_batch_samples(epoch_iterator, num_batches, device)
+        with Uncounted() as fillings:
+            if self.args.world_size > 1:
+                epoch_iterator = self._weighed(epoch_iterator, fillings)
+            batches, items = super().get_batch_samples(epoch_iterator, num_batches, device)
         if self.stream_loader is not None:
             if 0 < len(batches) < num_batches:
                 self.args.gradient_accumulation_steps = self._dealt_out + len(batches)
             self._dealt_out += len(batches)
         return batches, items
+
+    def _weighed(self, batches: Iterator[Any], fillings: Uncounted) -> Iterator[Any]:
+        """Batches that know what part they are; those that only fill in are counted nowhere."""
+        for batch in batches:
+            if isinstance(batch, dict) and isinstance(origin := batch.get(ROWS), Origin):
+                stream = self.stream_loader
+                origin.part = self._part_of_last(self._share) if stream is None else stream.part
+                if origin.part.fills_in:
+                    origin.count_nothing()
+                    fillings.hide(batch)
+            yield batch
+
+    def _part_of_last(self, share: UnevenShare | None) -> Part:
+        """This process's part of the batch that was read last."""
+        return share.last if share is not None and self.accelerator.gradient_state.end_of_dataloader else WHOLE
 
     def _awaited(self, batches: Iterator[Any]) -> Iterator[Any]:
         """Batches of loader processes, the wait for them counted. accelerate also sends one to the device there, which waits for
@@ -71,11 +95,19 @@ class ReadsRows(SavesCheckpoints):
         if self.stream_loader is not None:
             return self.stream_loader
         loader = super().get_train_dataloader()
+        if not self.samples_answers:
+            self._share = left_uneven(loader)
         if isinstance(share := loader.batch_sampler, BatchSamplerShard):
             for name in ("sampler", "set_epoch"):
                 if (found := getattr(share.batch_sampler, name, None)) is not None:
                     setattr(share, name, found)
         self._time_reading(loader)
+        return loader
+
+    def get_eval_dataloader(self, *args: Any, **kwargs: Any) -> Any:
+        loader = super().get_eval_dataloader(*args, **kwargs)
+        if not self.samples_answers:
+            self._held_out_share = left_uneven(loader)
         return loader
 
     def _time_reading(self, loader: Any) -> None:

@@ -301,6 +301,10 @@ class Buffer:
         trainer._step = state["step"]
         trainer._buffered_inputs = send_to_device(state["batches"], trainer.accelerator.device) or None
 
+    def load_of_others(self, state: dict[str, Any]) -> None:
+        """Leaves what was sampled, which is a part of what all of them had: the prompts are answered anew."""
+        self._trainer._step, self._trainer._buffered_inputs = 0, None
+
 
 class KeptGroups:
     """The first groups of each sampling, whole, for people to look at: `count` of them, into the run's file and its events."""

@@ -6,13 +6,14 @@ ids leave the batch before the model sees it.
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
-from accelerate.utils import DistributedDataParallelKwargs
+from accelerate.utils import DistributedDataParallelKwargs, set_seed
 from transformers import PreTrainedModel
 
 from engine.compat import fsdp2
@@ -29,6 +30,7 @@ from engine.trainers.ranks import Ranks
 from engine.trainers.reading import ReadsRows
 from engine.trainers.saving import CheckpointWriter
 from engine.trainers.token_counts import TokenCounts, take_origin
+from engine.trainers.uneven import WHOLE, Part, gathering, mean_of_all, trained_tokens
 
 
 class RunTrainer(ReadsRows):
@@ -38,8 +40,10 @@ class RunTrainer(ReadsRows):
     """Whose loss it is, for the receipt; None for that of the library's trainer."""
     ref_model: PreTrainedModel | None = None
     """A copy of the model that the policy is held to; None where there is none, or it is the policy without its adapter."""
-    samples_answers = False
-    """Whether a step begins with answers of the model, which weights that are not finite cannot give."""
+    sums_tokens = False
+    """Whether the loss is a mean over all tokens that are trained in a step, and not over rows."""
+    batch_part = WHOLE
+    """What this process has of the batch that is learned from, or measured, at the moment."""
 
     def __init__(self, *args: Any, optim: Optim | None = None, **kwargs: Any) -> None:
         """`optim` is the section of that name; without it the optimizer is the one of the arguments.
@@ -101,7 +105,8 @@ class RunTrainer(ReadsRows):
         self.ranks = Ranks(self.clock)
         self.counts = TokenCounts(self.accelerator, self.ranks)
         if self.accelerator.num_processes > 1:
-            self.compute_loss = self.ranks.waits.forward(self.compute_loss)  # type: ignore[method-assign]  # around all of them
+            timed = self.ranks.waits.forward(self.compute_loss)
+            self.compute_loss = self._of_its_rows(timed)  # type: ignore[method-assign]  # around all of them
             self._time_waits()
 
     def _time_waits(self) -> None:
@@ -110,6 +115,20 @@ class RunTrainer(ReadsRows):
         accelerator.gather, accelerator.reduce = waits.around(accelerator.gather), waits.around(accelerator.reduce)
         if not self.is_fsdp_enabled:
             accelerator.backward = waits.after_gradients(accelerator.backward)
+
+    def _of_its_rows(self, compute: Callable[..., Any]) -> Callable[..., Any]:
+        """The same loss, weighed so that its mean over processes is the one over rows where those have not as many each."""
+
+        @functools.wraps(compute)
+        def weighed(*args: Any, num_items_in_batch: Any = None, **kwargs: Any) -> Any:
+            loss = compute(*args, num_items_in_batch=num_items_in_batch, **kwargs)
+            part = self.batch_part
+            if not part.uneven or not self.model.training:
+                return loss
+            # What is divided by the tokens of all is a sum: it is left out or not.
+            return loss * (part.weight if num_items_in_batch is None else float(not part.fills_in))
+
+        return weighed
 
     def built(self, notes: Notes) -> Built:
         """The trainer and its models, for the features."""
@@ -141,6 +160,12 @@ class RunTrainer(ReadsRows):
         keep_state_formats(optimizer)
         return optimizer
 
+    def draw_by_itself(self) -> None:
+        """Has dropout and noise of this process draw other numbers than those of the first: until here all have drawn the same, so
+        that they built the same model. TRL seeds each process itself where answers are sampled."""
+        if self.args.process_index and not self.samples_answers:
+            set_seed(self.args.seed, device_specific=True)
+
     # -- steps ---------------------------------------------------------------------------------------------------------
     def training_step(self, model: torch.nn.Module, inputs: dict[str, Any], *args: Any, **kwargs: Any) -> Any:
         origin = take_origin(inputs)
@@ -149,7 +174,18 @@ class RunTrainer(ReadsRows):
         self.checkpoints.before_step()
         self._trains_on(origin.rows)
         self.counts.add(origin.tokens, origin.trained)
-        return self.finite.loss(super().training_step(model, inputs, *args, **kwargs))
+        with self._with_part(origin.part):
+            return self.finite.loss(super().training_step(model, inputs, *args, **kwargs))
+
+    @contextlib.contextmanager
+    def _with_part(self, part: Part) -> Iterator[None]:
+        """Within it the batch is this part of one."""
+        self.batch_part = part
+        try:
+            with gathering(self.accelerator, part) if self.args.world_size > 1 else contextlib.nullcontext():
+                yield
+        finally:
+            self.batch_part = WHOLE
 
     def _trains_on(self, rows: list[int]) -> None:
         self.batch_rows.extend(rows)
@@ -177,7 +213,12 @@ class RunTrainer(ReadsRows):
     def prediction_step(self, model: torch.nn.Module, inputs: dict[str, Any], *args: Any, **kwargs: Any) -> Any:
         take_origin(inputs)
         self.on_progress()
-        return super().prediction_step(model, inputs, *args, **kwargs)
+        with self._with_part(self._part_of_last(self._held_out_share)):
+            if not self.sums_tokens or self.args.world_size == 1:
+                return super().prediction_step(model, inputs, *args, **kwargs)
+            tokens = trained_tokens(inputs) * (not self.batch_part.fills_in)
+            found: tuple[Any, ...] = super().prediction_step(model, inputs, *args, **kwargs)
+        return mean_of_all(found[0], tokens), *found[1:]
 
 
 def _kept_buffers(model: torch.nn.Module) -> bool:

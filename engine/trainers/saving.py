@@ -34,6 +34,7 @@ from engine.trainers.async_save import AsyncSave
 from engine.trainers.clock import StepClock
 from engine.trainers.finite import FiniteSteps, non_finite_weights, refuse_non_finite_checkpoint
 from engine.trainers.optimizers.configured import as_configured
+from engine.trainers.ranks import Ranks
 from engine.trainers.sharded import OPTIMIZER
 from engine.trainers.stateful import Parts, Stateful, refusing_pickles
 from engine.trainers.token_counts import TokenCounts
@@ -55,6 +56,7 @@ class SavesCheckpoints(Trainer):
     finite: FiniteSteps
     counts: TokenCounts
     clock: StepClock
+    ranks: Ranks
     checkpoints: CheckpointWriter
 
     def register_state(self, name: str, part: Stateful) -> None:
@@ -78,7 +80,7 @@ class SavesCheckpoints(Trainer):
     def restore(self, path: Path) -> None:
         """Takes up what transformers does not: token counts and registered parts of this rank. Before `train`."""
         with refusing_pickles(path):
-            self._registered().load(path, self.args.process_index)
+            self._registered().load(path, self.args.process_index, self.args.world_size)
         found = path / TOKENS_STATE
         if found.is_file():
             counted = json.loads(found.read_text("utf-8"))
@@ -205,7 +207,7 @@ class CheckpointWriter:
         trainer = self._trainer
         begun = time.monotonic()
         step = trainer.state.global_step
-        if checkpoint.is_valid(trainer.run.checkpoints / f"checkpoint-{step}"):
+        if self._is_made(step):
             return
         first = trainer.args.should_save
         self.took = {}
@@ -236,6 +238,14 @@ class CheckpointWriter:
         waited, best = time.monotonic() - begun, trainer.state.best_global_step
         with self._part("thread begun"):
             self._async_save.begin(lambda group: self._write_async(tmp, copies, group, begun, waited, best))
+
+    def _is_made(self, step: int) -> bool:
+        """Whether this step has its checkpoint already, as the first rank sees it: another may ask before that has given it its
+        name, or look into a shared folder that tells late, and would wait for a save that no other takes part in."""
+        trainer = self._trainer
+        first = trainer.args.should_save
+        made = first and checkpoint.is_valid(trainer.run.checkpoints / f"checkpoint-{step}")
+        return bool(trainer.ranks.agreed(int(made))) if trainer.args.world_size > 1 else made
 
     def wait(self) -> None:
         """Waits for a checkpoint that is written beside the training, and raises what went wrong with it."""

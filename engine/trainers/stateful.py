@@ -13,7 +13,7 @@ import pickle
 import re
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 import torch
 
@@ -28,6 +28,14 @@ class Stateful(Protocol):
     def state_dict(self) -> dict[str, Any]: ...
 
     def load_state_dict(self, state: dict[str, Any], /) -> Any: ...
+
+
+@runtime_checkable
+class OfOneProcess(Protocol):
+    """A part whose state is that of its process alone; any other's is the same on all of them."""
+
+    def load_of_others(self, state: dict[str, Any], /) -> Any:
+        """Takes up the state of a process among another number of them."""
 
 
 class Parts:
@@ -53,19 +61,24 @@ class Parts:
         if self._parts:
             torch.save({name: part.state_dict() for name, part in self._parts.items()}, _file(folder, rank))
 
-    def load(self, folder: Path, rank: int) -> None:
-        """Takes up what `save` wrote, tensors on the CPU. Raises WorkbenchError where parts and state do not match."""
-        file = _file(folder, rank)
+    def load(self, folder: Path, rank: int, ranks: int = 1) -> None:
+        """Takes up what `save` wrote, tensors on the CPU, one of `ranks` processes now. Raises WorkbenchError where parts and state
+        do not match."""
+        before = sum(1 for _ in folder.glob("parts-*.pt"))
+        file = own if (own := _file(folder, rank)).is_file() else _file(folder, 0)
         found = torch.load(file, map_location="cpu", weights_only=True) if file.is_file() else {}
         if found.keys() != self._parts.keys():
             missing, unknown = sorted(self._parts.keys() - found.keys()), sorted(found.keys() - self._parts.keys())
             what = f"holds no state of {', '.join(missing)}" if missing else f"holds state of {', '.join(unknown)}"
             raise WorkbenchError(
                 f"{folder.name}: {what} for rank {rank}, so training could not go on as it was.",
-                "Resume with the method and the number of devices it was made with, or start a new run from its model.",
+                "Resume with the method it was made with, or start a new run from its model.",
             )
         for name, part in self._parts.items():
-            part.load_state_dict(found[name])
+            if before != ranks and isinstance(part, OfOneProcess):
+                part.load_of_others(found[name])
+            else:
+                part.load_state_dict(found[name])
 
     def load_weights(self, folder: Path, rank: int) -> None:
         """Takes up the weights of the parts that are modules, to measure a checkpoint by and not to go on from it."""

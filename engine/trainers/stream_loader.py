@@ -17,6 +17,8 @@ import torch
 from accelerate.utils import send_to_device
 from torch.utils.data import DataLoader, Dataset
 
+from engine.trainers.uneven import WHOLE, Part, part_of
+
 Rows = list[dict[str, Any]]
 
 
@@ -34,6 +36,13 @@ class Dealt:
     def rows(self) -> int:
         """Rows of the stream that all processes take together."""
         return self.each * self.ranks // self.copies
+
+    def part(self, rows: int) -> Part:
+        """What this process's part of so many rows is."""
+        if rows == self.rows:
+            return WHOLE
+        first, last = (place * rows // self.ranks for place in (self.rank, self.rank + 1))
+        return part_of(last - first if rows >= self.ranks else int(self.rank < rows), rows, self.ranks)
 
     def mine(self, rows: Rows) -> Rows:
         """This process's part; of too few rows at the end a fair one, and where a process would have none, one of the others'."""
@@ -54,6 +63,7 @@ class Place:
     epoch: float
     epochs_over: int
     over: bool
+    part: Part = WHOLE
 
 
 class _Rows(Dataset[Any]):
@@ -97,6 +107,11 @@ class StreamLoader:
         before = self._epochs_over
         self._epochs_over = int(self.dataset.epochs_over if self._place is None else self._place.epochs_over)
         return self._epochs_over > before
+
+    @property
+    def part(self) -> Part:
+        """This process's part of the batch that was given last."""
+        return WHOLE if self._place is None else self._place.part
 
     @property
     def over(self) -> bool:
@@ -164,7 +179,8 @@ class StreamLoader:
                 rows.append(row)
             if not rows or (self.dealt.copies > 1 and len(rows) < self.dealt.rows):
                 return
-            self._places.append(Place(before, stream.state(), stream.epoch, stream.epochs_over, stream.over))
+            part = self.dealt.part(len(rows))
+            self._places.append(Place(before, stream.state(), stream.epoch, stream.epochs_over, stream.over, part))
             yield self.dealt.mine(rows)
 
     def _on_host(self, batch: Any) -> Any:

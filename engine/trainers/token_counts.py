@@ -10,6 +10,7 @@ from torch.utils.data import get_worker_info
 
 from engine.errors import WorkbenchError
 from engine.trainers.ranks import Ranks
+from engine.trainers.uneven import WHOLE
 
 ROWS = "rows"
 UNREAD = 4096
@@ -21,10 +22,15 @@ class Origin:
     made, since each count on a card is a kernel more a step. No list, since accelerate and transformers walk each number
     of one on its way to the device: a thousand calls a step for a batch of 64."""
 
-    __slots__ = ("rows", "tokens", "trained")
+    __slots__ = ("part", "rows", "tokens", "trained")
 
     def __init__(self, rows: list[int], tokens: int, trained: int) -> None:
         self.rows, self.tokens, self.trained = rows, tokens, trained
+        self.part = WHOLE
+
+    def count_nothing(self) -> None:
+        """It only fills in where other processes have rows left."""
+        self.rows, self.tokens, self.trained = [], 0, 0
 
 
 class WithRows:

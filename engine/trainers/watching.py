@@ -93,6 +93,7 @@ class Watching(TrainerCallback):
     # -- the trainer's moments -----------------------------------------------------------------------------------------
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         self.before_first_step()
+        self.trainer.draw_by_itself()
         if args.world_size > 1:
             collective_waits.time_model(self.trainer.model_wrapped, self.trainer.ranks.waits)
         self._place_in_epochs(args, state, kwargs.get("train_dataloader"))
@@ -284,6 +285,9 @@ class Watching(TrainerCallback):
         wish = self._agreed(wish)
         control.should_save = control.should_save or bool(wish & 1)
         control.should_training_stop = control.should_training_stop or bool(wish & 2)
+        if wish & 2 and self.stopped is None:
+            # None of them makes a last checkpoint then, which all of them would have to make together.
+            self.stopped = Request(id="", do="stop", by="rank 0", t=time.time())
         if wish & 4 and not self._at_epoch_end:
             self._at_epoch_end.append(Request(id="", do="end_of_epoch", by="rank 0", t=time.time()))
 

@@ -134,7 +134,13 @@ def alike(ours: RunFolder, theirs: RunFolder, tolerance: float = 1e-4) -> None:
     first, second = weights(ours), weights(theirs)
     assert first.keys() == second.keys()
     for name, value in second.items():
-        torch.testing.assert_close(first[name].float(), value.float(), rtol=tolerance, atol=tolerance, msg=name)
+        torch.testing.assert_close(
+            first[name].float(),
+            value.float(),
+            rtol=tolerance,
+            atol=tolerance,
+            msg=lambda told, name=name: f"{name}: {told}",
+        )
 
 
 def strategy(run: RunFolder) -> dict[str, Any]:

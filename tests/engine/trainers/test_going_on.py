@@ -42,3 +42,16 @@ def test_half_the_batch_and_twice_the_passes_go_on_over_the_same_rows(train, sou
     losses = [{entry["step"]: entry["loss"] for entry in lines(each, "metrics")} for each in (run, again)]
     assert losses[1] == pytest.approx(losses[0], rel=1e-4)
     assert lines(again, "started")[-1]["resumed_from_step"] == 3
+    assert not [found for found in lines(again, "finding") if found["path"] == "optim.gradient_accumulation_steps"]
+
+
+def test_another_number_of_rows_a_step_is_told(train, source):
+    """One device in the place of two, say: the place in the rows is counted in steps."""
+    settings = {"data.train": [{"path": source(CONVERSATIONS)}], "optim.max_steps": 4, "run.save_steps": 3}
+    run = train(settings)
+    again = resumed_from(run, 3, run.path.parent / "again")
+    again.config.write_text(changed_config(again, {"optim.gradient_accumulation_steps": 1}))
+    train(folder=again)
+    (told,) = [found for found in lines(again, "finding") if found["path"] == "optim.gradient_accumulation_steps"]
+    assert told["message"].startswith("A step learns from 4 rows now, and learned from 8 before checkpoint-3. ")
+    assert "so some of this epoch's are learned from twice;" in told["message"]

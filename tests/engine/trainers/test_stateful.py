@@ -86,6 +86,24 @@ def test_state_that_no_part_wants_is_not_passed_over(tmp_path):
     Parts().load(tmp_path, 0)
 
 
+def test_a_process_more_than_there_were_takes_the_state_that_all_had(tmp_path):
+    class Own(Buffer):
+        """What it holds is its process's alone."""
+
+        def load_of_others(self, state: dict[str, Any], /) -> None:
+            self.seen = torch.full((1,), -1)
+
+    saved = _parts(same=Buffer(), own=Own())
+    for part in saved._parts.values():
+        part.seen = torch.arange(3)
+    for rank in range(2):
+        saved.save(tmp_path, rank)
+    for rank, ranks, own in [(1, 2, [0, 1, 2]), (3, 4, [-1]), (0, 1, [-1])]:
+        again = _parts(same=Buffer(), own=Own())
+        again.load(tmp_path, rank, ranks)
+        assert [part.seen.tolist() for part in again._parts.values()] == [[0, 1, 2], own]
+
+
 def test_a_saved_part_cannot_run_code_when_it_is_read(tmp_path):
     canary = tmp_path / "canary"
 

@@ -9,10 +9,13 @@ import socket
 import subprocess
 import sys
 import tempfile
+import time
 from multiprocessing.connection import Client, Connection, Listener
 from pathlib import Path
 from types import TracebackType
 from typing import Any
+
+import pytest
 
 from engine.config.files import as_yaml
 from engine.run.store import RunFolder, create
@@ -36,7 +39,7 @@ class TwoRanks:
 
     RANKS = 2
     PATIENCE = 170
-    """Seconds that a run may take."""
+    """Seconds that a run may take without a new event."""
 
     def __init__(self, cache: str, first: str = "") -> None:
         """`first` names a function, as `module:function`, that each process calls before its first run."""
@@ -81,12 +84,27 @@ class TwoRanks:
         return self._train(run, self._lines[self.RANKS :])
 
     def _train(self, run: RunFolder, lines: list[Connection]) -> RunFolder:
+        begun = time.monotonic()
         for line in lines:
             line.send(str(run.path))
-        for line in lines:
-            assert line.poll(self.PATIENCE), f"a process is silent: {run.events.read_text()[-4000:]}"
-            assert not line.recv(), run.events.read_text()[-4000:]
+        for rank, line in enumerate(lines):
+            self._await(run, rank, line, begun)
+            assert not line.recv(), f"rank {rank} failed: {run.events.read_text()[-4000:]}"
         return run
+
+    def _await(self, run: RunFolder, rank: int, line: Connection, begun: float) -> None:
+        """Waits until the process has an exit code. One that is slow writes events; one that hangs does not."""
+        written, since = -1, begun
+        while not line.poll(1):
+            now = time.monotonic()
+            if run.events.exists() and (size := run.events.stat().st_size) != written:
+                written, since = size, now
+            if now - since > self.PATIENCE:
+                stacks = {path.name: path.read_text() for path in sorted((run.path / "beats").glob("*.json"))}
+                pytest.fail(
+                    f"rank {rank} is still at work after {now - begun:.0f} s, {now - since:.0f} s without an event, at a load of "
+                    f"{os.getloadavg()[0]:.1f}: {run.events.read_text()[-4000:]}\n{stacks}"
+                )
 
 
 class FourRanks(TwoRanks):

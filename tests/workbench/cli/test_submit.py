@@ -6,6 +6,7 @@ import json
 import os
 import signal
 import subprocess
+import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -20,6 +21,7 @@ from engine.run.delete import delete
 from engine.run.index import peek
 from engine.run.process import identity
 from engine.run.queue import move, queue_of
+from engine.run.spawn import safe_python
 from engine.run.store import RunFolder, runs_in
 from tests import warm
 
@@ -399,6 +401,23 @@ def test_a_signal_saves_and_requeues_and_the_run_goes_on(place: Path, played: Sc
     assert len(played.calls("scontrol")) == 2, "a finished run is not queued again"
     assert main(str(run.path), "42") == 0
     assert len(kinds(run)) == 6, "nor is it begun anew"
+
+
+def test_a_job_that_must_go_while_its_nodes_gather_is_queued_again(place: Path, played: Scheduler) -> None:
+    run = submitted(place, "--nodes", "2")
+    played.says("squeue", "42|RUNNING|None\n")
+    several = {"SLURM_JOB_ID": "42", "SLURM_NODEID": "0", "SLURM_NNODES": "2", "SLURM_STEP_NUM_NODES": "2"}
+    with open(run.path / "slurm.log", "ab") as log:
+        process = subprocess.Popen(
+            [sys.executable, "-P", "-m", "engine.job", "--", str(run.path)], stdout=log, stderr=log,
+            env={**os.environ, **safe_python(os.environ), **several},
+        )  # fmt: skip
+    until(lambda: "1 of 2 nodes came" in str(run.read_json().get("message")), "it waits for the other node")
+    process.send_signal(signal.SIGTERM)
+    assert process.wait(60) == 0, (run.path / "slurm.log").read_text()
+    assert run.state == "queued"
+    assert run.read_json()["message"] == "requeued: job 42 was told to end; the run goes on when the job begins again"
+    assert played.calls("scontrol") == ["requeue 42"]
 
 
 def test_a_task_of_an_array_works_in_its_own_folder_and_is_queued_again_alone(place: Path, played: Scheduler) -> None:

@@ -1,0 +1,136 @@
+"""Rows that do not divide over two processes are learned from and measured once each, as by one process."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from torch.utils.data import BatchSampler, SequentialSampler
+
+from engine.run.store import RunFolder
+from engine.trainers.stream_loader import Dealt
+from engine.trainers.uneven import UnevenShare
+from tests.caches import own_cache
+from tests.engine.trainers.conftest import PAIRS, RATED, STEPS, TEXTS, lines
+from tests.engine.trainers.two_ranks import TwoRanks, run_folder
+
+LONGER = [
+    [
+        {"role": "user", "content": f"Count on from {number}."},
+        {"role": "assistant", "content": " ".join(str(number + more) for more in range(1 + number % 7 * 3))},
+    ]
+    for number in range(13)
+]
+"""Of very different lengths: a row that counts twice moves each mean."""
+EPOCHS = {"optim.max_steps": None, "optim.num_train_epochs": 2, "run.save_steps": 100, "run.eval_steps": 2}
+STREAM = {
+    "data.streaming": True,
+    "data.shuffle": False,
+    "optim.num_train_epochs": 1,
+    "optim.gradient_accumulation_steps": 1,
+}
+
+
+@pytest.fixture(scope="module")
+def two(tmp_path_factory: pytest.TempPathFactory) -> Iterator[TwoRanks]:
+    with TwoRanks(own_cache(tmp_path_factory.mktemp("uneven") / "cache")) as ranks:
+        yield ranks
+
+
+def written(folder: Path, name: str, rows: list[Any]) -> list[dict[str, str]]:
+    path = folder / f"{name}.jsonl"
+    path.write_text("".join(json.dumps(row if isinstance(row, dict) else {"messages": row}) + "\n" for row in rows))
+    return [{"path": str(path)}]
+
+
+def both(folder: Path, two: TwoRanks, rows: list[Any], **settings: Any) -> tuple[RunFolder, RunFolder]:
+    """A run of two processes and the same of one, with seven of the rows held out beside."""
+    own = {"data.train": written(folder, "rows", rows), "data.eval": written(folder, "held-out", rows[3:10])}
+    given = {**EPOCHS, "adapter.kind": "lora", "adapter.r": 4, "optim.max_grad_norm": 0.1, **own, **settings}
+    each, all_of_them = (
+        {f"optim.per_device_{kind}_batch_size": count for kind in ("train", "eval")} for count in (2, 4)
+    )
+    shared = two.train(run_folder(folder / "runs", given | each | {"run.devices": 2}))
+    return shared, two.train_alone(run_folder(folder / "runs", given | all_of_them))
+
+
+def told(run: RunFolder) -> list[dict[str, float]]:
+    """Losses, norms, counts, accuracies and rewards of each line."""
+    names = ("step", "loss", "grad_norm", "eval_loss", "tokens", "trained_tokens", "accuracy", "eval_accuracy")
+    names += ("num_tokens", "mean_token_accuracy", "entropy", "eval_mean_token_accuracy", "eval_entropy")
+    names += tuple(f"{before}rewards/{name}" for before in ("", "eval_") for name in ("chosen", "margins"))
+    return [{name: event[name] for name in names if name in event} for event in lines(run, "metrics")]
+
+
+@pytest.mark.parametrize(
+    ("rows", "settings"),
+    [
+        (LONGER, {}),
+        (PAIRS[:13], {"method.kind": "dpo"}),
+        (PAIRS[:15], {"method.kind": "dpo", **STREAM}),
+        pytest.param(LONGER[:1] * 2 + LONGER[3:12], STREAM, marks=pytest.mark.slow),
+        pytest.param(PAIRS[:13], {"method.kind": "orpo"}, marks=pytest.mark.slow),
+        pytest.param(PAIRS[:13], {"method.kind": "reward"}, marks=pytest.mark.slow),
+        pytest.param(STEPS[:13], {"method.kind": "prm"}, marks=pytest.mark.slow),
+    ],
+    ids=["sft", "dpo", "streamed pairs", "streamed", "orpo", "reward", "prm"],
+)
+def test_each_row_counts_once(tmp_path: Path, two: TwoRanks, rows: list[Any], settings: dict[str, Any]) -> None:
+    """The last batch of an epoch has one row for both processes, or three; the last of the held-out rows has three."""
+    shared, alone = both(tmp_path, two, rows, **settings)
+    assert len(told(alone)) > 3
+    assert "eval_loss" in told(alone)[-1] or "eval_loss" in told(alone)[-2]
+    for ours, theirs in zip(told(shared), told(alone), strict=True):
+        assert ours == pytest.approx(theirs, rel=1e-4, abs=1e-6)
+
+
+@pytest.mark.parametrize(("rows", "kind"), [(RATED[:13], "kto"), (TEXTS[:13], "embedding")], ids=["kto", "embedding"])
+def test_what_is_compared_within_a_batch_is_counted_once_too(
+    tmp_path: Path, two: TwoRanks, rows: list[Any], kind: str
+) -> None:
+    """Such losses hang on what is in a process's batch, so those of two differ from one's; what is counted does not."""
+    shared, alone = both(tmp_path, two, rows, **{"method.kind": kind})
+    if kind == "kto":
+        counts = [[line["trained_tokens"] for line in told(run) if "tokens" in line] for run in (shared, alone)]
+        assert counts[0] == counts[1] != []
+    else:
+        found = [value for line in lines(shared, "metrics") for name, value in line.items() if "recall" in name]
+        assert found
+        assert all(7 * share == pytest.approx(round(7 * share), abs=1e-5) for share in found), (
+            "of seven rows, not eight"
+        )
+
+
+def test_the_rows_of_a_last_round_are_dealt_out_once() -> None:
+    def dealt(count: int, ranks: int) -> list[list[list[int]]]:
+        sampler = BatchSampler(SequentialSampler(range(count)), 2, drop_last=False)
+        shares = [UnevenShare(sampler, ranks, rank) for rank in range(ranks)]
+        found = [list(share) for share in shares]
+        assert {len(batches) for batches in found} == {len(shares[0])}, "all make as many passes"
+        kept = [
+            [*batches[:-1], batches[-1] if share.last.weight else []]
+            for share, batches in zip(shares, found, strict=True)
+        ]
+        assert sum(share.last.weight for share in shares) == pytest.approx(ranks)
+        return kept
+
+    assert dealt(8, 2) == [[[0, 1], [4, 5]], [[2, 3], [6, 7]]]
+    assert dealt(7, 2) == [[[0, 1], [4, 5]], [[2, 3], [6]]]
+    assert dealt(5, 2) == [[[0, 1], [4]], [[2, 3], []]]
+    assert dealt(1, 3) == [[[0]], [[]], [[]]]
+
+
+def test_a_part_of_a_stream_weighs_what_it_has() -> None:
+    for rows in range(1, 9):
+        parts = [
+            (dealt.part(rows), dealt.mine([{"row": row} for row in range(rows)]))
+            for dealt in (Dealt(2, 4, rank) for rank in range(4))
+        ]
+        assert sum(part.weight for part, _ in parts) == pytest.approx(4)
+        counted = [row["row"] for part, mine in parts if not part.fills_in for row in mine]
+        assert sorted(counted) == list(range(rows)), "each once"
+        assert all(mine for _, mine in parts), "and each makes a pass"
+        assert {part.uneven for part, _ in parts} == {rows < 8}
