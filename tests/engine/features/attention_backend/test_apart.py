@@ -16,13 +16,12 @@ import torch
 import transformers
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
+from engine.compat.state_kernels import kernels_that_serve
 from engine.errors import ModelError
 from engine.facts import state_kernels
-from engine.facts.state_kernels import FLA, LINEAR, unfit
 from engine.features.attention_backend import MASKED_HERE, NOT_APART, STATES_SERVED, apart
 from engine.features.attention_backend import apply as attention_backend
 from engine.features.built import Built
-from engine.hardware import installed
 from tests.engine.features.attention_backend.test_documents import config
 
 BASE: dict[str, Any] = {
@@ -255,7 +254,8 @@ def parted(family: str, dtype: torch.dtype, device: str = "cuda") -> dict[str, f
     installed kernels; `packed` how far it is in a pack that is kept apart; `again` what a second pass over that pack differs
     by, `neighbours` what other neighbours do; `leaking` how far it is in a pack that is not kept apart.
     """
-    model = made(family, wide=True).to(device)
+    with kernels_that_serve(family):
+        model = made(family, wide=True).to(device)
     packs, changed = (batch([first, OURS, BEHIND], [BEHIND, BEFORE]) for first in (BEFORE, OTHER))
     lone = {"input_ids": torch.tensor([OURS]), "labels": torch.tensor([OURS])}
     lone, packs, changed = ({name: each.to(device) for name, each in given.items()} for given in (lone, packs, changed))
@@ -296,18 +296,20 @@ def flaws(found: dict[str, float], dtype: torch.dtype) -> list[str]:
     ("family", "dtype"),
     [
         *((each, torch.float32) for each in sorted(STATES_SERVED)),
-        *((each, torch.bfloat16) for each in sorted(STATES_SERVED) if state_kernels.family(each) in LINEAR),
+        *(
+            (each, torch.bfloat16)
+            for each in sorted(STATES_SERVED)
+            if state_kernels.family(each) in state_kernels.LINEAR
+        ),
     ],
     ids=str,
 )
 def test_packs_are_kept_apart_by_the_kernels_of_a_card(family: str, dtype: torch.dtype) -> None:
     """Those of fla, causal_conv1d and mamba_ssm where they are installed, which transformers takes by itself; torch's else.
 
-    In 16 bits too where fla computes, whose products of float32 round to TF32. What each family gives is written at once: its kernels are tuned for minutes, and a session may end before its report.
+    In 16 bits too where fla computes, whose products of float32 round to TF32. What each family gives is written at once:
+    kernels are tuned for minutes, and a session may end before its report.
     """
-    packages, cards = {name: installed(name) for name in ("triton", "tilelang")}, [torch.cuda.get_device_capability()]
-    if installed(FLA) and (reason := unfit(family, packages, cards)):
-        pytest.skip(f"flash-linear-attention is left out of a run here: {reason}")
     try:
         found = parted(family, dtype)
         wrong = flaws(found, dtype)
