@@ -87,6 +87,8 @@ class Loaded:
     """What became of numbers that its files hold as GPTQ, AWQ or compressed-tensors packs them."""
     stored_mxfp4: bool = False
     """Whether its files hold experts in MXFP4."""
+    without_kernels: str = ""
+    """Why an installed flash-linear-attention does not compute its layers; empty where it does, or none is installed."""
 
 
 def load_pretrained(config: RunConfig, device: torch.device | None = None) -> Loaded:
@@ -106,6 +108,7 @@ def _model(config: RunConfig, source: str, device: torch.device | None) -> Loade
     import torch
     import transformers
 
+    from engine.compat.state_kernels import kernels_that_serve
     from engine.models.attention_direction import refuse_the_wrong_direction
     from engine.models.capped_scores import keep_capped_scores
     from engine.models.expert_shards import part_of
@@ -136,12 +139,8 @@ def _model(config: RunConfig, source: str, device: torch.device | None) -> Loade
             settings["device_map"] = {"": torch.cuda.current_device()}
         elif device is not None and "quantization_config" not in settings:
             settings["device_map"] = {"": device}
-        try:
-            loaded = _with_weights(config, source, loader, settings)
-        except ValueError as problem:
-            if "does not support an attention implementation through torch.nn.functional" not in str(problem):
-                raise
-            loaded = _without_fused(_with_weights(config, source, loader, {**settings, "attn_implementation": "eager"}))
+        with kernels_that_serve(str(told.get("model_type", ""))) as without:
+            loaded = replace(_with_attention(config, source, loader, settings), without_kernels=without)
     except UNREADABLE as problem:
         raise _cannot_load("model", source, problem) from problem
     model = loaded.model
@@ -161,6 +160,16 @@ def _model(config: RunConfig, source: str, device: torch.device | None) -> Loade
         # transformers drops a tenth of what a new head of tokens reads, unasked.
         dropout.p = 0.0
     return loaded
+
+
+def _with_attention(config: RunConfig, source: str, loader: Any, settings: dict[str, Any]) -> Loaded:
+    """The model with torch's fused attention, or with `eager` where it has no form of that."""
+    try:
+        return _with_weights(config, source, loader, settings)
+    except ValueError as problem:
+        if "does not support an attention implementation through torch.nn.functional" not in str(problem):
+            raise
+        return _without_fused(_with_weights(config, source, loader, {**settings, "attn_implementation": "eager"}))
 
 
 def _with_weights(config: RunConfig, source: str, loader: Any, settings: dict[str, Any]) -> Loaded:

@@ -13,6 +13,7 @@ from engine.config.rule import Refused, leave_out, one_of, other_than, refused, 
 from engine.config.tree import RunConfig, fields
 from engine.errors import visible
 from engine.facts import counts as counted
+from engine.facts import state_kernels
 from engine.facts.stored import PACKED, SERVED
 from engine.features import packed_experts
 from engine.planning import memory_model
@@ -351,3 +352,30 @@ def weights_stored_in_fp8_take_plain_lora(config: RunConfig, facts: Facts) -> It
         todo = "DoRA measures plain weights: take plain LoRA, or the model in bfloat16."
         rule_text = f"false for {config.model.name}, whose {_STORED[model.stored][0]}"
         yield must(spec.path, rule_text, True, todo, fix=Fix("take plain LoRA", unset=(spec.path,)))
+
+
+@rule(reads=(fields.model.name,))
+def layers_with_a_state_have_kernels(config: RunConfig, facts: Facts) -> Iterator[Finding]:
+    model, machine, packages = facts.model, facts.machine, facts.packages
+    if model is None or model.name != config.model.name or machine is None or not machine.gpus or packages is None:
+        return
+    kind, path = state_kernels.family(model.model_type), fields.model.name.path
+    if kind in state_kernels.LINEAR:
+        reason = state_kernels.unfit(kind, packages, [gpu.capability for gpu in machine.gpus])
+        here = packages.get(state_kernels.FLA) or packages.get("fla-core")
+        if here and reason:
+            sentence = f"its linear attention is computed by a loop in torch, and {state_kernels.FLA} {here} left out: {reason}"
+            yield say(
+                path, f"{sentence}. `{state_kernels.TILELANG_INSTALL}`, or take a torch that brings the newer Triton."
+            )
+        elif not here:
+            install = state_kernels.FLA_INSTALL + (
+                " " + state_kernels.TILELANG_INSTALL.removeprefix("pip install ") if reason else ""
+            )
+            yield say(
+                path,
+                f"its linear attention is computed by a loop in torch, much slower than by kernels: `{install}`.",
+            )
+    elif kind in state_kernels.STATE_SPACE and not (packages.get("mamba-ssm") and packages.get("causal-conv1d")):
+        sentence = "its layers of state space are computed by torch; mamba-ssm and causal-conv1d have kernels for them"
+        yield say(path, f"{sentence}: `{state_kernels.MAMBA_INSTALL}`.", severity="hint")

@@ -19,6 +19,7 @@ from transformers.modeling_layers import GradientCheckpointingLayer
 
 from engine import figures
 from engine.compat.staging import local
+from engine.compat.state_kernels import computed_by
 from engine.compat.trl_head import FusedForward
 from engine.config.adapter import NoAdapter
 from engine.config.method import METHODS
@@ -27,12 +28,13 @@ from engine.config.tree import RunConfig, fields
 from engine.data.prepare import Prepared
 from engine.data.vision import images_of, read_by
 from engine.errors import host_of, visible
+from engine.facts.state_kernels import FLA, FLA_MODULE
 from engine.features.attention_backend.sdpa_cudnn_workaround import NAME as WHOLE_TILES
 from engine.features.built import Notes, base_model
 from engine.features.cut_cross_entropy.apply import fused_heads
 from engine.features.gradient_checkpointing.tiers import TIERS, tier_of
 from engine.features.packed_experts import EXPERTS_ALONE
-from engine.hardware import gpu_links
+from engine.hardware import gpu_links, installed
 from engine.models.expert_shards import is_divided, share_of, whole_numel
 from engine.models.load import Loaded
 from engine.models.packed_experts import packed_experts
@@ -101,6 +103,8 @@ def receipt(
         entries.append(_stored_packed(model, loaded.stored_packed))
     if loaded is not None and loaded.stored_mxfp4:
         entries.append(_stored_mxfp4(model))
+    if functions := computed_by(base_model(model)):
+        entries.append(_states(functions, loaded.without_kernels if loaded else ""))
     if config.data.packing:
         entries.append(_packing(config, model, prepared))
     if config.model.name == "builtin/tiny" and config.model.tokenizer is not None:
@@ -165,6 +169,21 @@ def _packing(config: RunConfig, model: PreTrainedModel | PeftModel, prepared: Pr
         "apart" if "seq_lengths" in prepared.dataset.column_names else "joined",
         count=prepared.counts["packs"] or (len(prepared.dataset) if prepared.stream else 0),
         detail=f"packs; tokens see their own document only{_separated_by(model)}" if apart else "packs",
+    )
+
+
+def _states(functions: Mapping[str, tuple[str, int]], without: str) -> dict[str, Any]:
+    """What computes the layers that carry a state, by the functions they call: a package's kernels or torch's own form."""
+    scans = {name: by for name, by in functions.items() if name != "causal_conv1d_fn"} or functions
+    packages = {package for package, _ in scans.values()} - {"transformers"}
+    named = {FLA_MODULE: FLA}
+    versions = {each: installed(named.get(each, each)) for each in sorted(packages)}
+    effective = ", ".join(f"{named.get(each, each)} {version or ''}".strip() for each, version in versions.items())
+    own = "transformers' own form in torch"
+    calls = "; ".join(f"{name} by {own if by == 'transformers' else by}" for name, (by, _) in functions.items())
+    detail = f"{calls}; {FLA} is left out: {without}" if without and FLA_MODULE not in packages else calls
+    return _entry(
+        "layers with a state", None, effective or "torch", max(many for _, many in functions.values()), detail
     )
 
 

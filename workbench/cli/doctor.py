@@ -15,6 +15,7 @@ from pathlib import Path
 import click
 
 from engine.errors import WorkbenchError, redact, visible
+from engine.facts.state_kernels import FLA, FLA_INSTALL, MAMBA_INSTALL, TILELANG_INSTALL, unfit
 from engine.figures import size
 from workbench.cli.output import echo, print_json, styled
 
@@ -23,6 +24,8 @@ OPTIONAL = {
     "bitsandbytes": "4-bit and 8-bit weights (QLoRA): pip install 'finetuning-workbench[gpu]'",
     "torchao": "FP8 products and int8 rounding in training: pip install 'finetuning-workbench[gpu]'",
     "flash-attn": "FlashAttention 2; torch's own attention is used without it",
+    "flash-linear-attention": f"kernels for linear attention (Qwen3.5, Qwen3-Next, OLMo hybrid, Kimi Linear): {FLA_INSTALL}",
+    "mamba-ssm": f"kernels for layers of state space (Mamba, Bamba, Jamba and their like): {MAMBA_INSTALL} (it compiles)",
     "anywidget": "the notebook: pip install 'finetuning-workbench[notebook]'",
     "pytorch-optimizer": "the optimizers ADOPT, CAME and GaLore: pip install 'finetuning-workbench[optim]'",
     "gguf": "GGUF files of a trained model: pip install 'finetuning-workbench[gguf]'",
@@ -64,6 +67,7 @@ def look(folder: Path) -> Iterator[Check]:
     """Every check in the order shown."""
     yield from _machine(folder)
     yield from _packages()
+    yield from _linear_attention(folder)
     yield from _runs_folder(folder)
     yield from _logout()
     yield from _terminal()
@@ -119,6 +123,17 @@ def _packages() -> Iterator[Check]:
             "ok" if version else "note",
             f"{name} {version}" if version else f"{name} is not installed: {use}",
         )
+
+
+def _linear_attention(folder: Path) -> Iterator[Check]:
+    """Whether kernels that are installed would be left out on these cards."""
+    from engine.hardware import installed, this_machine
+
+    cards = [gpu.capability for gpu in this_machine(folder).gpus]
+    if not cards or not installed(FLA):
+        return
+    if reason := unfit("qwen3_next", {name: installed(name) for name in ("triton", "tilelang")}, cards):
+        yield Check("optional", "warning", f"{FLA} is left out: {reason}. {TILELANG_INSTALL}")
 
 
 def _runs_folder(folder: Path) -> Iterator[Check]:

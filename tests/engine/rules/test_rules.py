@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from engine.config.facts import Facts, TokenizerFacts
+from engine.config.facts import Facts, ModelFacts, TokenizerFacts
 from engine.config.files import as_mapping, as_yaml, put
 from engine.config.findings import RANK
 from engine.config.tree import fields
@@ -19,7 +19,7 @@ from engine.planning.auto import resolved
 from engine.planning.memory_model import checkpoint_bytes
 from engine.rules import RULES, read
 from engine.session.draft import Draft
-from tests.engine.rules.rule_cases.shared import GOOD, GRPO, H100, LARGE, LORA, NOTHING, TINY_FACTS, Case, source
+from tests.engine.rules.rule_cases.shared import CPU, GOOD, GRPO, H100, LARGE, LORA, NOTHING, TINY_FACTS, Case, source
 
 CHECKPOINT = checkpoint_bytes(read(GOOD).config, Facts(model=TINY_FACTS)) or 0
 BY_GROUP = {
@@ -300,3 +300,27 @@ def test_the_built_in_shape_is_the_one_that_is_built() -> None:
         if name in TINY:
             assert TINY[name] == value, name
     assert TINY["vocab_size"] == tiny.VOCABULARY
+
+
+@pytest.mark.parametrize(
+    ("kind", "here", "advised"),
+    [
+        ("qwen3_5_moe", {"triton": "3.7.1"}, "`pip install flash-linear-attention`"),
+        ("qwen3_5_moe", {"triton": "3.6.0"}, "`pip install flash-linear-attention 'tilelang[nvcc]'`"),
+        ("qwen3_5_moe", {"triton": "3.6.0", "flash-linear-attention": "0.6.0"}, "`pip install 'tilelang[nvcc]'`"),
+        ("qwen3_5_moe", {"triton": "3.6.0", "flash-linear-attention": "0.6.0", "tilelang": "0.1.15"}, ""),
+        ("qwen3_5_text", {"triton": "3.7.1", "flash-linear-attention": "0.6.0"}, ""),
+        ("kimi_linear", {"triton": "3.6.0", "fla-core": "0.6.0"}, ""),
+        ("mamba2", {"mamba-ssm": "2.3.0", "causal-conv1d": "1.6.0"}, ""),
+        ("lfm2", {}, ""),
+    ],
+)
+def test_kernels_for_layers_with_a_state_are_advised_once_and_only_where_they_lack(
+    kind: str, here: dict[str, str], advised: str
+) -> None:
+    facts = Facts(machine=H100, model=ModelFacts("builtin/tiny", model_type=kind), packages=here)
+    found = [each for each in read(GOOD, facts).findings if each.rule == "layers-with-a-state-have-kernels"]
+    assert len(found) == bool(advised)
+    assert all(advised in each.message for each in found)
+    for unknown in (replace(facts, machine=None), replace(facts, packages=None), replace(facts, machine=CPU)):
+        assert not [each for each in read(GOOD, unknown).findings if each.rule == "layers-with-a-state-have-kernels"]

@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import json
+
 import pytest
 import torch
 from safetensors.torch import load_file
 
+from engine.builtin import tiny
 from engine.config.files import dump
 from engine.data.gather_facts import look_at
 from engine.planning.auto import choices, resolved
 from engine.rules import read
 from engine.run.store import create
 from tests.engine.trainers.conftest import BASE, CONVERSATIONS, PAIRS, lines
+from tests.families.models import built
 
 
 def entries(run):
@@ -71,6 +75,16 @@ def test_packs_kept_apart_by_a_mask_are_told_with_it(train, source):
     assert said["attention"]["effective"] == "sdpa"
     assert "by a mask of all pairs" in said["packing"]["detail"]
     assert not [entry for entry in said.values() if "without a mask of all pairs" in entry["detail"]]
+    assert "layers with a state" not in said
+
+
+def test_layers_with_a_state_are_told_with_what_computes_them(train, source, tmp_path):
+    folder = built("qwen3_5", tiny.folder(), tmp_path / "model")
+    layers = json.loads((folder / "config.json").read_text())["layer_types"].count("linear_attention")
+    run = train({"model.name": str(folder), "data.train": [{"path": source(CONVERSATIONS)}], "optim.max_steps": 1})
+    said = entries(run)["layers with a state"]
+    assert (said["effective"], said["count"]) == ("torch", layers)
+    assert "chunk_gated_delta_rule by transformers' own form in torch" in said["detail"]
 
 
 def test_packs_of_joined_documents_and_single_rows_have_none(train, source):

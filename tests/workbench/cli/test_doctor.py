@@ -52,6 +52,21 @@ def test_a_missing_package_is_an_error_with_the_way_out(monkeypatch: pytest.Monk
     assert "bitsandbytes is not installed: 4-bit" in result.output
 
 
+def test_kernels_that_these_cards_leave_out_are_told_with_what_brings_them_back(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    here = {"flash-linear-attention": "0.6.0", "triton": "3.6.0", "tilelang": None}
+    real = hardware.installed
+    monkeypatch.setattr(hardware, "installed", lambda name: here[name] if name in here else real(name))
+    monkeypatch.setattr(hardware, "_gpus", lambda: (Gpu("NVIDIA H100 80GB HBM3", 80 * GiB, (9, 0)),))
+    left_out = "flash-linear-attention is left out: on a Hopper card its gradients need Triton 3.7.1"
+    assert left_out in run("--runs", str(tmp_path)).output
+    here["triton"] = "3.7.1"
+    output = run("--runs", str(tmp_path)).output
+    assert left_out not in output
+    assert "flash-linear-attention 0.6.0" in output
+
+
 def test_cards_are_named_with_what_they_can(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     cards = (Gpu("NVIDIA H100 80GB HBM3", 80 * GiB, (9, 0)), Gpu("Tesla T4", 15 * GiB, (7, 5)))
     monkeypatch.setattr(hardware, "_gpus", lambda: cards)

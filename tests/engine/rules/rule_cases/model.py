@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from engine.config.facts import Facts, ModelFacts, TokenizerFacts
-from tests.engine.rules.rule_cases.shared import CPU, LORA, NOTHING, OLD, TINY_FACTS, Case, model, source
+from tests.engine.rules.rule_cases.shared import CPU, H100, LORA, NOTHING, OLD, TINY_FACTS, Case, model, source
 
 _A_LAYER = (("q_proj", 2048, 4096), ("k_proj", 2048, 512), ("v_proj", 2048, 512), ("o_proj", 4096, 2048))
 MIXTURE = Facts(
@@ -26,7 +26,19 @@ MIXTURE = Facts(
     )
 )
 
+
+def with_state(kind: str, **packages: str | None) -> Facts:
+    known = {name.replace("_", "-"): version for name, version in packages.items()}
+    return Facts(machine=H100, model=ModelFacts("builtin/tiny", model_type=kind, parameters=1000), packages=known)
+
+
 CASES: dict[str, list[Case]] = {
+    "layers-with-a-state-have-kernels": [
+        ({}, with_state("qwen3_5_moe", triton="3.7.1"), "model.name", "warning"),
+        ({}, with_state("kimi_linear", triton="3.6.0"), "model.name", "warning"),
+        ({}, with_state("qwen3_next", triton="3.6.0", flash_linear_attention="0.6.0"), "model.name", "warning"),
+        ({}, with_state("bamba", mamba_ssm="2.3.0"), "model.name", "hint"),
+    ],
     "model-is-named": [({"model.name": ""}, Facts(), "model.name", "error")],
     "tokens-go-to-as-many-experts-as-there-are": [
         ({}, model(model_type="mixtral", parameters=1000, experts=8, experts_per_token=9), "model.name", "error")
