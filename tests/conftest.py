@@ -42,6 +42,7 @@ HEAVY = [
     "browser",
     "end_to_end",
     "widgets/test_workbench_life",
+    "docs",
     "workbench/screens/test_build",
     "engine/export",
     "engine/trainers/test_streaming",
