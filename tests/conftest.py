@@ -55,6 +55,8 @@ HEAVY = [
     "workbench/screens",
     "engine/data",
     "engine/features",
+    "engine/compat",
+    "engine/run",
     "workbench",
     "widgets",
     "engine",
