@@ -77,6 +77,7 @@ def serve(place: Path) -> None:
         print(*[(each / "comm").read_text().strip() for each in Path("/proc/self/task").iterdir()], flush=True)
         gc.collect()
         gc.freeze()
+        gc.set_threshold(20_000, 10, 10)  # as in the tests' own processes
         gc.enable()
         importlib.invalidate_caches()  # in each child it would write into the pages of thousands of folders' finders
         known: dict[str, Any] = {"at_import": prestarted.at_import(dict(os.environ))}
