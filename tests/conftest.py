@@ -4,10 +4,9 @@ how tests go side by side: a file stays whole in one process, and a test marked 
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import fcntl
-import functools
 import gc
-import importlib.metadata
 import os
 import re
 import shutil
@@ -43,6 +42,7 @@ HEAVY = [
     "browser",
     "end_to_end",
     "widgets/test_workbench_life",
+    "docs",
     "workbench/screens/test_build",
     "engine/export",
     "engine/trainers/test_streaming",
@@ -55,6 +55,8 @@ HEAVY = [
     "workbench/screens",
     "engine/data",
     "engine/features",
+    "engine/compat",
+    "engine/run",
     "workbench",
     "widgets",
     "engine",
@@ -165,10 +167,13 @@ _KEPT = {"modules": 0}
 # app, which makes thousands of small objects and keeps few, spent a sixth of their time so.
 gc.disable()
 gc.set_threshold(20_000, 10, 10)
-# So does what is installed: libraries ask for versions a dozen times a run, and each time a file of metadata is read.
-importlib.metadata.version = functools.cache(importlib.metadata.version)
+# Memory that a test gives back to the kernel is cleared again for the next: half of the pages of a step on images were that.
+if sys.platform == "linux":
+    for name, size in ((-3, 1 << 30), (-1, 1 << 29)):  # M_MMAP_THRESHOLD, M_TRIM_THRESHOLD
+        ctypes.CDLL(None).mallopt(name, size)
 renderers.install()
 caches.share_rows()
+caches.share_what_libraries_read()
 
 
 def pytest_configure(config: pytest.Config) -> None:

@@ -11,6 +11,7 @@ import functools
 import gc
 import importlib
 import importlib.metadata
+import itertools
 import json
 import os
 import random
@@ -37,6 +38,10 @@ LIBRARIES = """numpy pyarrow datasets tokenizers safetensors.torch torch torch.u
 transformers.trainer transformers.modeling_utils transformers.models.auto.modeling_auto transformers.models.llama.modeling_llama
 transformers.tokenization_utils_fast transformers.models.qwen3.modeling_qwen3 trl.trainer.sft_trainer trl.trainer.dpo_trainer torch.distributed.run"""
 M_MMAP_THRESHOLD = -3
+MADV_COLLAPSE = 25
+HUGE = 1 << 21
+MANY = 30
+_FORKS = itertools.count()
 HANDLER = "torch.distributed.elastic.multiprocessing.subprocess_handler.subprocess_handler"
 """Where torchrun starts its ranks, by a name of its own for `subprocess.Popen`."""
 OWN = """engine.trainers.sft engine.trainers.dpo engine.trainers.receipt engine.data.prepare engine.models.load
@@ -72,7 +77,9 @@ def serve(place: Path) -> None:
         print(*[(each / "comm").read_text().strip() for each in Path("/proc/self/task").iterdir()], flush=True)
         gc.collect()
         gc.freeze()
+        gc.set_threshold(20_000, 10, 10)  # as in the tests' own processes
         gc.enable()
+        importlib.invalidate_caches()  # in each child it would write into the pages of thousands of folders' finders
         known: dict[str, Any] = {"at_import": prestarted.at_import(dict(os.environ))}
         known["surroundings"] = prestarted.surroundings()
         known["modules"] = sorted({name.partition(".")[0] for name in sys.modules})
@@ -87,6 +94,20 @@ def serve(place: Path) -> None:
             if door in ready:
                 line, _ = door.accept()
                 _answer(line, lines)
+
+
+@functools.cache
+def _in_huge_pages() -> None:
+    """Memory is put together into pages of 2 MiB, where the kernel does that: a fork copies one entry for each page, and its
+    child's end takes as many away. It takes as long as it saves with some 30 forks."""
+    advise = ctypes.CDLL(None).madvise
+    advise.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int]
+    for line in Path("/proc/self/maps").read_text().splitlines():
+        place, rights, _, _, file, *name = line.split()
+        if rights == "rw-p" and file == "0" and name in ([], ["[heap]"]):
+            start, end = (int(each, 16) for each in place.split("-"))
+            for page in range(-(-start // HUGE) * HUGE, end // HUGE * HUGE, HUGE):
+                advise(page, HUGE, MADV_COLLAPSE)
 
 
 def _held(place: Path) -> bool:
@@ -115,6 +136,7 @@ def _import() -> None:
 def _make_once() -> None:
     """What each would make for itself before its first step, a third of what a run of one step takes. What is forced to a disk
     is looked at in processes that were not forked, and here no power fails."""
+    from huggingface_hub import ModelCard, ModelCardData
     from transformers.conversion_mapping import get_checkpoint_conversion_mapping
 
     from engine import builtin
@@ -122,7 +144,8 @@ def _make_once() -> None:
     from tests import caches
 
     get_checkpoint_conversion_mapping("qwen3")  # patterns for the weights of every architecture there is
-    importlib.metadata.version = functools.cache(importlib.metadata.version)
+    caches.share_what_libraries_read()
+    ModelCard.from_template(ModelCardData())
     dates.training_days()
     tiny._texts_digest()
     caches.share_rows()
@@ -167,18 +190,20 @@ def _answer(line: socket.socket, lines: dict[int, tuple[socket.socket, str | Non
     if not asked:
         line.close()
         return
+    called = json.loads(asked)
+    tests = prestarted.SIDE_BY_SIDE in called["argv"]  # a process of tests, which charges them itself
+    if tests or next(_FORKS) == MANY:
+        _in_huge_pages()
     if not (pid := os.fork()):
         code = 1
         try:
-            code = _become(json.loads(asked), files, line)
+            code = _become(called, files, line)
         except BaseException:
             traceback.print_exc()
         finally:
             os._exit(code)
     for each in files:
         os.close(each)
-    called = json.loads(asked)
-    tests = prestarted.SIDE_BY_SIDE in called["argv"]  # a process of tests, which charges them itself
     lines[pid] = line, None if tests else called["environment"].get("PYTEST_CURRENT_TEST", "")
 
 
@@ -202,7 +227,6 @@ def _become(asked: dict[str, Any], files: list[int], line: socket.socket) -> int
     sys.path[:0] = prestarted.further(
         asked["environment"], prestarted.module_of(asked["argv"], asked["environment"]) or ""
     )
-    importlib.invalidate_caches()
     _show(asked["environment"])
     os.write(own, str(os.getpid()).encode())
     os.close(own)

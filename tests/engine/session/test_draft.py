@@ -369,7 +369,6 @@ def test_recipes_keep_every_comment_through_edits(name: str) -> None:
         assert comment in text
 
 
-@pytest.mark.alone
 def test_an_edit_is_judged_within_3_ms() -> None:
     """Reading, all rules, effective values and estimate; `benchmarks/read_edit.py` takes the percentiles in quiet."""
     import time

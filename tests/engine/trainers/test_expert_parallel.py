@@ -24,7 +24,7 @@ from tests.caches import own_cache
 from tests.engine.features.families import made, stored_in_mxfp4
 from tests.engine.models.test_stored_fp8 import folders
 from tests.engine.trainers.conftest import CONVERSATIONS, PAIRS, RATED, STEPS, TAUGHT, TEXTS, lines
-from tests.engine.trainers.test_fsdp2 import READ, Pair, Place, alike, curve, weights
+from tests.engine.trainers.test_fsdp2 import ONCE, READ, Pair, Place, alike, curve, weights
 from tests.engine.trainers.test_fsdp2_mixtures import LORA, ON_EXPERTS, mixture
 from tests.engine.trainers.test_grpo import GRPO
 from tests.engine.trainers.two_ranks import FourRanks, TwoRanks, run_folder
@@ -84,7 +84,7 @@ def test_each_process_holds_half_of_the_experts(lora: Pair) -> None:
     )
 
 
-def test_a_checkpoint_is_that_of_one_process_and_goes_on_anywhere(place: Divided, lora: Pair) -> None:
+def test_a_checkpoint_of_adapters_is_that_of_one_process_and_goes_on_to_the_bit(place: Divided, lora: Pair) -> None:
     at = [run.checkpoints / "checkpoint-4" for run in lora]
     files = [{file.name for file in folder.iterdir()} for folder in at]
     assert files[0] - files[1] == {"rng_state_0.pth", "rng_state_1.pth"}
@@ -96,19 +96,12 @@ def test_a_checkpoint_is_that_of_one_process_and_goes_on_anywhere(place: Divided
     same = place.two.train(place.again(lora.shared))
     assert curve(same, segment=1) == {step: loss for step, loss in curve(lora.shared).items() if step > 2}
     assert all(torch.equal(value, weights(same)[name]) for name, value in weights(lora.shared).items())
-    moved = [
-        place.two.train_alone(place.again(lora.shared, **ALONE, **{"run.devices": 1, SPEC: 1})),
-        place.two.train(place.again(lora.alone, **SHORT, **TWO)),
-        place.two.train(place.again(lora.shared, **{SPEC: 1, "distributed.strategy": "fsdp2"})),
-    ]
-    for run in moved:
-        assert sorted(curve(run, segment=1)) == [3, 4]
-        alike(run, lora.alone)
 
 
 def test_a_checkpoint_in_shares_goes_on_with_divided_experts(place: Divided) -> None:
-    """The other way is `test_a_checkpoint_is_that_of_one_process_and_goes_on_anywhere`."""
-    given = {**SHORT, "data.train": place.rows(CONVERSATIONS), "model.name": mixture(place, "qwen3_moe"), **ON_EXPERTS}
+    """The other way is `test_checkpoints_go_on_elsewhere`."""
+    given = {**SHORT, **ONCE, "data.train": place.rows(CONVERSATIONS), **ON_EXPERTS}
+    given |= {"model.name": mixture(place, "qwen3_moe")}
     shares = place.two.train(
         run_folder(place.root / "runs", given | {"run.devices": 2, "distributed.strategy": "fsdp2"})
     )
@@ -139,18 +132,35 @@ def test_full_weights_learn_what_one_process_would(full: Pair) -> None:
         assert min(sizes) >= experts // 2, "a process did not write its experts itself"
 
 
-def test_full_weights_go_on_with_any_number_of_processes(place: Divided, full: Pair) -> None:
+def test_full_weights_go_on_to_the_bit(place: Divided, full: Pair) -> None:
     same = place.two.train(place.again(full.shared))
     assert curve(same, segment=1) == {step: loss for step, loss in curve(full.shared).items() if step > 2}
     assert all(torch.equal(value, weights(same)[name]) for name, value in weights(full.shared).items())
-    moved = [
-        place.two.train_alone(place.again(full.shared, **ALONE, **{"run.devices": 1, SPEC: 1})),
-        place.two.train(place.again(full.alone, **SHORT, **TWO)),
-        place.two.train(place.again(full.shared, **{SPEC: 1, "distributed.strategy": "fsdp2"})),
-    ]
-    for run in moved:
-        assert sorted(curve(run, segment=1)) == [3, 4]
-        alike(run, full.alone, tolerance=1e-3)
+
+
+@pytest.mark.parametrize(
+    ("kind", "where"),
+    [
+        ("lora", "divided"),
+        ("lora", "shares"),
+        ("full", "one process"),
+        ("full", "shares"),
+        # Adapters by one process: also `test_packed_experts_are_divided_as_they_are_read`.
+        pytest.param("lora", "one process", marks=pytest.mark.slow),
+        pytest.param("full", "divided", marks=pytest.mark.slow),
+    ],
+)
+def test_checkpoints_go_on_elsewhere(place: Divided, kind: str, where: str, request: pytest.FixtureRequest) -> None:
+    """Of divided experts with one process and as FSDP2's shares; one process's with divided experts."""
+    pair: Pair = request.getfixturevalue(kind)
+    if where == "one process":
+        run = place.two.train_alone(place.again(pair.shared, **ALONE, **{"run.devices": 1, SPEC: 1}))
+    elif where == "divided":
+        run = place.two.train(place.again(pair.alone, **SHORT, **TWO))
+    else:
+        run = place.two.train(place.again(pair.shared, **{SPEC: 1, "distributed.strategy": "fsdp2"}))
+    assert sorted(curve(run, segment=1)) == [3, 4]
+    alike(run, pair.alone, tolerance=1e-4 if kind == "lora" else 1e-3)
 
 
 CASES: dict[str, tuple[str, list[Any], dict[str, Any]]] = {
@@ -190,7 +200,7 @@ def test_others_learn_what_one_process_would(place: Divided, name: str) -> None:
     family, rows, settings = CASES[name]
     # Texts are told apart within a process: there it is the two processes of DDP.
     other = {"run.devices": 2} if name == "embedding" else None
-    pair = place.both(rows, {"model.name": mixture(place, family), **settings}, other)
+    pair = place.both(rows, {**ONCE, "model.name": mixture(place, family), **settings}, other)
     assert entry(pair.shared, "expert parallelism")["effective"] == 2
     alike(*pair, tolerance=2e-2 if settings.get("model.dtype") == "bfloat16" else 1e-3)
     assert curve(pair.shared, "grad_norm") == pytest.approx(curve(pair.alone, "grad_norm"), rel=2e-2)
@@ -230,7 +240,7 @@ PACKED_BY_DEFAULT = ("nf4", "stored in mxfp4")
 )
 def test_packed_experts_are_divided_as_they_are_read(place: Divided, name: str) -> None:
     folder, settings, kind, experts = PACKED[name]
-    pair = place.both(CONVERSATIONS, {**ON_EXPERTS, "model.name": folder(place), **settings})
+    pair = place.both(CONVERSATIONS, {**ONCE, **ON_EXPERTS, "model.name": folder(place), **settings})
     alike(*pair, tolerance=1e-3)
     assert curve(pair.shared, "grad_norm") == pytest.approx(curve(pair.alone, "grad_norm"), rel=1e-3)
     told = [entry(run, "packed experts") for run in pair]

@@ -51,6 +51,7 @@ from tests.engine.trainers.two_ranks import TwoRanks, run_folder
 SHORT = {"optim.max_steps": 4, "run.save_steps": 2, "optim.per_device_train_batch_size": 2}
 HALF = {"run.devices": 2, "distributed.strategy": "fsdp2"}
 ALONE = {"optim.per_device_train_batch_size": 4}
+ONCE = {"optim.gradient_accumulation_steps": 1}
 LORA = {"adapter.kind": "lora", "adapter.r": 4}
 READ = [{"text": f"After {number} comes {number + 1}, and then {number + 2}."} for number in range(48)]
 
@@ -110,7 +111,7 @@ def full(place: Place) -> Pair:
 
 @pytest.fixture(scope="module")
 def lora(place: Place) -> Pair:
-    return place.both(CONVERSATIONS, LORA | {"model.dtype": "bfloat16"})
+    return place.both(CONVERSATIONS, LORA | ONCE | {"model.dtype": "bfloat16"})
 
 
 def curve(run: RunFolder, name: str = "loss", segment: int | None = None) -> dict[int, float]:
@@ -288,7 +289,7 @@ def test_an_adapter_beside_a_head_of_its_own_learns_what_one_process_would(place
         model.config.tie_word_embeddings = False
         model.lm_head.weight = torch.nn.Parameter(model.lm_head.weight.detach().clone())
         model.save_pretrained(folder)
-    pair = place.both(CONVERSATIONS, LORA | {"model.name": str(folder), "kernels.use_cut_ce": cut})
+    pair = place.both(CONVERSATIONS, LORA | ONCE | {"model.name": str(folder), "kernels.use_cut_ce": cut})
     assert strategy(pair.shared)["count"] == 103
     alike(*pair)
 

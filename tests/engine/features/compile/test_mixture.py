@@ -94,7 +94,7 @@ def test_one_graph_serves_all_layers_and_routers_say_what_they_said(model, check
     torch.testing.assert_close(step(model)[0], plain)
 
 
-@pytest.mark.parametrize("checkpointed", [False, True])
+@pytest.mark.parametrize("checkpointed", [pytest.param(False, marks=pytest.mark.slow), True])
 def test_layers_that_ask_experts_elsewhere_are_compiled_in_pieces_around_them(model, checkpointed):
     """Their checkpoint is around the pieces: within it, as elsewhere, a graph that ends leaves the whole layer uncompiled."""
     plain, gradients, counts = step(model)
