@@ -312,8 +312,17 @@ ACTIONS: tuple[Action, ...] = (
         line="9 experts",
         when="experts",
     ),
-    Action("rank(1)", "right_square_bracket", "log of the next rank", "What one process printed", ("monitor",), "]"),
-    Action("rank(-1)", "left_square_bracket", "log of the rank before", "What one process printed", ("monitor",), "["),
+    Action(
+        "rank(1)", "right_square_bracket", "log of the next rank", "What the next process printed", ("monitor",), "]"
+    ),
+    Action(
+        "rank(-1)",
+        "left_square_bracket",
+        "log of the rank before",
+        "What the process before it printed",
+        ("monitor",),
+        "[",
+    ),
     Action("group(-1)", "N", "older group", "The group of answers before", ("monitor",), "N"),
     Action("group(1)", "n", "newer group", "The next group; the newest is followed", ("monitor",), "n"),
     Action(

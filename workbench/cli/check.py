@@ -73,7 +73,7 @@ def command(
 
     known = estimate(reading.config, facts)
     words = paragraph(reading.config, facts, known)
-    before = as_it_stands(file, facts) if overrides and tool is None else None
+    before = as_it_stands(file, reading.config, facts) if overrides and tool is None else None
     if as_json:
         mended |= {"changes": known.changes(before)} if before is not None else {}
         listed = [finding.as_json() for finding in findings]
@@ -85,10 +85,10 @@ def command(
         _tell_mended(file, mended, left=any(finding.fix for finding in findings))
     show(findings, lines)
     if not bad and tool is None:
-        echo(words)
+        echo(words, hang=0)
         changed = [f"{each.label} {each.change}" for each in consequences(known, before) if each.change]
         if changed:
-            echo(f"The settings beside the file change: {', '.join(changed)}.")
+            echo(f"The settings beside the file change: {', '.join(changed)}.", hang=0)
     rows = _rows_in_words(reading.config, facts, with_data)
     echo(f"{file}: {count_text(findings)}{_judged_for(facts.machine)}{rows}")
     if tool is not None:

@@ -40,7 +40,7 @@ def show(listed: list[dict[str, Any]]) -> None:
     rows = [("RUN", "STATE", "METHOD", "MODEL", "STEP", "LOSS", "AGE")]
     for entry in listed:
         of = f" of {entry['max_steps']}" if entry["max_steps"] else ""
-        loss = f"{entry['loss']:.4f}" if entry["loss"] is not None else "-"
+        loss = f"{entry['loss']:z.4f}" if entry["loss"] is not None else "-"
         rows.append(
             (
                 visible(entry["id"]),

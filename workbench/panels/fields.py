@@ -11,6 +11,7 @@ from typing import Any
 
 from pydantic import BaseModel
 
+from engine.config.data import DataSource
 from engine.config.files import short_path
 from engine.config.findings import Finding
 from engine.config.tree import FieldSpec, RunConfig
@@ -132,8 +133,11 @@ def entry_text(entry: Any) -> str:
         entry = entry.model_dump(exclude_defaults=True)
     if isinstance(entry, Mapping):
         path = short_path(str(entry.get("path", "")))
+        usual = DataSource().model_dump()  # the config of a run names all that is usual too
         rest = ", ".join(
-            str(item) if key == "format" else f"{key} {item}" for key, item in entry.items() if key != "path" and item
+            str(item) if key == "format" else f"{key} {item}"
+            for key, item in entry.items()
+            if key != "path" and item and item != usual.get(key)
         )
         return clean(f"{path} ({rest})" if rest else path)
     return clean(entry)
