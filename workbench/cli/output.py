@@ -59,8 +59,8 @@ def echo(*parts: str | Styled, err: bool = False, lines: bool = False, hang: int
     live, looks = _is_terminal(err), coloured(err)
     shown = [part if isinstance(part, Styled) else Styled(part, {}) for part in parts]
     texts = [safe(part.text, lines=lines, terminal=live) for part in shown]
-    if live and hang is not None and not any("\n" in text for text in texts):
-        texts = _folded(texts, shutil.get_terminal_size().columns, hang)
+    if (width := columns(err)) and hang is not None and not any("\n" in text for text in texts):
+        texts = _folded(texts, width, hang)
     pairs = zip(texts, shown, strict=True)
     click.echo("".join(click.style(text, **part.look) if looks and text else text for text, part in pairs), err=err)
 
@@ -82,6 +82,11 @@ def _folded(texts: list[str], width: int, hang: int) -> list[str]:
         )
         at += len(text)
     return folded
+
+
+def columns(err: bool = False) -> int | None:
+    """How wide the terminal is; None where the output is none."""
+    return shutil.get_terminal_size().columns if _is_terminal(err) else None
 
 
 def coloured(err: bool = False) -> bool:
