@@ -190,6 +190,10 @@ class EditPane(FormPane):
         from workbench.screens.dialog import Ask
         from workbench.screens.leave import suggested_name
 
+        if self.editor:
+            self.report("Enter keeps what is being typed, esc leaves it as it was; then it can be saved.")
+            return
+
         def save(name: str | None) -> None:
             if not name or not name.strip():
                 return

@@ -121,14 +121,16 @@ async def test_a_whole_config_is_built_and_saved_by_keys_alone() -> None:
         await go_to(pilot, fields.optim.learning_rate.path)
         await pilot.press("enter")
         app.screen.query_one("#editor", Input).value = ""
-        await pilot.press(*"3e", "minus", *"4", "enter")
+        await pilot.press(*"3e", "minus", *"4", "ctrl+s")
+        await until(pilot, lambda: "Enter keeps what is being typed" in shown(app))
+        await pilot.press("enter")
         assert app.draft.config.optim.learning_rate == 3e-4
         await pilot.press("6")
         await pilot.pause()
         review = [text for row in build(app).pane.form.rows for text, _, _ in row.lines]
         assert any(text.startswith("optim.learning_rate: ") and text.endswith(" -> 0.0003") for text in review), review
         assert "builtin/tiny (197 k parameters) is trained with SFT" in " ".join(review)
-        await pilot.press("w")
+        await pilot.press("ctrl+s")
         await until(pilot, lambda: isinstance(app.screen.focused, Input))
         await pilot.press("enter")
         await until(pilot, lambda: not app.draft.dirty)
