@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from textual import on
+from textual.content import Content
 from textual.message import Message
 
 from engine.config.findings import Finding
@@ -22,10 +23,11 @@ from engine.config.text_values import as_typed
 from engine.config.tree import fields
 from engine.errors import WorkbenchError
 from engine.session.build import BuildSession
-from engine.session.draft import Draft
+from engine.session.draft import Draft, FileChanged
 from workbench.messages import EditWanted
 from workbench.panels.fields import options_of
 from workbench.panels.form import FormPane
+from workbench.panels.paint import clean
 
 if TYPE_CHECKING:
     from workbench.app import WorkbenchApp
@@ -187,7 +189,7 @@ class EditPane(FormPane):
 
     def _write(self) -> None:
         """Save to a file, asking for its name."""
-        from workbench.screens.dialog import Ask
+        from workbench.screens.dialog import Ask, Item, Pick
         from workbench.screens.leave import suggested_name
 
         if self.editor:
@@ -197,8 +199,19 @@ class EditPane(FormPane):
         def save(name: str | None) -> None:
             if not name or not name.strip():
                 return
+            write(Path(name.strip()).expanduser())
+
+        def write(place: Path, *, replace: bool = False) -> None:
             try:
-                place = self.draft.save(Path(name.strip()).expanduser())
+                place = self.draft.save(place, replace=replace)
+            except FileChanged as problem:
+                keep = Item("keep", Content("keep the file, and save under another name with ^s"))
+                lose = Item("replace", Content("replace it with the config of this window"))
+                title = clean(problem.message)
+                self.app.push_screen(
+                    Pick(title, [keep, lose]), lambda key: write(place, replace=True) if key == "replace" else None
+                )
+                return
             except (WorkbenchError, OSError) as problem:
                 self.report(str(problem), bad=True)
                 return

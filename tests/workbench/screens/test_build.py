@@ -648,6 +648,25 @@ async def test_back_from_a_run_that_has_ended_the_head_counts_it_no_more(monkeyp
         await until(pilot, lambda: "1 run going on" not in shown(app))
 
 
+async def test_a_file_that_another_changed_is_replaced_only_when_that_is_chosen() -> None:
+    place = Path("mine.yaml")
+    place.write_text("version: 1\nrun: {seed: 1}\n")
+    app = app_of(Draft.open(place))
+    async with app.run_test(size=(80, 24)) as pilot:
+        await pilot.pause()
+        app.draft.set("run.seed", 2)
+        place.write_text("version: 1\nrun: {seed: 3}\n")
+        for keys, seed in (((), "3"), (("enter",), "3"), (("down", "enter"), "2")):
+            await pilot.press("ctrl+s")
+            await until(pilot, lambda: isinstance(app.screen.focused, Input))
+            await pilot.press("enter")
+            await until(pilot, lambda: "was changed by someone else" in " ".join(shown(app).split()))
+            await pilot.press(*(keys or ("escape",)))
+            await until(pilot, lambda: isinstance(app.screen, BuildScreen))
+            assert f"seed: {seed}" in place.read_text()
+        assert not app.draft.dirty
+
+
 async def test_saving_where_nobody_may_write_says_so_and_keeps_the_draft(monkeypatch: pytest.MonkeyPatch) -> None:
     app = app_of()
     async with app.run_test(size=(80, 24)) as pilot:
