@@ -203,13 +203,15 @@ class EditPane(FormPane):
 
         def write(place: Path, *, replace: bool = False) -> None:
             try:
+                if not replace and place.is_file() and place.absolute() != self.draft.path:
+                    raise FileChanged(f"{place}: is there already, and is not the file of this config.")
                 place = self.draft.save(place, replace=replace)
             except FileChanged as problem:
                 keep = Item("keep", Content("keep the file, and save under another name with ^s"))
                 lose = Item("replace", Content("replace it with the config of this window"))
-                title = clean(problem.message)
                 self.app.push_screen(
-                    Pick(title, [keep, lose]), lambda key: write(place, replace=True) if key == "replace" else None
+                    Pick(clean(problem.message), [keep, lose]),
+                    lambda key: write(place, replace=True) if key == "replace" else None,
                 )
                 return
             except (WorkbenchError, OSError) as problem:

@@ -665,6 +665,14 @@ async def test_a_file_that_another_changed_is_replaced_only_when_that_is_chosen(
             await until(pilot, lambda: isinstance(app.screen, BuildScreen))
             assert f"seed: {seed}" in place.read_text()
         assert not app.draft.dirty
+        Path("other.yaml").write_text("version: 1\n")
+        await pilot.press("ctrl+s")
+        await until(pilot, lambda: isinstance(app.screen.focused, Input))
+        app.screen.focused.value = "other.yaml"
+        await pilot.press("enter")
+        await until(pilot, lambda: "is there already" in " ".join(shown(app).split()))
+        await pilot.press("enter")
+        assert Path("other.yaml").read_text() == "version: 1\n"
 
 
 async def test_saving_where_nobody_may_write_says_so_and_keeps_the_draft(monkeypatch: pytest.MonkeyPatch) -> None:
