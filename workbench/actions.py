@@ -189,7 +189,7 @@ ACTIONS: tuple[Action, ...] = (
     ),
     Action("fold", "z", "fold", "Fold or unfold the right column", ("build",), "z", call="steps('fold')"),
     Action("yaml", "y", "edit YAML", "Edit the config as YAML in $EDITOR", ("build",), "y", call="draft('yaml')"),
-    Action("write", "w", "save", "Save the config to a file", ("build",), "w", call="draft('write')"),
+    Action("write", "w,ctrl+s", "save", "Save the config to a file", ("build",), "w, ^s", call="draft('write')"),
     Action("launch", "", "start the run", "Go to the last step and start the run", ("build",)),
     Action("step('goal')", "1", "go to Goal", "Go to a step", ("build",), "1 to 7", call="steps('goal')"),
     Action("step('model')", "2", "go to Model", "", ("build",), call="steps('model')"),
@@ -312,8 +312,17 @@ ACTIONS: tuple[Action, ...] = (
         line="9 experts",
         when="experts",
     ),
-    Action("rank(1)", "right_square_bracket", "log of the next rank", "What one process printed", ("monitor",), "]"),
-    Action("rank(-1)", "left_square_bracket", "log of the rank before", "What one process printed", ("monitor",), "["),
+    Action(
+        "rank(1)", "right_square_bracket", "log of the next rank", "What the next process printed", ("monitor",), "]"
+    ),
+    Action(
+        "rank(-1)",
+        "left_square_bracket",
+        "log of the rank before",
+        "What the process before it printed",
+        ("monitor",),
+        "[",
+    ),
     Action("group(-1)", "N", "older group", "The group of answers before", ("monitor",), "N"),
     Action("group(1)", "n", "newer group", "The next group; the newest is followed", ("monitor",), "n"),
     Action(

@@ -70,7 +70,7 @@ class DataSource(Section):
     it; `refs/convert/parquet` is what the hub itself makes of many sets, which can be streamed."""
 
     chat_template: Annotated[str | None, Control("path"), Expert] = None
-    """The chat template that this source's rows are written in, as `model.chat_template` names one. Empty means that one."""
+    """The chat template that this source's rows are written in, as `model.chat_template` names one. Empty means the model's."""
 
     ranking_pairs: Annotated[
         RankingPairs,

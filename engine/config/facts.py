@@ -232,6 +232,8 @@ class SourceFacts:
     are; empty where there is none."""
     several: bool = False
     """Whether it is a folder of files of rows, which a stream alone reads as one source."""
+    near: str = ""
+    """Where nothing is at `path`: a file of rows beside that place which was probably meant, written as `path` is."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -24,7 +24,7 @@ class Run(Section):
     """Folder that holds the run folders. A relative path starts at the config file."""
 
     name: Annotated[str | None, Title("Name of the run")] = None
-    """A name for the run; a number is added. Empty means that it is named after the config file."""
+    """A name for the run; a number is added. Empty means the file's name."""
 
     seed: Annotated[int, Ge(0), Le(4_294_967_295), Advanced] = 42
     """Where randomness starts. The same seed, data and machine give the same run."""

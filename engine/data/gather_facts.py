@@ -11,6 +11,7 @@ import os
 import warnings
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
+from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -25,7 +26,7 @@ from engine.data.image_limits import BOMB, FORMATS, UNREADABLE, why_refused
 from engine.data.image_references import DATA, ImageFolder, content_of, folder_of, short
 from engine.data.parts import FormatError
 from engine.data.stored_counts import load_counts
-from engine.errors import WorkbenchError, visible
+from engine.errors import WorkbenchError, nearest, visible
 from engine.facts import compiler_waits, step_times
 from engine.facts.model_shape import model_facts, tokenizer_facts
 from engine.facts.template_flaws import TEMPLATE_FLAWS
@@ -40,6 +41,8 @@ if TYPE_CHECKING:
     from engine.data.mapped import Rows
 
 FIRST_ROWS = 1000
+LOOKED_AROUND = 1000
+"""Names in a folder among which the one that was meant is looked for."""
 JSON_FILES = 16
 """Files of JSON in one folder that are looked into for being lists."""
 SCRATCH = "WORKBENCH_SCRATCH"
@@ -275,7 +278,7 @@ def look_at_source(entry: Any, folder: Path, image_base_dir: str | None = None) 
             if (folder / entry.path).is_symlink():
                 return SourceFacts(entry.path, exists=True, problem="is a link that leads nowhere, or in a circle.")
             local = written.startswith("/") or written.lower().endswith(DATA_SUFFIXES)
-            return SourceFacts(entry.path, exists=False if local else None)
+            return SourceFacts(entry.path, exists=False if local else None, near=_near(entry.path, folder))
         captioned = is_image_folder(place) and (metadata_of(place) or place).suffix != ".parquet"
         if (place.is_dir() and not captioned) or ".parquet" in place.suffixes or ".arrow" in place.suffixes:
             # columns of these need pyarrow, which the inspector has loaded
@@ -290,6 +293,22 @@ def look_at_source(entry: Any, folder: Path, image_base_dir: str | None = None) 
         return SourceFacts(
             entry.path, exists=True, problem=f"cannot be read: {problem.strerror or 'input/output error'}."
         )
+
+
+def _near(path: str, folder: Path) -> str:
+    """The file of rows in the folder of `path` that was probably meant by it: it has another ending, or nearly this name."""
+    path = path.rstrip("/")
+    place = folder / os.path.expanduser(path)
+    try:
+        with os.scandir(place.parent) as entries:
+            seen = [entry.name for entry in islice(entries, LOOKED_AROUND)]
+    except OSError:
+        return ""
+    names = sorted(name for name in seen if name.lower().endswith(DATA_SUFFIXES))
+    # A file without its ending, or with one that is none, is less alike than a misspelled one.
+    meant = next((name for name in names if name.partition(".")[0] == place.name.partition(".")[0]), None)
+    found = meant or nearest(place.name, names, cutoff=0.75)
+    return path[: len(path) - len(place.name)] + found if found else ""
 
 
 def _folder(path: str, place: Path) -> SourceFacts:

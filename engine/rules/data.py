@@ -140,13 +140,22 @@ def sources_exist(config: RunConfig, facts: Facts) -> Iterator[Finding]:
             if source is None:
                 continue
             path = f"{spec.path}.{index}.path"
+            meant, use = f"Did you mean {source.near}?", Fix(f"use {source.near}", {path: source.near})
             if source.exists is False:
                 todo = source.problem or "Put your rows there, or give the path from this config's folder."
-                yield must(path, "a file, folder or data set that exists", entry.path, todo)
+                fix = use if source.near and not source.problem else None
+                yield must(path, "a file, folder or data set that exists", entry.path, meant if fix else todo, fix=fix)
             elif source.problem:
                 yield say(path, source.problem, severity="error")
             elif source.rows == 0:
                 yield must(path, "a source with at least one row", entry.path, "The file is empty.")
+            elif source.exists is None and not scheme_of(entry.path) and (source.near or "/" not in entry.path):
+                # Most data sets of the hub have an owner; a name alone is mostly a file's, without its ending or misspelled.
+                taken = f"{entry.path} is no file or folder here, so it is taken for a data set on the hub and loaded at launch"
+                todo = f"{meant}" if source.near else "A file's name has an ending such as .jsonl."
+                yield say(
+                    path, f"{taken}; whether the hub has it is seen then. {todo}", fix=use if source.near else None
+                )
 
 
 @rule(reads=(fields.data.train, fields.data.eval))

@@ -292,6 +292,10 @@ def the_name_fits_a_folder(config: RunConfig, facts: Facts) -> Iterator[Finding]
         )
 
 
+BESIDE_CHECKPOINTS = 128 << 20
+"""Bytes that a run needs beside its checkpoints, without which `engine.run.launch` starts none."""
+
+
 @rule(
     reads=(fields.model.name, fields.model.dtype, fields.adapter.kind, fields.run.save_total_limit, fields.optim.optim)
 )
@@ -303,12 +307,13 @@ def checkpoints_fit_the_disk(config: RunConfig, facts: Facts) -> Iterator[Findin
         return
     need = checkpoint * (config.run.save_total_limit + 1)
     path = fields.run.save_total_limit.path
-    if need > free:
+    if need + BESIDE_CHECKPOINTS > free:
         sentence = (
-            f"the checkpoints will need {figures.size(need)} ({figures.size(checkpoint)} each) and {figures.size(free)} are free. "
-            "Keep fewer, train an adapter, or choose another run.output_dir."
+            f"the checkpoints will need {figures.size(need)} ({figures.size(checkpoint)} each), curves, log and what saving needs to "
+            f"end well {figures.size(BESIDE_CHECKPOINTS)}, and {figures.size(free)} are free. Free some space, keep fewer, train an "
+            "adapter, or choose another run.output_dir."
         )
-        fewer = int(free // checkpoint) - 1
+        fewer = int((free - BESIDE_CHECKPOINTS) // checkpoint) - 1
         fix = Fix(f"keep {fewer}", {path: fewer}) if 2 <= fewer < config.run.save_total_limit else None
         yield say(path, sentence, severity="error", fix=fix)
     elif need > 0.8 * free:

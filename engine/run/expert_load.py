@@ -9,6 +9,8 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
+FEATURE = "expert load"
+"""The line of a receipt that tells of layers whose routers are heard."""
 EVEN, MOST = 5, 9
 MAX_LAYERS, MAX_EXPERTS = 256, 1024
 MAX_NUMBER = 10_000

@@ -87,7 +87,7 @@ class WarmWorker:
             does = "waits with the libraries" if self._ready else "is loading the libraries"
             size = figures.size(_resident_bytes(self._pid))
             ends = f"It goes with this window, or after {IDLE_SECONDS / 60:.0f} minutes."
-            return f"A worker {does} ({size}), so that the run begins sooner. {ends}"
+            return f"A worker {does} ({size} of memory), so that the run begins sooner. {ends}"
 
     @property
     def ready(self) -> bool:

@@ -29,6 +29,10 @@ EMPTY = "version: 1\n"
 MOST_FIXES = 200
 
 
+class FileChanged(WorkbenchError):
+    """The file holds what this draft does not know of, and saving would lose it."""
+
+
 class Draft:
     """A config and its history. `edits` grows with every change of content, `version` with those of facts too."""
 
@@ -40,6 +44,8 @@ class Draft:
         self.version = self.edits = 0
         self.path = path
         self.recipe = recipe
+        self._on_disk: bytes | None = None
+        """What the file held when it was opened or saved here; None where that is not known."""
 
     @classmethod
     def new(cls, recipe: str | None = None) -> Draft:
@@ -49,8 +55,11 @@ class Draft:
     @classmethod
     def open(cls, path: str | os.PathLike[str]) -> Draft:
         """The draft of a file. Raises ConfigUnreadable."""
+        held = _bytes_of(Path(path))
         document = files.load(path)
-        return cls(document.source, path=Path(path).absolute())
+        draft = cls(document.source, path=Path(path).absolute())
+        draft._on_disk = held
+        return draft
 
     # What it says
 
@@ -139,14 +148,22 @@ class Draft:
         """Whether a save would change the file."""
         return self.history.dirty
 
-    def save(self, path: str | os.PathLike[str] | None = None) -> Path:
-        """Write the file, whole or not at all, and remember its place. Raises WorkbenchError with the way out."""
+    def save(self, path: str | os.PathLike[str] | None = None, *, replace: bool = False) -> Path:
+        """Write the file, whole or not at all, and remember its place. Raises WorkbenchError with the way out; FileChanged, unless it
+        is to `replace` it, where the file was written elsewhere since it was opened or saved here."""
         if path is None and self.path is None:
             raise UsageError("the config has no file yet: give it a name to save it under.")
         place = Path(path).absolute() if path is not None else self.path
         assert place is not None
+        if not replace and place == self.path and self._on_disk is not None:
+            held = _bytes_of(place)
+            if held is not None and held not in (self._on_disk, self.text().encode()):
+                raise FileChanged(
+                    f"{visible(str(place))}: was changed by someone else since it was opened here.",
+                    "Save under another name, or open it anew.",
+                )
         write(place, self.text())
-        self.path = place
+        self.path, self._on_disk = place, _bytes_of(place)
         self.history.save()
         return place
 
@@ -159,6 +176,14 @@ class Draft:
             if spec.applies(self.config) and (was != now or isinstance(was, bool) != isinstance(now, bool)):
                 changes.append((spec.path, _shown(was), _shown(now)))
         return changes
+
+
+def _bytes_of(place: Path) -> bytes | None:
+    """What the file holds; None where it cannot be read, as where there is none."""
+    try:
+        return place.read_bytes()
+    except OSError:
+        return None
 
 
 def _edited(draft: Draft, changed: bool) -> bool:

@@ -51,12 +51,21 @@ def _rows(config: RunConfig, facts: Facts) -> str:
     if not counted or data is None or data.rows is None:
         rows = "the rows, not counted yet,"
     else:
-        rows = f"{'about ' if data.counted == 'sample' else ''}{count(data.rows)} {'packs' if config.data.packing else 'rows'}"
-    held = _names(config.data.eval)
-    many = (
-        f"{count(data.eval_rows)} held-out rows" if counted and data is not None and data.eval_rows else "held-out rows"
-    )
-    return f"{rows} of {_names(train)}" + (f" and judged by {many} of {held}" if held else "")
+        about = "about " if data.counted == "sample" else ""
+        rows = f"{about}{_many(data.rows, 'pack' if config.data.packing else 'row')}"
+    known = data.eval_rows if counted and data is not None else None
+    return f"{rows} of {_names(train)}{_judged_by(config, known)}"
+
+
+def _judged_by(config: RunConfig, known: int | None) -> str:
+    """Which rows are held out, and how many where that is `known`; nothing where none are."""
+    if config.data.eval:
+        held = f"{_many(known, 'held-out row')}" if known else "held-out rows"
+        return f" and judged by {held} of {_names(config.data.eval)}"
+    if part := config.data.val_set_size:
+        share = f"{number(100 * part)} %" if part < 1 else count(int(part))
+        return f" and judged by {f'{count(known)} others' if known else f'{share} of them'}, held out"
+    return ""
 
 
 def _names(sources: Sequence[DataSource]) -> str:
@@ -97,7 +106,8 @@ def _long(config: RunConfig, facts: Facts, estimate: Estimate) -> str:
     many, rows = estimate.effective_batch, None if config.data.packing else train_rows(config, facts)
     # A batch holds no more rows than there are.
     fewer = many is not None and rows is not None and 0 < rows < many
-    batch = f", all {_many(rows, 'row')} each" if fewer and rows else f", {_many(many, 'row')} each" if many else ""
+    all_rows = "the only row" if rows == 1 else f"all {_many(rows or 0, 'row')}"
+    batch = f", {all_rows} each" if fewer else f", {_many(many, 'row')} each" if many else ""
     if estimate.seconds_left is None:
         return f"{steps}{batch}; how long is not known yet."
     return f"{steps}{batch}: roughly {brief(estimate.seconds_left)}{where}."

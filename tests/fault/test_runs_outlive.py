@@ -16,6 +16,7 @@ from pathlib import Path
 import pytest
 
 from engine.errors import RunBusy, WorkbenchError
+from engine.rules.run import BESIDE_CHECKPOINTS
 from engine.run import checkpoint, control, launch, store
 from engine.run.index import open_view
 from engine.run.lock import is_held
@@ -409,6 +410,9 @@ def test_a_disk_without_room_is_refused_before_anything_is_made(runs):
     with pytest.raises(WorkbenchError, match=r"expected to need .*: .* for checkpoints, .* beside them"):
         launch.launch("{}", runs_dir=runs, name="x", info={"forecast_bytes": 1 << 60})
     assert list(store.runs_in(runs)) == []
+    assert launch._SMALL_FILES + store.BALLAST_BYTES == BESIDE_CHECKPOINTS, (
+        "`check` says before what the launch would refuse"
+    )
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="mounting a small file system needs root")

@@ -26,7 +26,7 @@ export function chatView(stage, run, leave, asked = "") {
   const send = async () => {
     const text = line.value;
     if (!text.trim()) return;
-    if (told.state === "loading") {
+    if (told.state === "loading" && queued === null) {
       queued = text;
       line.value = "";
     } else if (await act("chat_say", { text })) line.value = "";
@@ -77,7 +77,7 @@ export function chatView(stage, run, leave, asked = "") {
     line.placeholder = WANTS[told.wants];
     [stop.hidden, again.hidden, reload.hidden] = [!busy, busy || told.kind !== "text", told.state !== "failed"];
     [template.hidden, save.hidden, file.hidden, more.hidden] = Array(4).fill(told.kind !== "text");
-    fill(log, told.notes.map((note) => h("p", { class: "ftw-quiet" }, note)), told.subject ? h("p", {}, h("b", {}, told.subject)) : null, told.turns.map((turn) => h("section", {}, told.kind === "rank" ? null : h("pre", { class: "ftw-said ftw-quiet" }, turn.prompt), h("div", { class: "ftw-sides" }, answers(turn)))));
+    fill(log, told.notes.map((note) => h("p", { class: "ftw-quiet" }, note)), told.subject ? h("p", {}, h("b", {}, told.subject)) : null, told.turns.map((turn) => h("section", {}, told.kind === "rank" ? null : h("pre", { class: "ftw-said ftw-quiet" }, turn.prompt), h("div", { class: "ftw-sides" }, answers(turn)))), queued === null ? null : h("pre", { class: "ftw-said ftw-quiet" }, queued));
     if (atEnd) log.scrollTop = log.scrollHeight;
   };
   const turn = async () => {

@@ -73,7 +73,7 @@ def command(
 
     known = estimate(reading.config, facts)
     words = paragraph(reading.config, facts, known)
-    before = as_it_stands(file, facts) if overrides and tool is None else None
+    before = as_it_stands(file, reading.config, facts) if overrides and tool is None else None
     if as_json:
         mended |= {"changes": known.changes(before)} if before is not None else {}
         listed = [finding.as_json() for finding in findings]
@@ -97,9 +97,9 @@ def _summarize(words: str, known: Estimate, before: Estimate | None) -> None:
     """The run in a paragraph, and what the settings beside the file change of it."""
     from engine.session.consequences import consequences
 
-    echo(words)
+    echo(words, hang=0)
     if changed := [f"{each.label} {each.change}" for each in consequences(known, before) if each.change]:
-        echo(f"The settings beside the file change: {', '.join(changed)}.")
+        echo(f"The settings beside the file change: {', '.join(changed)}.", hang=0)
 
 
 def _rows_in_words(config: RunConfig, facts: Facts, with_data: bool) -> str:

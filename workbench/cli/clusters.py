@@ -121,7 +121,7 @@ def hand_over(tasks: Sequence[Task], name: str, job: slurm.Job, limit: int | Non
 
     slurm.require_scheduler()
     first = tasks[0]
-    echo(paragraph(first.config, first.facts, estimate(first.config, first.facts), first.place), err=True)
+    echo(paragraph(first.config, first.facts, estimate(first.config, first.facts), first.place), err=True, hang=0)
     made, number = array.submit(tasks, name, job, limit)
     for run in made:
         slurm.refresh(run)

@@ -72,7 +72,7 @@ def command(file: Path, overrides: tuple[str, ...], machine: str | None, rehears
         # The rows are known now: the formula need not assume that one reaches data.max_length.
         facts = replace(facts, data=replace(facts.data or DataFacts(), longest=measured.longest))
     estimated = estimate(reading.config, facts)
-    before = as_it_stands(file, facts) if overrides else None
+    before = as_it_stands(file, reading.config, facts) if overrides else None
     if as_json:
         document: dict[str, Any] = {"changes": estimated.changes(before)} if before is not None else {}
         document |= {"machine": facts.machine.name if facts.machine else None}
@@ -82,7 +82,7 @@ def command(file: Path, overrides: tuple[str, ...], machine: str | None, rehears
         return 0
     for finding in reading.findings:
         if finding.severity == "error":
-            echo(f"x {finding.message}", err=True)
+            echo(f"x {finding.message}", err=True, hang=2)
     rows = lines(estimated, facts, longest_row(reading.config, facts))
     if measured is not None:
         rows += rehearsed(measured, estimated)

@@ -16,9 +16,9 @@ def show(findings: Iterable[Finding], lines: Mapping[str, int | None], *, err: b
         mark, colour = _MARKS[finding.severity]
         line = line_of(finding.path, lines)
         place = f" (line {line})" if line else ""
-        echo(styled(f"{mark} {finding.severity}", fg=colour), f"  {finding.message}{place}", err=err)
+        echo(styled(f"{mark} {finding.severity}", fg=colour), f"  {finding.message}{place}", err=err, hang=9)
         if finding.fix:
-            echo(f"         fix: {fix_text(finding)}", err=err)
+            echo(f"         fix: {fix_text(finding)}", err=err, hang=14)
 
 
 def require_no_errors(findings: Iterable[Finding], name: str, consequence: str) -> None:

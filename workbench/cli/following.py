@@ -153,7 +153,8 @@ class Follower:
             return
         now = time.monotonic()
         text = status_line(view)
-        if view.step and text and view.step != self._said_step and now - self._said_at >= SAY_SECONDS:
+        told = view.segment > self._after  # what stands there from before a resume is no news
+        if told and view.step and text and view.step != self._said_step and now - self._said_at >= SAY_SECONDS:
             self._said_at, self._said_step = now, view.step
             echo(text, err=True)
 
@@ -178,10 +179,10 @@ def status_line(view: RunView) -> str:
         parts[0] += f" of {view.max_steps} ({100 * view.step / view.max_steps:.0f} %)"
     loss = view.latest.get("loss")
     if loss is not None:
-        parts.append(f"loss {loss:.4f}")
+        parts.append(f"loss {loss:z.4f}")
     held_out = view.latest.get("eval_loss")
     if held_out is not None:
-        parts.append(f"held-out {held_out:.4f}")
+        parts.append(f"held-out {held_out:z.4f}")
     speed = view.latest.get("tokens_per_second")
     if speed:
         parts.append(f"{speed:,.0f} tokens/s")
@@ -196,7 +197,7 @@ def ending(view: RunView, name: str) -> str:
     """How it ended, in one sentence, with the way on; `name` is what the run is called in a command."""
     took = figures.duration(view.seconds) if view.seconds else ""
     if view.state == "finished":
-        loss = f", loss {view.latest['loss']:.4f}" if "loss" in view.latest else ""
+        loss = f", loss {view.latest['loss']:z.4f}" if "loss" in view.latest else ""
         whole = f"{state_text('finished')}: {view.id}, {view.step} steps{loss}" + (f", {took}" if took else "")
         return ". ".join(part for part in (whole, view.cause, best_text(view)) if part)
     if view.state == "stopped":
@@ -207,7 +208,7 @@ def ending(view: RunView, name: str) -> str:
 def report(watch: Watch) -> None:
     """The end on stderr: what a finished run leaves, the lines that matter when it failed."""
     view, name = watch.view, run_name(watch.folder)
-    echo(styled(ending(view, name), fg=COLOURS.get(view.state)), err=True)
+    echo(styled(ending(view, name), fg=COLOURS.get(view.state)), err=True, hang=2)
     for what, words in card(view, watch.folder, name):
         echo(f"  {what:<13}  {words}", err=True)
     if view.state == "failed":
@@ -222,7 +223,7 @@ def _propose(view: RunView, watch: Watch, name: str) -> None:
     for what, words in end.facts:
         echo(f"  {what:<13}  {words}", err=True)
     if end.change is not None:
-        echo(f"  {'proposed':<13}  {end.change.words}: {end.change.why}", err=True)
+        echo(f"  {'proposed':<13}  {end.change.words}: {end.change.why}", err=True, hang=17)
         echo(f"`workbench resume {name} --fix` would {end.way_on}.", err=True)
     elif view.committed:
         first = f"First {FIRST}: then " if end.blocked else ""

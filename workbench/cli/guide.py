@@ -124,9 +124,9 @@ def _say(page: str, blocks: list[Block]) -> None:
     echo(styled(TITLES[page], bold=True, underline=True))
     for block in blocks:
         for label, value in block.rows:
-            echo(styled(f"  {label:<10}", dim=True), value.replace("\n", "\n" + " " * 13))
+            echo(styled(f"  {label:<10}", dim=True), value.replace("\n", "\n" + " " * 12), lines=True, hang=12)
         if block.rows:
             continue
         indent = "  " if block.kind == "code" else ""
-        echo(indent, styled(block.text, **_LOOKS.get(block.kind, {})))
+        echo(indent, styled(block.text, **_LOOKS.get(block.kind, {})), hang=None if block.kind == "code" else 0)
     echo()

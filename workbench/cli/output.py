@@ -23,6 +23,7 @@ from engine.errors import WorkbenchError, visible
 from workbench.calling import program
 
 _NAMED = re.compile(r"`workbench(?=[ `])")
+_WORD = re.compile(r"(?:[^ `]|`[^`]*`|`)+")
 _REWRITE = "\r\x1b[2K"
 
 
@@ -52,15 +53,40 @@ def safe(text: str, *, lines: bool = False, terminal: bool = False) -> str:
     return _NAMED.sub("`" + program(), shown) if terminal and "`workbench" in shown else shown
 
 
-def echo(*parts: str | Styled, err: bool = False, lines: bool = False) -> None:
-    """Print one line of parts. With `lines` newlines and tabs within them are kept."""
+def echo(*parts: str | Styled, err: bool = False, lines: bool = False, hang: int | None = None) -> None:
+    """Print one line of parts. With `lines` newlines and tabs within them are kept. With `hang`, which is for sentences, a terminal
+    gets it in lines broken between words, the later ones indented by so much; a pipe gets one line."""
     live, looks = _is_terminal(err), coloured(err)
-    texts = []
-    for part in parts:
-        text, look = (part.text, part.look) if isinstance(part, Styled) else (part, {})
-        text = safe(text, lines=lines, terminal=live)
-        texts.append(click.style(text, **look) if looks and text else text)
-    click.echo("".join(texts), err=err)
+    shown = [part if isinstance(part, Styled) else Styled(part, {}) for part in parts]
+    texts = [safe(part.text, lines=lines, terminal=live) for part in shown]
+    if (width := columns(err)) and hang is not None and not any("\n" in text for text in texts):
+        texts = _folded(texts, width, hang)
+    pairs = zip(texts, shown, strict=True)
+    click.echo("".join(click.style(text, **part.look) if looks and text else text for text, part in pairs), err=err)
+
+
+def _folded(texts: list[str], width: int, hang: int) -> list[str]:
+    """The texts of one line with breaks between its words. What stands in backticks stays whole, so that it can be copied."""
+    from rich.cells import cell_len
+
+    whole, begin, indent, breaks = "".join(texts), 0, 0, set[int]()
+    for word in _WORD.finditer(whole):
+        follows = whole[begin : word.start()].strip() and whole[word.start() - 1] == " "
+        if follows and indent + cell_len(whole[begin : word.end()]) > width:
+            breaks.add(word.start() - 1)
+            begin, indent = word.start(), hang
+    folded, at = list[str](), 0
+    for text in texts:
+        folded.append(
+            "".join(f"\n{' ' * hang}" if place in breaks else letter for place, letter in enumerate(text, at))
+        )
+        at += len(text)
+    return folded
+
+
+def columns(err: bool = False) -> int | None:
+    """How wide the terminal is; None where the output is none."""
+    return shutil.get_terminal_size().columns if _is_terminal(err) else None
 
 
 def coloured(err: bool = False) -> bool:
@@ -115,9 +141,9 @@ def refuse(problem: WorkbenchError, usage: str = "") -> None:
     """The error on standard error: how the command is called where the call was wrong, the sentence, the way out."""
     if usage:
         echo(usage, err=True, lines=True)
-    echo(f"Error: {problem.message}", err=True)
+    echo(f"Error: {problem.message}", err=True, hang=2)
     if problem.hint:
-        echo(f"  {problem.hint}", err=True)
+        echo(f"  {problem.hint}", err=True, hang=2)
 
 
 def document(problem: WorkbenchError) -> None:

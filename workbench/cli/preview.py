@@ -82,7 +82,7 @@ def command(
     mapping, _ = read_with(load(file), base, overrides)
     for finding in () if as_json else read(mapping).findings:
         if finding.severity == "error":
-            echo(f"x {finding.message}", err=True)
+            echo(f"x {finding.message}", err=True, hang=2)
     rows = {"config": mapping, "base": str(base), "split": "eval" if held_out else "train"}
     if place is not None:
         return _export(rows, place, out, as_json)

@@ -72,8 +72,8 @@ def facts_for(mapping: Mapping[str, Any]) -> Facts:
     return look_at(read(mapping).config)
 
 
-def as_it_stands(file: Path, facts: Facts) -> Estimate:
-    """The estimate of a file without the settings beside it, by what is known of this machine and these rows."""
+def as_it_stands(file: Path, beside: RunConfig, facts: Facts) -> Estimate:
+    """The estimate of a file without the settings `beside` it, by what is known of this machine and of its own rows."""
     from engine.config.files import load
     from engine.data.gather_facts import look_at
     from engine.planning.estimate import estimate
@@ -82,8 +82,9 @@ def as_it_stands(file: Path, facts: Facts) -> Estimate:
     base = file.resolve().parent
     config = read(with_overrides(load(file).mapping, base, ())).config
     own = look_at(config, base)
-    # Counts that were made under other limits say of themselves what they do not hold for.
-    return estimate(config, replace(own, machine=facts.machine, data=own.data or facts.data))
+    # Counts that were made under other limits say of themselves what they do not hold for, but not that they are of other rows.
+    same_rows = config.data.train == beside.data.train
+    return estimate(config, replace(own, machine=facts.machine, data=own.data or (facts.data if same_rows else None)))
 
 
 def forecast_bytes(config: RunConfig, facts: Facts) -> int | None:

@@ -12,7 +12,10 @@ from engine.figures import brief
 from engine.run import launch, silence, store
 from engine.run.index import peek
 from workbench.cli.following import COLOURS, state_text, summary
-from workbench.cli.output import echo, print_json, styled
+from workbench.cli.output import columns, echo, print_json, styled
+
+MODEL, LEAST_MODEL = 3, 12
+"""The column that gives way in a narrow terminal, and how far."""
 
 
 @click.command(short_help="List runs.")
@@ -40,29 +43,32 @@ def show(listed: list[dict[str, Any]]) -> None:
     rows = [("RUN", "STATE", "METHOD", "MODEL", "STEP", "LOSS", "AGE")]
     for entry in listed:
         of = f" of {entry['max_steps']}" if entry["max_steps"] else ""
-        loss = f"{entry['loss']:.4f}" if entry["loss"] is not None else "-"
+        loss = f"{entry['loss']:z.4f}" if entry["loss"] is not None else "-"
         rows.append(
             (
                 visible(entry["id"]),
                 state_text(entry["state"]),
                 visible(entry["method"]),
-                _short(visible(entry["model"])),
+                _short(visible(entry["model"]), 32),
                 f"{entry['step']}{of}",
                 loss,
                 brief(max(0.0, time.time() - entry["started"])) if entry["started"] else "-",
             )
         )
     widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
+    over = sum(widths) + 2 * (len(widths) - 1) - (columns() or 1 << 16)
+    widths[MODEL] = max(min(LEAST_MODEL, widths[MODEL]), widths[MODEL] - max(0, over))
     for number, row in enumerate(rows):
-        name, state, *rest = [cell.ljust(width) for cell, width in zip(row, widths, strict=True)]
+        cells = [_short(cell, widths[MODEL]) if place == MODEL else cell for place, cell in enumerate(row)]
+        name, state, *rest = [cell.ljust(width) for cell, width in zip(cells, widths, strict=True)]
         entry = listed[number - 1] if number else {}
         echo(f"{name}  ", styled(state, fg=COLOURS.get(entry.get("state", ""))), "  " + "  ".join(rest).rstrip())
         if entry.get("silent_seconds") is not None:
-            echo(styled("  " + silence.advice(row[0], entry["silent_seconds"]), fg="yellow"))
+            echo(styled("  " + silence.advice(row[0], entry["silent_seconds"]), fg="yellow"), hang=2)
         if (entry and entry["state"] not in ("finished", "stopped") and entry["cause"]) or (
             entry and entry["state"] == "finished" and entry["cause"]
         ):
-            echo(f"  {entry['cause']}")
+            echo(f"  {entry['cause']}", hang=2)
         elif entry and entry["restarts"]:
             times = "once" if entry["restarts"] == 1 else f"{entry['restarts']} times"
             echo(f"  its worker died and was started again {times}")
@@ -70,5 +76,5 @@ def show(listed: list[dict[str, Any]]) -> None:
             echo(f"  diverged: numbers of step {entry['diverged_at']} were not finite")
 
 
-def _short(name: str) -> str:
-    return name if len(name) <= 32 else "…" + name[-31:]
+def _short(name: str, most: int) -> str:
+    return name if len(name) <= most else "…" + name[-(most - 1) :]

@@ -93,7 +93,7 @@ def _one(
         text = slurm.script(place / name, name, job.options, config.run.grace_seconds, config.distributed.nodes)
         return show_script(text, as_json=as_json)
     slurm.require_scheduler()
-    echo(paragraph(config, facts, estimate(config, facts), place), err=True)
+    echo(paragraph(config, facts, estimate(config, facts), place), err=True, hang=0)
     run = launch_config(
         config,
         facts,

@@ -204,7 +204,7 @@ def start(file: Path, asked: Axes, runs: str | None) -> tuple[str, list[RunFolde
         show(fresh, {}, err=True)
         if not cells:
             place = runs_dir_of(reading.config, reading.given, runs)
-            echo(paragraph(reading.config, facts, estimate(reading.config, facts), place), err=True)
+            echo(paragraph(reading.config, facts, estimate(reading.config, facts), place), err=True, hang=0)
         cells.append((cell, reading.config, facts, forecast_bytes(reading.config, facts) or 0))
     require_room(place, sum(needed for *_, needed in cells), len(cells), "started")
     name = new_id(file.stem)

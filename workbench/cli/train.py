@@ -202,7 +202,7 @@ def start_mapping(
     if several > 1 and meeting is not None:
         require_place(meeting, 0, os.environ)
     behind = find(after, place) if after is not None else None
-    echo(paragraph(reading.config, facts, estimate(reading.config, facts), place), err=True)
+    echo(paragraph(reading.config, facts, estimate(reading.config, facts), place), err=True, hang=0)
     if uncounted := not_counted(reading.config, facts):
         echo(f"{uncounted} yet; the run counts them first", err=True)
     if several > 1 and meeting is not None and meeting.endpoint:

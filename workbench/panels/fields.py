@@ -6,11 +6,13 @@ A loop over `FieldSpec` makes every row; nothing here knows a particular setting
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 from pydantic import BaseModel
 
+from engine.config.data import DataSource
 from engine.config.files import short_path
 from engine.config.findings import Finding
 from engine.config.tree import FieldSpec, RunConfig
@@ -20,6 +22,7 @@ from workbench.panels.paint import Part, clean
 
 RANK = {"error": 0, "warning": 1, "hint": 2}
 NOTE_STYLES = {"error": "bad", "warning": "warn", "hint": "hint"}
+_EMPTY = re.compile(r"Empty means (?:that )?([^.,;:]+)")
 COMPOUND = ("list", "mapping", "sources", "prompts")
 
 
@@ -70,11 +73,17 @@ def value_parts(spec: FieldSpec, value: Any, effective: Effective | None, given:
             return (("auto", style),)
         return (("auto", style), (" -> ", "dim"), (in_words(spec, effective.effective), "value"))
     if value in (None, "", [], {}) and not isinstance(value, (bool, int, float)):
-        return (("missing", "warn"),) if spec.required else (("none", "faint"),)
+        return (("missing", "warn"),) if spec.required else ((when_empty(spec), "faint"),)
     parts: list[Part] = [(in_words(spec, value), style)]
     if spec.unit:
         parts.append((f" {unit_of(spec, value)}", "dim"))
     return tuple(parts)
+
+
+def when_empty(spec: FieldSpec) -> str:
+    """What stands for a value that is left empty: what that means, as the help says it, else `none`."""
+    means = _EMPTY.search(spec.help)
+    return clean(means[1]).replace("`", "") if means else "none"
 
 
 def unit_of(spec: FieldSpec, value: Any) -> str:
@@ -132,8 +141,11 @@ def entry_text(entry: Any) -> str:
         entry = entry.model_dump(exclude_defaults=True)
     if isinstance(entry, Mapping):
         path = short_path(str(entry.get("path", "")))
+        usual = DataSource().model_dump()  # the config of a run names all that is usual too
         rest = ", ".join(
-            str(item) if key == "format" else f"{key} {item}" for key, item in entry.items() if key != "path" and item
+            str(item) if key == "format" else f"{key} {item}"
+            for key, item in entry.items()
+            if key != "path" and item and item != usual.get(key)
         )
         return clean(f"{path} ({rest})" if rest else path)
     return clean(entry)
@@ -149,7 +161,7 @@ def options_of(spec: FieldSpec) -> list[tuple[Any, str]]:
         named = words == str(choice) or isinstance(choice, bool) or ": " in words
         options.append((choice, words if named else f"{choice}: {words}"))
     if spec.nullable and None not in spec.choices:
-        options.append((None, "none (default)" if spec.default is None else "none"))
+        options.append((None, f"{when_empty(spec)} (default)" if spec.default is None else when_empty(spec)))
     return options
 
 

@@ -7,6 +7,7 @@ waits for an index. Columnar files are left to the inspector, because reading th
 from __future__ import annotations
 
 import json
+import re
 import time
 from collections.abc import Mapping
 from pathlib import Path
@@ -25,6 +26,7 @@ if TYPE_CHECKING:
 CLIP = 20_000
 GENERATED = 200  # rows of a generated source that are made for looking
 COLUMNAR = (".parquet", ".arrow")
+_EMBEDDED = re.compile(r"(data:image/[\w.+-]*;base64,)([A-Za-z0-9+/=]{64,})")
 
 
 class RawRows:
@@ -146,7 +148,12 @@ def _block(label: str, text: str, width: int, gutter: int = 0) -> list[Line]:
     head = cut(clean(label), gutter - 1)
     head += " " * (gutter - cell_len(head))
     drawn: list[Line] = []
-    for part in text[:CLIP].split("\n"):
+    for part in _EMBEDDED.sub(_its_size, text)[:CLIP].split("\n"):
         for line in paragraph(clean(part), room, "value") or [[]]:
             drawn.append([(head if not drawn else " " * gutter, "dim"), *line])
     return drawn
+
+
+def _its_size(image: re.Match[str]) -> str:
+    """An image that stands in the row, without its bytes: they would push the words of the row off the screen."""
+    return f"{image[1]}… ({len(image[2]) * 3 // 4:,} bytes)"

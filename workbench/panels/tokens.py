@@ -324,16 +324,21 @@ class _Sheet:
         filled = self._lines if self._lines[-1] or len(self._lines) == 1 else self._lines[:-1]
         drawn: list[Line] = []
         for line in filled:
+            if not self.ids:
+                drawn += _folded([(text, kind) for text, kind, _ in line], self.width)
+                continue
             drawn.append([(text, kind) for text, kind, _ in line])
-            if self.ids and any(under for _, _, under in line):
+            if any(under for _, _, under in line):
                 drawn.append([_under(text, under) for text, _, under in line])
         return drawn
 
     def _put(self, text: str, kind: str, under: str) -> None:
-        if self.ids:
-            text += " " * max(0, len(under) - cell_len(text))
-            if self._used and self._used + cell_len(text) + 1 > self.width:
-                self._new_line()
+        if not self.ids:
+            self._lines[-1].append((text, kind, under))
+            return
+        text += " " * max(0, len(under) - cell_len(text))
+        if self._used and self._used + cell_len(text) + 1 > self.width:
+            self._new_line()
         while text:
             piece = _head(text, self.width - self._used)
             if not piece:
@@ -342,7 +347,7 @@ class _Sheet:
             self._lines[-1].append((piece, kind, under))
             self._used += cell_len(piece)
             text, under = text[len(piece) :], ""
-        if self.ids and self._used < self.width:
+        if self._used < self.width:
             self._lines[-1].append((" ", "", ""))
             self._used += 1
 
@@ -353,6 +358,53 @@ class _Sheet:
     def _new_line(self) -> None:
         self._lines.append([])
         self._used = 0
+
+
+_WORDS = re.compile(r"[^ ]* |[^ ]+")
+
+
+def _folded(line: Sequence[Part], width: int) -> list[Line]:
+    """One line of tokens in lines of at most `width` cells, broken behind spaces and beside special tokens, for a word may be
+    several tokens; a word that is wider than a line is broken where the line ends."""
+    word, words, before = list[Part](), list[list[Part]](), ""
+    for text, kind in line:
+        if word and _may_break(before, kind, text):
+            words.append(word)
+            word = []
+        before = kind
+        for piece in _WORDS.findall(text):
+            word.append((piece, kind))
+            if piece.endswith(" "):
+                words.append(word)
+                word = []
+    lines: list[list[Part]] = [[]]
+    used = 0
+    for parts in [*words, word]:
+        bare = cell_len("".join(text for text, _ in parts).rstrip(" "))
+        if used and used + bare > width >= bare:
+            lines.append([])
+            used = 0
+        for text, kind in parts:
+            while text:
+                piece = _head(text, width - used)
+                if not piece:
+                    if text == " " and used:  # a space that a line ends in needs no line of its own
+                        break
+                    lines.append([])
+                    used = 0
+                    continue
+                lines[-1].append((piece, kind))
+                used += cell_len(piece)
+                text = text[len(piece) :]
+    return [*lines]
+
+
+def _may_break(before: str, kind: str, text: str) -> bool:
+    """Whether a line may end between two pieces without a space: before a trained stretch and beside special tokens, while what
+    ends a stretch or a line hangs on the token before it."""
+    if kind == "edge":
+        return text in ("▌", "[")
+    return before != "edge" and ("special" in kind or ("special" in before and text not in ("⏎", "\\n")))
 
 
 def _under(text: str, under: str) -> Part:

@@ -408,8 +408,7 @@ class Ranks(Scrolled):
         """A table, and what it says; what is not known is left out."""
         view = self.view
         if view is None or not view.ranks:
-            words = "Figures of each rank come with the first steps, where several processes train one model."
-            return [[(words, "faint")]]
+            return paragraph(self._nothing(), width, "faint")
         slowest = view.slowest
         drawn: list[Line] = [[(_RANK.format("rank", *(head for head, _, _ in _RANK_COLUMNS)), "dim")]]
         for rank, figures in enumerate(view.ranks):
@@ -425,6 +424,11 @@ class Ranks(Scrolled):
             "together. ] and [ show the log of each."
         )
         return [*drawn, [], *paragraph(explained, width, "faint")]
+
+    def _nothing(self) -> str:
+        if self.view is not None and self.view.world_size == 1 and self.view.series:
+            return "One process trains this model, so there are no ranks to compare: the numbers beside the curves are its own."
+        return "Figures of each rank come with the first steps, where several processes train one model."
 
 
 class Receipt(Scrolled):

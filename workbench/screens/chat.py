@@ -51,6 +51,8 @@ class ChatView(Scrolled):
 
     DEFAULT_CSS = "ChatView { height: 1fr; padding: 0 1; }"
     session: ChatSession | None = None
+    waiting = ""
+    """What was sent before the model was there."""
     _newest = 0
     """The line on which the newest turn begins."""
     _held = 0
@@ -74,6 +76,9 @@ class ChatView(Scrolled):
             if session.kind != "rank":
                 drawn += _text(turn.prompt, width, "you  " if session.kind == "text" else "answer  ")
             drawn += self._answers(session, turn, width)
+        if self.waiting:
+            drawn += [[]] if drawn else []
+            drawn += _text(self.waiting, width, "you  " if session.kind == "text" else "")
         return drawn
 
     def _answers(self, session: ChatSession, turn: Turn, width: int) -> list[Line]:
@@ -187,8 +192,7 @@ class ChatScreen(Screen[None]):
     def _look(self) -> None:
         session = self.session
         if self._queued is not None and session.state == "ready":
-            text, self._queued = self._queued, None
-            self._send(text)
+            self._send(self._unqueue())
         if session.version != self._drawn:
             self._drawn = session.version
             self.query_one(ChatView).follow()
@@ -215,7 +219,7 @@ class ChatScreen(Screen[None]):
             return self._message, "$accent"
         seconds = time.monotonic() - session.phase_since
         if session.state == "loading":
-            later = "; what you sent waits for it" if self._queued is not None else ""
+            later = "; what you sent waits for it, esc takes it back" if self._queued is not None else ""
             return f"{session.phase} … {seconds:.0f} s{later}", "$wb-dim"
         if session.state == "failed":
             return f"{session.problem} Enter loads again.", "$error"
@@ -237,10 +241,17 @@ class ChatScreen(Screen[None]):
         if not event.value.strip():
             return
         if session.state == "loading" and self._queued is None:
-            self._queued = event.value
+            self._queued = self.query_one(ChatView).waiting = event.value
             event.input.clear()
+            self.query_one(ChatView).follow()
         elif self._send(event.value):
             event.input.clear()
+
+    def _unqueue(self) -> str:
+        """The text that waits for the model, which it does no longer."""
+        text, self._queued = self._queued or "", None
+        self.query_one(ChatView).waiting = ""
+        return text
 
     def _send(self, text: str) -> bool:
         try:
@@ -268,9 +279,14 @@ class ChatScreen(Screen[None]):
         self._do(self.session.renew)
 
     def action_halt(self) -> None:
-        """Stops an answer; where none is made, goes back."""
+        """Stops an answer; where none is made, takes back what waits for the model, or goes back."""
+        line = self.query_one("#words", Input)
         if self.session.state == "answering":
             self.session.stop()
+        elif self._queued is not None:
+            line.value = self._unqueue() + line.value
+            line.cursor_position = len(line.value)
+            self.query_one(ChatView).redraw()
         else:
             self.app.action_leave()  # type: ignore[attr-defined]
 

@@ -62,7 +62,7 @@ class Pick(Dialog[str]):
         with Vertical(id="box"):
             yield Static(self._title, id="title", markup=False)
             if self._filtered:
-                yield Input(placeholder="words of its name or help", compact=True, id="filter")
+                yield Input(placeholder="words to look for", compact=True, id="filter")
             yield OptionList(*self._options(self._items), id="list", markup=False, compact=True)
             yield Static(self._empty, id="empty", markup=False)
             yield Static("enter choose   esc back", classes="note", markup=False)

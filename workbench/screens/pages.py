@@ -33,7 +33,7 @@ from engine.session.pages import (
     waiting,
 )
 from workbench.calling import program
-from workbench.panels.fields import entry_text, in_words, row_of, unit_of
+from workbench.panels.fields import entry_text, in_words, row_of, unit_of, when_empty
 from workbench.panels.form import Row
 from workbench.panels.paint import clean
 
@@ -160,7 +160,7 @@ def _entries(spec: FieldSpec, view: View, allowed: tuple[str, ...]) -> Iterator[
                 shown = ((seen, "value"), (" detected", "dim")) if seen else (("detected", "dim"),)
                 short = seen
             elif value in (None, {}, []):
-                shown = (("none", "faint"),)
+                shown = ((when_empty(item), "faint"),)
             else:
                 shown = (
                     (in_words(item, value), "given"),

@@ -157,10 +157,18 @@ class Consequences(Drawn):
         """Draw these."""
         if numbers != self._numbers:
             self._numbers = numbers
-            height = len(self.lines(max(20, self.size.width - 1))) + 1
-            if height != self._height:
-                self._height = self.styles.height = height
+            self._fit()
             self.redraw()
+
+    def on_resize(self) -> None:
+        """A wider column has lines that a narrow one leaves out, and each of them is in view."""
+        super().on_resize()
+        self._fit()
+
+    def _fit(self) -> None:
+        height = len(self.lines(max(20, self.size.width - 1))) + 1
+        if height != self._height:
+            self._height = self.styles.height = height
 
     def lines(self, width: int) -> list[Line]:
         """A line a number; what is not known at all is left out."""

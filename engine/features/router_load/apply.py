@@ -25,9 +25,8 @@ from engine.features.built import Built, Events, Training, base_model
 from engine.features.fused_experts.apply import Block, blocks
 from engine.features.gradient_checkpointing.tiers import decoder_layers_of
 from engine.models.expert_shards import share_of
-from engine.run.expert_load import digits, looks_other
+from engine.run.expert_load import FEATURE, digits, looks_other
 
-FEATURE = "expert load"
 PICTURE_SECONDS = 10.0
 """Between the first pictures of the load in a run's events: each has a digit for every expert, 6 KiB for 48 layers of 128."""
 PICTURES = 64

@@ -18,6 +18,7 @@ from engine.hardware import GiB, Gpu, Machine, parse_machine
 from engine.planning.auto import resolved
 from engine.planning.memory_model import checkpoint_bytes
 from engine.rules import RULES, read
+from engine.rules.run import BESIDE_CHECKPOINTS
 from engine.session.draft import Draft
 from tests.engine.rules.rule_cases.shared import CPU, GOOD, GRPO, H100, LARGE, LORA, NOTHING, TINY_FACTS, Case, source
 
@@ -114,7 +115,7 @@ BOUNDS: dict[str, list[tuple[dict[str, Any], Facts]]] = {
     ],
     "checkpoints-fit-the-disk": [
         ({"run.save_total_limit": 3}, Facts(machine=replace(H100, disk_free_bytes=free), model=TINY_FACTS))
-        for free in (5 * CHECKPOINT + 1, 5 * CHECKPOINT - 1)
+        for free in (4 * CHECKPOINT + BESIDE_CHECKPOINTS, 4 * CHECKPOINT + BESIDE_CHECKPOINTS - 1)
     ],
 }
 """Of a rule, what is just within its bound and what is just beyond."""

@@ -20,7 +20,7 @@ from engine.config.recipes import recipes
 from engine.config.tree import fields
 from engine.errors import ConfigUnreadable, UsageError, WorkbenchError
 from engine.hardware import parse_machine
-from engine.session.draft import Draft
+from engine.session.draft import Draft, FileChanged
 
 TEXT = """\
 # My config
@@ -213,6 +213,23 @@ def test_save_writes_whole_keeps_mode_and_knows_when_dirty(tmp_path: Path) -> No
     again = Draft.open(place)
     assert again.text() == draft.text()
     assert not again.dirty
+
+
+def test_what_another_wrote_into_the_file_is_not_lost(tmp_path: Path) -> None:
+    place = tmp_path / "my.yaml"
+    place.write_text("version: 1\nrun: {seed: 1}\n")
+    draft = Draft.open(place)
+    draft.set("run.seed", 2)
+    draft.save()
+    place.write_text("version: 1\nrun: {seed: 3}\n")
+    with pytest.raises(FileChanged, match=r"was changed by someone else since it was opened here"):
+        draft.save(place)
+    assert "seed: 3" in place.read_text()
+    draft.save(place, replace=True)
+    assert "seed: 2" in place.read_text()
+    place.unlink()
+    draft.save()
+    assert "seed: 2" in place.read_text()
 
 
 def test_save_follows_a_link_to_the_real_file(tmp_path: Path) -> None:

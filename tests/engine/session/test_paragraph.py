@@ -50,6 +50,21 @@ def test_a_batch_holds_no_more_rows_than_there_are() -> None:
     packed = Draft(TEXT.replace("data: {", "data: {packing: true, ")).config
     assert packed.data.packing
     assert "16 rows each" in paragraph(packed, few, KNOWN)
+    one = paragraph(Draft(TEXT).config, Facts(data=DataFacts(rows=1, exact=True, read=1)), KNOWN)
+    assert "on 1 row of mine.jsonl" in one
+    assert "the only row each" in one
+
+
+@pytest.mark.parametrize(
+    ("part", "known", "said"),
+    [("0.05", 0, "5 % of them"), ("20", 0, "20 of them"), ("0.05", 12, "12 others"), ("0", 0, "")],
+)
+def test_rows_that_are_held_out_of_the_training_rows_are_said(part: str, known: int, said: str) -> None:
+    config = Draft(TEXT.replace("data: {", f"data: {{val_set_size: {part}, ")).config
+    counted = Facts(data=DataFacts(rows=228, exact=True, read=240, eval_rows=known)) if known else Facts()
+    words = paragraph(config, counted, KNOWN)
+    assert (f" of mine.jsonl and judged by {said}, held out." in words) == bool(said), words
+    assert ("judged by" in words) == bool(said)
 
 
 def test_what_is_not_known_is_called_so() -> None:

@@ -65,6 +65,28 @@ def test_json_has_the_agreed_shape(tmp_path: Path) -> None:
     assert result.return_value == 1
 
 
+def test_a_name_that_is_no_file_is_not_passed_over_as_a_data_set_of_the_hub(tmp_path: Path) -> None:
+    (tmp_path / "rows").mkdir()
+    for name in ("answers.jsonl", "rows/all.json"):
+        (tmp_path / name).write_text(
+            '[{"prompt": "a", "completion": "b"}]' if "all" in name else '{"prompt": "a", "completion": "b"}\n'
+        )
+    place = tmp_path / "my.yaml"
+    for written, meant in (
+        ("answers", "answers.jsonl"),
+        ("anwsers.jsonl", "answers.jsonl"),
+        ("rows/all", "rows/all.json"),
+    ):
+        place.write_text(GOOD.replace("builtin/dates", written))
+        said = run(str(place)).output
+        assert f"Did you mean {meant}?" in said, said
+        assert f"(data.train.0.path: {meant})" in said
+    place.write_text(GOOD.replace("builtin/dates", "imdb"))
+    assert "imdb is no file or folder here, so it is taken for a data set on the hub" in run(str(place)).output
+    place.write_text(GOOD.replace("builtin/dates", "someone/rows"))
+    assert "on the hub" not in run(str(place)).output
+
+
 def test_another_machine_is_judged_on_this_one(tmp_path: Path) -> None:
     place = tmp_path / "big.yaml"
     place.write_text("model:\n  name: Qwen/Qwen3-8B\ndata:\n  train: builtin/dates\n")
@@ -205,6 +227,11 @@ def test_settings_beside_the_file_are_judged_as_train_takes_them(good: Path) -> 
     assert "The settings beside the file change: " in less.output
     assert "steps −" in less.output
     assert "settings beside the file" not in run(str(good)).output
+    good.write_text(before + "  max_length: 8\n")
+    other = run(str(good), f"data.train.0.path={here}", "data.max_length=64", "--data").output
+    assert "settings beside the file change" in other
+    assert "rows too long" not in other, "the file's own rows were not counted, and these are others"
+    good.write_text(before)
     here.unlink()
     wrong = run(str(good), "optim.learning_rte=1e-4", "data.train.0.path=here.jsonl")
     assert wrong.return_value == 1

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import click
 import pytest
 
 from engine.run import launch
@@ -12,6 +13,7 @@ from engine.run.events import EventWriter
 from engine.run.index import open_view
 from engine.run.store import create
 from engine.run.view import RunView
+from workbench.cli import output, runs
 from workbench.cli.following import Follower, ending, exit_code, status_line
 
 
@@ -20,6 +22,8 @@ def test_a_line_says_how_far_a_run_is() -> None:
     view.latest = {"loss": 0.03124, "eval_loss": 0.5, "tokens_per_second": 9812.0}
     assert status_line(view) == "step 412 of 620 (66 %)  loss 0.0312  held-out 0.5000  9,812 tokens/s  0:42 left"
     assert status_line(RunView(state="running", step=3)) == "step 3"
+    view.latest = {"loss": -3e-9}
+    assert "loss 0.0000" in status_line(view), "GRPO's first loss is a nought of either sign"
 
 
 def test_only_a_run_that_came_to_its_end_or_was_asked_to_stop_is_a_success() -> None:
@@ -56,3 +60,40 @@ def test_what_comes_is_told_once_and_the_best_checkpoint_by_name(
         "step     2  When? → Now.",
         "checkpoint at step 4 (2.0 KiB)",
     ]
+
+
+def test_a_resume_begins_with_what_it_does_and_not_with_where_the_run_stood(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(launch, "unattended", lambda run: False)
+    run = create(tmp_path, "version: 1\n", {"name": "again", "method": "sft", "model": "builtin/tiny"})
+    run.update_json(state="running")
+    writer = EventWriter(run)
+    writer.write("started", method="sft", max_steps=9)
+    writer.write("metrics", step=4, loss=1.5)
+    with open_view(run) as watch:
+        Follower(watch, after=watch.view.segment).until(lambda view: True)
+        assert "step 4" not in capsys.readouterr().err
+        Follower(watch).until(lambda view: True)
+        assert "step 4 of 9" in capsys.readouterr().err
+
+
+def test_the_table_of_runs_fits_the_terminal(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(output, "_is_terminal", lambda err: True)
+    entry = {
+        "state": "finished",
+        "method": "sft",
+        "model": "runs/dates-0002/checkpoints/checkpoint-120",
+        "step": 480,
+        "max_steps": 480,
+    }
+    rest = {"loss": 0.0058, "started": None, "cause": "", "silent_seconds": None, "restarts": 0, "diverged_at": None}
+    for width in ("80", "120"):
+        monkeypatch.setenv("COLUMNS", width)
+        runs.show([{"id": "dates-0001", **entry, **rest}])
+        lines = click.unstyle(capsys.readouterr().out).splitlines()
+        assert len(lines) == 2
+        assert all(len(line) <= int(width) for line in lines), lines
+        assert "checkpoint-120  480 of 480  0.0058  -" in lines[1]

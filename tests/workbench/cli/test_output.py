@@ -207,6 +207,28 @@ def test_a_line_from_outside_is_no_line_of_its_own(capsys: pytest.CaptureFixture
     assert capsys.readouterr().out == "run one␊Error: forged\n"
 
 
+def test_a_sentence_is_broken_between_words_on_a_terminal_alone(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "30")
+    sentence = (
+        "x error",
+        "  data.train: 日本語の行 cannot be read; `ollama create mine -f Modelfile` names each of them.",
+    )
+    output.echo(*sentence, hang=9)
+    assert len(capsys.readouterr().out.splitlines()) == 1
+    monkeypatch.setattr(output, "_is_terminal", lambda err: True)
+    output.echo(output.styled(sentence[0], fg="red"), sentence[1], hang=9)
+    lines = click.unstyle(capsys.readouterr().out).splitlines()
+    assert lines == [
+        "x error  data.train:",
+        "         日本語の行 cannot be",
+        "         read;",
+        "         `ollama create mine -f Modelfile`",
+        "         names each of them.",
+    ]
+
+
 def test_an_output_that_cannot_hold_a_sign_gets_its_escape(place: Path) -> None:
     foreign_run(place, "stopped")
     argv = [sys.executable, "-P", "-m", "workbench", "runs", "--runs", "."]

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from engine.config.data import DataSource
 from engine.config.tree import fields
-from workbench.panels.fields import in_words, unit_of
+from workbench.panels.fields import entry_text, in_words, unit_of, value_parts, when_empty
 
 
 def test_one_of_a_unit_is_no_more_than_one() -> None:
@@ -23,3 +24,19 @@ def test_values_are_short_and_whole() -> None:
     assert in_words(fields.optim.learning_rate, 2e-05) == "2e-05"
     assert in_words(fields.run.report_to, ["wandb", "tensorboard"]) == "wandb, tensorboard"
     assert in_words(fields.run.prompts, ["Who?", "When?"]) == "Who? +1"
+
+
+def test_a_source_is_told_by_what_is_unusual_in_it() -> None:
+    source = DataSource(path="rows.jsonl", format="messages", rows=20, weight=2.0)
+    assert entry_text(source) == entry_text(source.model_dump()) == "rows.jsonl (messages, weight 2.0, rows 20)"
+
+
+def test_what_is_left_empty_says_what_that_means() -> None:
+    words = {spec.path: when_empty(spec) for spec in fields if "Empty means" in spec.help}
+    assert words["optim.max_steps"] == "the epochs decide"
+    assert words["run.name"] == "the file's name"
+    assert words["model.revision"] == "its main branch"
+    assert len(words) > 10
+    assert all(0 < len(text) <= 40 for text in words.values()), words
+    assert value_parts(fields.optim.max_steps, None, None, False) == (("the epochs decide", "faint"),)
+    assert when_empty(fields.run.notify) == "none"

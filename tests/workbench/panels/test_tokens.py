@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from rich.cells import cell_len
 
 from workbench.panels.paint import Line
+from workbench.panels.raw_rows import raw_lines
 from workbench.panels.tokens import first_difference, is_special, lay_out, lines_of_row
 
 
@@ -38,6 +39,31 @@ def test_trained_stretches_are_bordered_and_special_tokens_framed() -> None:
     assert styled(lines, "trained") == ["2021"]
     assert styled(lines, "trained-special") == ["‹|im_end|›"]
     assert styled(lines, "special") == ["‹|im_start|›"]
+
+
+def test_lines_are_broken_between_words_though_a_word_is_several_tokens() -> None:
+    row = [
+        make(text, trained)
+        for text, trained in (
+            ("Eat", 0),
+            (" break", 0),
+            ("fast", 0),
+            (" of", 1),
+            (" eggs", 1),
+            ("\n", 1),
+            ("    in", 0),
+        )
+    ]
+    assert plain(lay_out(row, 12)) == ["Eat ", "breakfast▌ ", "of eggs⏎▐", "    in"]
+    many = [make("<image>") for _ in range(4)] + [make("What"), make("<|im_end|>", True), make("\n")]
+    assert plain(lay_out(many, 15)) == ["‹image›‹image›", "‹image›‹image›", "What", "▌‹|im_end|›▐⏎"]
+    assert plain(lay_out([make("日本語の行です")], 9)) == ["日本語の", "行です"]
+    assert plain(lay_out([make("a " + "b" * 12)], 9)) == ["a bbbbbbb", "bbbbb"]
+
+
+def test_an_image_that_stands_in_a_row_leaves_room_for_its_words() -> None:
+    row = {"images": [f"data:image/png;base64,{'iVBO' * 60}"], "text": "What is it?"}
+    assert plain(raw_lines(row, 60)) == ['images  ["data:image/png;base64,… (180 bytes)"]', "text    What is it?"]
 
 
 def test_a_trained_stretch_that_ends_with_a_line_break_keeps_its_border_on_that_line() -> None:

@@ -121,14 +121,16 @@ async def test_a_whole_config_is_built_and_saved_by_keys_alone() -> None:
         await go_to(pilot, fields.optim.learning_rate.path)
         await pilot.press("enter")
         app.screen.query_one("#editor", Input).value = ""
-        await pilot.press(*"3e", "minus", *"4", "enter")
+        await pilot.press(*"3e", "minus", *"4", "ctrl+s")
+        await until(pilot, lambda: "Enter keeps what is being typed" in shown(app))
+        await pilot.press("enter")
         assert app.draft.config.optim.learning_rate == 3e-4
         await pilot.press("6")
         await pilot.pause()
         review = [text for row in build(app).pane.form.rows for text, _, _ in row.lines]
         assert any(text.startswith("optim.learning_rate: ") and text.endswith(" -> 0.0003") for text in review), review
         assert "builtin/tiny (197 k parameters) is trained with SFT" in " ".join(review)
-        await pilot.press("w")
+        await pilot.press("ctrl+s")
         await until(pilot, lambda: isinstance(app.screen.focused, Input))
         await pilot.press("enter")
         await until(pilot, lambda: not app.draft.dirty)
@@ -644,6 +646,33 @@ async def test_back_from_a_run_that_has_ended_the_head_counts_it_no_more(monkeyp
         run.update_json(state="stopped")
         await pilot.press("escape")
         await until(pilot, lambda: "1 run going on" not in shown(app))
+
+
+async def test_a_file_that_another_changed_is_replaced_only_when_that_is_chosen() -> None:
+    place = Path("mine.yaml")
+    place.write_text("version: 1\nrun: {seed: 1}\n")
+    app = app_of(Draft.open(place))
+    async with app.run_test(size=(80, 24)) as pilot:
+        await pilot.pause()
+        app.draft.set("run.seed", 2)
+        place.write_text("version: 1\nrun: {seed: 3}\n")
+        for keys, seed in (((), "3"), (("enter",), "3"), (("down", "enter"), "2")):
+            await pilot.press("ctrl+s")
+            await until(pilot, lambda: isinstance(app.screen.focused, Input))
+            await pilot.press("enter")
+            await until(pilot, lambda: "was changed by someone else" in " ".join(shown(app).split()))
+            await pilot.press(*(keys or ("escape",)))
+            await until(pilot, lambda: isinstance(app.screen, BuildScreen))
+            assert f"seed: {seed}" in place.read_text()
+        assert not app.draft.dirty
+        Path("other.yaml").write_text("version: 1\n")
+        await pilot.press("ctrl+s")
+        await until(pilot, lambda: isinstance(app.screen.focused, Input))
+        app.screen.focused.value = "other.yaml"
+        await pilot.press("enter")
+        await until(pilot, lambda: "is there already" in " ".join(shown(app).split()))
+        await pilot.press("enter")
+        assert Path("other.yaml").read_text() == "version: 1\n"
 
 
 async def test_saving_where_nobody_may_write_says_so_and_keeps_the_draft(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -64,7 +64,13 @@ async def test_one_writes_while_it_loads_and_the_process_goes_with_the_screen(
         await pilot.pause()
         assert session.state == "loading"
         assert "…" in shown(app)
-        await pilot.press(*QUESTION, "enter", *"next")
+        await pilot.press(*QUESTION, "enter")
+        assert f"you  {QUESTION}" in shown(app), "what waits is in view"
+        await pilot.press("escape")
+        assert f"> {QUESTION}" in shown(app)
+        assert "you  " not in shown(app)
+        await pilot.press("enter", *"next")
+        assert f"you  {QUESTION}" in shown(app)
         assert "what you sent waits for it" in shown(app)
         assert "> next" in shown(app)
         pid = session.pid

@@ -468,6 +468,20 @@ async def test_the_load_of_each_expert_is_a_picture_one_key_away(make_run: Any, 
         assert "A column holds 2 experts" in " ".join(shown(app).split())
 
 
+async def test_pages_that_a_run_has_no_figures_for_say_so_whole(make_run: Any, shown: Shown, writer: Any) -> None:
+    run = make_run()
+    entry = {"feature": "loss", "requested": None, "effective": "SFTTrainer", "count": None, "detail": ""}
+    writer(run).write("receipt", 13, entries=[entry])
+    app = app_of(run)
+    async with app.run_test(size=(80, 24)) as pilot:
+        await pilot.press("8")
+        await until(pilot, lambda: "One process trains this model" in shown(app))
+        assert "the numbers beside the curves are its own." in " ".join(shown(app).split())
+        await pilot.press("9")
+        await until(pilot, lambda: "has no line `expert load`" in shown(app))
+        assert "whose routers are heard." in " ".join(shown(app).split())
+
+
 async def test_each_rank_is_shown_and_its_log_is_one_key_away(make_run: Any, shown: Shown, writer: Any) -> None:
     run = make_run()
     for rank in (1, 2, 3):

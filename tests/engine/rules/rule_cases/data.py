@@ -32,6 +32,8 @@ CASES: dict[str, list[Case]] = {
         ({}, source(exists=False), "data.train.0.path", "error"),
         ({}, source(problem="line 3: must be JSON."), "data.train.0.path", "error"),
         ({}, source(rows=0), "data.train.0.path", "error"),
+        ({}, source(exists=False, near="row.jsonl"), "data.train.0.path", "error"),
+        ({}, source(exists=None), "data.train.0.path", "warning"),
     ],
     "sources-elsewhere-can-be-fetched": [
         ({"data.train.0.path": "file:///rows.jsonl"}, Facts(), "data.train.0.path", "error"),
