@@ -72,6 +72,11 @@ class Family:
                     processes[who.pid] = (who, int(rank) if rank.isdigit() else None)
         return processes
 
+    @property
+    def misses_a_rank(self) -> bool:
+        """Whether a rank was gone at the last look, for whatever reason."""
+        return self._suspect is not None
+
     def look(self, failed: Callable[[], bool]) -> tuple[int, Identity] | None:
         """The rank that died before the others, once torchrun agrees that it failed (`failed`)."""
         if self.lost_rank is not None:
