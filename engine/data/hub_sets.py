@@ -174,6 +174,8 @@ def rows_by_parts(name: str, split: str, subset: str | None = None, revision: st
 
     ranges = {file.url: RangeFile(file) for file in files}
     rows = FarRows(name, ranges)
+    if not len(rows):
+        raise DataError("the data set holds no rows", "Name another split or subset.", path=visible(name))
     for each in ranges.values():
         each.leave()  # the footers are kept; a file that rows are read of is opened again
     return rows

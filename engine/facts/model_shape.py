@@ -296,7 +296,9 @@ def _facts(name: str, config: Shape, folder: Path | None, template: bool | None,
     if experts:
         by_config = mixtures.layers_with_experts(model_type, shape, facts["layers"] or 0)
         known_family = model_type in mixtures.KNOWN or model_type in _LIKE_LLAMA
-        by_files = () if known_family or not stored else stored_linears.layers_with_experts(stored, facts["layers"] or 0)
+        by_files = (
+            () if known_family or not stored else stored_linears.layers_with_experts(stored, facts["layers"] or 0)
+        )
         facts["with_experts"] = by_files or by_config
     bare = ModelFacts(name, **facts)
     linears = tuple(_linears(bare, shape))

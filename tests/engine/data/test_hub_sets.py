@@ -203,6 +203,31 @@ def test_so_many_files_that_their_lengths_are_not_asked_for_are_read_one_after_t
     assert stream.epochs_over == 2
 
 
+@pytest.mark.parametrize("many", [True, False])
+def test_an_empty_file_of_parquet_among_others_costs_nothing_and_a_set_of_such_is_a_sentence(
+    hub, opened, gpt2, monkeypatch, many
+):
+    if many:
+        monkeypatch.setattr("engine.data.streaming.files.FOOTERS", 2)
+    put(hub, "parquet")
+    empty = io.BytesIO()
+    pyarrow.parquet.write_table(pyarrow.Table.from_pylist(texts(1)).slice(0, 0), empty)
+    for name in (NAMES[2], NAMES[5]):
+        hub.sets["me/rows"][0][f"{name}.parquet"] = empty.getvalue()
+    stream = opened()
+    assert Counter(said([stream.next_row() for _ in range(400)], gpt2)) == {
+        f"row {number}": 2 for number in range(300) if number // 50 not in (2, 5)
+    }
+    assert len(rows_by_parts("me/rows", "train") or ()) == 200
+    if not many:
+        assert len({*said([opened(rows=120).next_row() for _ in range(120)], gpt2)}) <= 120
+        hub.put("me/empty", {"train-0.parquet": empty.getvalue(), "train-1.parquet": empty.getvalue()})
+        for look in (lambda: opened(path="me/empty"), lambda: rows_by_parts("me/empty", "train")):
+            with pytest.raises(DataError, match="me/empty: the data set holds no rows") as raised:
+                look()
+            assert raised.value.hint == "Name another split or subset."
+
+
 def test_a_bad_line_is_named_by_file_and_byte(hub, opened):
     good = packed(texts(40), "jsonl")
     hub.put("me/rows", {"train.jsonl": good + b'{"text": no}\n' + good})

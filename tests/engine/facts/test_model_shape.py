@@ -29,9 +29,17 @@ FAMILIES: dict[str, dict[str, object]] = {
     "gemma3_text": {"head_dim": 16},
     "phi3": {"pad_token_id": 0},
     "qwen3_moe": {"num_experts": 4, "moe_intermediate_size": 32, "head_dim": 16},
-    "qwen3_moe/stepped": {"num_experts": 4, "moe_intermediate_size": 32, "num_hidden_layers": 5, "decoder_sparse_step": 2},
+    "qwen3_moe/stepped": {
+        "num_experts": 4,
+        "moe_intermediate_size": 32,
+        "num_hidden_layers": 5,
+        "decoder_sparse_step": 2,
+    },
     "qwen2_moe/named": {
-        "num_experts": 4, "moe_intermediate_size": 32, "shared_expert_intermediate_size": 48, "mlp_only_layers": [0, 2]
+        "num_experts": 4,
+        "moe_intermediate_size": 32,
+        "shared_expert_intermediate_size": 48,
+        "mlp_only_layers": [0, 2],
     },
     "qwen3_next/named": {**GATED, "num_hidden_layers": 5, "mlp_only_layers": [1], "decoder_sparse_step": 2},
     "deepseek_v3/unsaid": {**EXPERTS, **LATENT, "first_k_dense_replace": 3, "num_hidden_layers": 5, "q_lora_rank": 20},
