@@ -217,7 +217,9 @@ class Supervisor:
             self.peers.beat()
             time.sleep(LOOK_SECONDS)
         if self._is_to_end():
-            self.final = {"kind": "stopped", "by": "", "message": "Stopped before its worker was started again."}
+            by = next((each.by for each in control.lying(self.run) if each.do in control.STOPS), "")
+            by = by or ("SIGTERM" if self.forwarded else "")
+            self.final = {"kind": "stopped", "by": by, "message": "Stopped before its worker was started again."}
             try:
                 append(self.run, self.segment, self.final)
             except (OSError, WorkbenchError) as problem:
