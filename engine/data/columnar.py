@@ -19,6 +19,7 @@ from typing import Any
 import pyarrow as arrow
 import pyarrow.parquet as parquet
 
+from engine.data.cache_entries import Held
 from engine.data.mapped import Rows
 from engine.data.parsing import Row
 from engine.errors import DataError, visible
@@ -96,6 +97,8 @@ class SavedRows(ArrowRows):
     """A `datasets.Dataset`: from `save_to_disk` (a folder) or already loaded from the hub."""
 
     kind = "dataset"
+    held: Held | None = None
+    """The entry of the user's cache that they are mapped from."""
 
     def __init__(self, path: str, dataset: Any = None, split: str | None = None) -> None:
         import datasets
