@@ -294,12 +294,7 @@ def _facts(name: str, config: Shape, folder: Path | None, template: bool | None,
     }
     stored, flaw = _stored_weights(folder, own, config)
     if experts:
-        by_config = mixtures.layers_with_experts(model_type, shape, facts["layers"] or 0)
-        known_family = model_type in mixtures.KNOWN or model_type in _LIKE_LLAMA
-        by_files = (
-            () if known_family or not stored else stored_linears.layers_with_experts(stored, facts["layers"] or 0)
-        )
-        facts["with_experts"] = by_files or by_config
+        facts["with_experts"] = _with_experts(model_type, shape, facts["layers"] or 0, stored)
     bare = ModelFacts(name, **facts)
     linears = tuple(_linears(bare, shape))
     held: tuple[tuple[str, int, int, int], ...] = ()
@@ -325,6 +320,14 @@ def _facts(name: str, config: Shape, folder: Path | None, template: bool | None,
     if not stored or facts["stored"] or shape is not config:
         return known
     return _with_weights(known, shape, stored)
+
+
+def _with_experts(kind: str, shape: Shape, layers: int, stored: Mapping[str, Tensor] | None) -> tuple[int, ...]:
+    """The numbers of the layers that have experts: of a family that is known by its config.json, of others by their files."""
+    by_config = kind in mixtures.KNOWN or kind in _LIKE_LLAMA
+    if stored and not by_config and (found := stored_linears.layers_with_experts(stored, layers)):
+        return found
+    return mixtures.layers_with_experts(kind, shape, layers)
 
 
 def _with_weights(known: ModelFacts, shape: Shape, stored: Mapping[str, Tensor]) -> ModelFacts:

@@ -120,6 +120,20 @@ def test_counts_are_those_of_the_built_models(tmp_path: Path) -> None:
             assert counted.trained == lora, folder
 
 
+def test_layers_with_experts_of_a_family_that_is_not_known_are_those_of_its_files() -> None:
+    from engine.facts.stored_linears import layers_with_experts
+    from engine.model_files import Tensor
+
+    names = (
+        "model.layers.0.mlp.up_proj",
+        "model.layers.2.mlp.experts.gate_up_proj",
+        "model.layers.4.ffn.experts.17.w1",
+    )
+    ahead = ("model.layers.6.mlp.experts.0.w1", "mtp.layers.1.mlp.experts.3.up_proj")
+    stored = {f"{name}.weight": Tensor("BF16", (8, 8)) for name in (*names, *ahead)}
+    assert layers_with_experts(stored, 6) == (2, 4)
+
+
 def test_real_weights_are_counted_by_their_headers(shared_data: Path) -> None:
     folder = shared_data / "weights" / "tinystories-llama-260k"
     facts = model_facts(str(folder))
