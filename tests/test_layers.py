@@ -36,7 +36,7 @@ LAYERS = (
     ("engine.facts*",),
     ("engine.config*",),
     ("engine.model_files",),
-    ("engine.hardware", "engine.hub"),
+    ("engine.hardware", "engine.hub", "engine.caches"),
     ("engine.errors", "engine.figures"),
     ("engine.kernels*",),
     ("engine",),

@@ -20,10 +20,9 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import platformdirs
-
 from engine import model_files
 from engine.builtin import dates
+from engine.caches import user_cache
 from engine.errors import ModelError, redact, visible
 from engine.hub import commit_of, reaching_hub
 
@@ -206,8 +205,7 @@ def _digest(recipe: dict[str, Any]) -> str:
 
 
 def _base() -> Path:
-    cache = os.environ.get("WORKBENCH_CACHE") or platformdirs.user_cache_dir("finetuning-workbench")
-    return Path(cache).expanduser().absolute() / "builtin"
+    return user_cache() / "builtin"
 
 
 def _whole(target: Path) -> bool:

@@ -26,8 +26,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-import platformdirs
-
+from engine.caches import user_cache
 from engine.errors import WorkbenchError
 from engine.run.spawn import private_folder
 
@@ -42,8 +41,7 @@ Names = dict[frozenset[str], dict[str, set[str]]]
 
 def place() -> Path:
     """The folder in which it is kept."""
-    cache = os.environ.get("WORKBENCH_CACHE") or platformdirs.user_cache_dir("workbench")
-    return Path(cache).expanduser().absolute() / "imports"
+    return user_cache() / "imports"
 
 
 @contextlib.contextmanager

@@ -51,6 +51,8 @@ class ModelFacts:
     experts: int | None = None
     experts_per_token: int | None = None
     """How many of a layer's experts compute each token; `None` where it has none, or its config.json does not say."""
+    with_experts: tuple[int, ...] | None = None
+    """The numbers of the layers that have experts, the first is 0; `None` of a model without."""
     linears: tuple[tuple[str, int, int, int], ...] = ()
     """Linear layers as `(name, in, out, how many)`, the head left out."""
     tower: tuple[tuple[str, int, int, int], ...] = ()

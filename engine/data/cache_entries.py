@@ -19,9 +19,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
-import platformdirs
 from filelock import FileLock, Timeout
 
+from engine.caches import user_cache
 from engine.errors import WorkbenchError, redact, visible
 
 Progress = Callable[[str, int, int], None]
@@ -35,8 +35,7 @@ NOTE = "meta.json"
 
 def cache_folder(folder: str | None) -> Path:
     """The folder of prepared data: the one named by a config, else in the user's cache."""
-    base = os.environ.get("WORKBENCH_CACHE") or platformdirs.user_cache_dir("finetuning-workbench")
-    return Path(folder) if folder else Path(base) / "prepared"
+    return Path(folder) if folder else user_cache() / "prepared"
 
 
 @contextlib.contextmanager

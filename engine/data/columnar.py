@@ -19,6 +19,7 @@ from typing import Any
 import pyarrow as arrow
 import pyarrow.parquet as parquet
 
+from engine.data.cache_entries import Held
 from engine.data.mapped import Rows
 from engine.data.parsing import Row
 from engine.errors import DataError, visible
@@ -55,7 +56,8 @@ class ParquetRows(ArrowRows):
     kind = "parquet"
 
     def __init__(self, path: str, far: RawIOBase | None = None) -> None:
-        """`far` reads a file that lies elsewhere by parts: its footer now, and a row group when rows of it are read."""
+        """`far` reads a file that lies elsewhere by parts: its footer now, and a row group when rows of it are read. It may be one
+        of several, and have no rows."""
         self.path = path
         try:
             self._file = parquet.ParquetFile(path, memory_map=True) if far is None else _far_file(path, far)
@@ -66,8 +68,8 @@ class ParquetRows(ArrowRows):
         # The number of the row behind each row group.
         self.borders = list(accumulate(self._file.metadata.row_group(group).num_rows for group in groups))
         self._count = self.borders[-1] if self.borders else 0
-        if not self._count:
-            raise DataError("the file holds no rows", path=visible(path))
+        if not self._count and far is None:
+            raise DataError("the file holds no rows", "Name another, or remove it from its folder.", path=visible(path))
         self._group: tuple[int, Any] = (-1, None)
 
     def __getitem__(self, index: int) -> Row:
@@ -95,6 +97,8 @@ class SavedRows(ArrowRows):
     """A `datasets.Dataset`: from `save_to_disk` (a folder) or already loaded from the hub."""
 
     kind = "dataset"
+    held: Held | None = None
+    """The entry of the user's cache that they are mapped from."""
 
     def __init__(self, path: str, dataset: Any = None, split: str | None = None) -> None:
         import datasets
@@ -116,7 +120,7 @@ class SavedRows(ArrowRows):
         # Images stay the bytes or paths that they are stored as.
         self._raw = dataset.with_format("arrow") if "Image(" in str(dataset.features) else None
         if not self._count:
-            raise DataError("the data set holds no rows", path=visible(path))
+            raise DataError("the data set holds no rows", "Name another split or subset.", path=visible(path))
 
     def __getitem__(self, index: int) -> Row:
         return dict(self._dataset[index]) if self._raw is None else self._raw[index].to_pylist()[0]

@@ -1,4 +1,4 @@
-"""Data sets of the hub: loaded whole by `datasets`, or as the files they are made of, read by parts where they lie.
+"""Data sets of the hub as the files they are made of, read by parts where they lie; `engine.data.hub_fetch` fetches them first.
 
 Which commit a name means is asked once and kept in the run's folder (`engine.hub.COMMITS`), so that a run that goes on reads
 the rows it began with, whatever the name has come to mean. `datasets` says which files make a split, `HfFileSystem` reads
@@ -13,21 +13,19 @@ import io
 import os
 import re
 from collections import OrderedDict
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path, PurePosixPath
-from typing import TYPE_CHECKING, Any, NamedTuple, cast
+from typing import Any, NamedTuple, cast
 
 from engine.config.files import COMPRESSIONS, DATA_SUFFIXES, scheme_of
+from engine.data.hub_entries import is_fetched
 from engine.data.mapped import RowPlaces, Rows
 from engine.data.parsing import Row
 from engine.data.remote import first_line
 from engine.data.rows import LineRows
 from engine.errors import DataError, visible
 from engine.hub import COMMIT, commit_of, reaching_hub, transport_error
-
-if TYPE_CHECKING:
-    from engine.data.columnar import SavedRows
 
 BLOCK = 4 << 20
 """Bytes of a file of lines that are asked for at once."""
@@ -71,23 +69,12 @@ def is_part(split: str | None) -> bool:
     return split is not None and ("[" in split or "+" in split)
 
 
-def hub_rows(name: str, split: str | None, subset: str | None = None, revision: str | None = None) -> SavedRows:
-    """A data set from the hub, all of it fetched (or from its local cache when offline). Raises `DataError`."""
-    from engine.data.columnar import SavedRows
-
-    with _telling(name):
-        builder = _builder(name, subset, revision)
-        builder.download_and_prepare()
-        loaded = builder.as_dataset(split=split or "train")
-    return SavedRows(name, loaded)
-
-
 @contextlib.contextmanager
-def _telling(name: str) -> Iterator[None]:
+def telling(name: str) -> Iterator[None]:
     """Ask for a data set inside; what the libraries raise becomes a `DataError`."""
     import datasets
 
-    known = (OSError, ValueError, RuntimeError, datasets.exceptions.DatasetsError, transport_error())
+    known = (OSError, ValueError, RuntimeError, ImportError, datasets.exceptions.DatasetsError, transport_error())
     try:
         with reaching_hub(name):
             yield
@@ -95,7 +82,7 @@ def _telling(name: str) -> Iterator[None]:
         raise _set_error(name, problem) from None
 
 
-def _builder(name: str, subset: str | None, revision: str | None) -> Any:
+def builder_of(name: str, subset: str | None, revision: str | None) -> Any:
     """The builder of a data set at its commit. Raises `DataError` where the cache of `datasets` holds another one: where the
     hub does not give the set, `datasets` takes what was written there last, whatever the revision."""
     import datasets
@@ -115,18 +102,28 @@ def _builder(name: str, subset: str | None, revision: str | None) -> Any:
 def hub_files(name: str, split: str, subset: str | None = None, revision: str | None = None) -> list[HubFile] | None:
     """The files of one split in their order; None where the hub does not answer and all of the set is in the cache of
     `datasets`. Raises `DataError` for a set, a subset or a split that cannot be had."""
-    with _telling(name):
-        found = _builder(name, subset, revision).config.data_files
+    with telling(name):
+        try:
+            found = builder_of(name, subset, revision).config.data_files
+        except Exception:
+            if not is_fetched(name, split, subset, revision):
+                raise
+            found = None  # what it raised is that there is no hub
         if not found:
             _refuse_without_hub(name)
             return None
         if split not in found:
-            raise DataError(
-                f"holds the splits {', '.join(map(str, found))}; there is no {visible(split)}",
-                "Name one of them with split.",
-                path=visible(name),
-            )
-        return _with_sizes([str(url) for url in found[split]])
+            raise no_such_split(name, found, split)
+        return with_sizes([str(url) for url in found[split]])
+
+
+def no_such_split(name: str, splits: Iterable[Any], split: str) -> DataError:
+    """The error of a split that a data set has not."""
+    return DataError(
+        f"holds the splits {', '.join(map(str, splits))}; there is no {visible(split)}",
+        "Name one of them with split.",
+        path=visible(name),
+    )
 
 
 def _refuse_without_hub(name: str) -> None:
@@ -174,12 +171,14 @@ def rows_by_parts(name: str, split: str, subset: str | None = None, revision: st
 
     ranges = {file.url: RangeFile(file) for file in files}
     rows = FarRows(name, ranges)
+    if not len(rows):
+        raise DataError("the data set holds no rows", "Name another split or subset.", path=visible(name))
     for each in ranges.values():
         each.leave()  # the footers are kept; a file that rows are read of is opened again
     return rows
 
 
-def _with_sizes(urls: list[str]) -> list[HubFile]:
+def with_sizes(urls: list[str]) -> list[HubFile]:
     """Each file with its size; a folder is listed once."""
     files, sizes = _file_system(), dict[str, int]()
     for folder in dict.fromkeys(url.rpartition("/")[0] for url in urls):

@@ -21,7 +21,8 @@ from engine.config.tree import RunConfig
 from engine.data.cache_entries import Progress
 from engine.data.detect import Detection, detect
 from engine.data.formats import read_example
-from engine.data.hub_sets import hub_rows, is_hub_set, rows_by_parts
+from engine.data.hub_fetch import hub_rows
+from engine.data.hub_sets import is_hub_set, rows_by_parts
 from engine.data.image_references import folder_of, references
 from engine.data.mapped import Rows
 from engine.data.parsing import Row
@@ -289,7 +290,7 @@ def source_rows(
     by_parts: bool = False,
 ) -> Rows:
     """Rows of a file, here or elsewhere, a saved data set, a built-in one, which `source` may give its size, or a data set on
-    the hub, which is fetched whole unless it can be read `by_parts`."""
+    the hub, of which what is needed is fetched first unless it can be read `by_parts`."""
     if path in BUILTIN_ROWS:
         from engine.builtin import GENERATED
 
@@ -316,7 +317,7 @@ def source_rows(
         on_hub = about.get("subset"), about.get("revision")
         if by_parts and (parts := rows_by_parts(path, wanted, *on_hub)) is not None:
             return parts
-        return hub_rows(path, wanted, *on_hub)
+        return hub_rows(path, wanted, *on_hub, about.get("rows"), on_progress)
     return open_rows(path)
 
 

@@ -16,8 +16,7 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
-import platformdirs
-
+from engine.caches import user_cache
 from engine.config.facts import DataFacts, ModelFacts, counting_limits
 from engine.config.files import DATA_SUFFIXES, place_of
 from engine.config.tree import RunConfig
@@ -79,8 +78,7 @@ def _place(config: RunConfig, base: Path, model: ModelFacts | None) -> Path | No
         "versions": dict(_versions(("transformers", "tokenizers", "jinja2"))),
     }
     key = hashlib.sha256(json.dumps(hangs_on, sort_keys=True, default=str).encode()).hexdigest()[:32]
-    cache = os.environ.get("WORKBENCH_CACHE") or platformdirs.user_cache_dir("finetuning-workbench")
-    return Path(cache) / "counts" / f"{key}.json"
+    return user_cache() / "counts" / f"{key}.json"
 
 
 def _stamp(path: str) -> tuple[int, int] | str | None:

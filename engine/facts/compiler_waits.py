@@ -16,8 +16,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-import platformdirs
-
+from engine.caches import compiled
 from engine.config.facts import CompilerWait, ModelFacts
 from engine.config.tree import RunConfig
 from engine.hardware import installed
@@ -34,7 +33,7 @@ _VERSIONS = ("torch", "triton", "transformers", "peft")
 def place(environment: Mapping[str, str] = os.environ) -> Path:
     """The file, in the folder of torch's compiler that a run started from here has."""
     folder = environment.get(FOLDER)
-    return (Path(folder) if folder else Path(platformdirs.user_cache_dir("workbench")) / "inductor") / FILE
+    return (Path(folder) if folder else compiled("inductor", environment)) / FILE
 
 
 def key(config: RunConfig, model: ModelFacts | None, card: str) -> str | None:

@@ -9,12 +9,24 @@ from typing import Any
 Linear = tuple[str, int, int, int]
 _LATENT = "deepseek_v2", "deepseek_v3"
 _LINEAR = "qwen3_next", "qwen3_5_moe_text"
+_STEPPED = {"qwen2_moe", "qwen3_moe", "qwen3_next", "qwen3_vl_moe_text", "qwen3_omni_moe_text"}
+_DENSE_UNLESS_SAID = {"deepseek_v3": 3, "glm4_moe": 1}
+"""How many first layers are dense where a config.json leaves that to transformers."""
 KNOWN = {*_LATENT, *_LINEAR, "glm4_moe", "minimax_m2"}
 
 
-def layers_with_experts(shape: Mapping[str, Any], layers: int) -> int:
-    """How many layers have experts: the first ones of some families have none."""
-    return max(0, layers - _size(shape, "first_k_dense_replace"))
+def layers_with_experts(kind: str, shape: Mapping[str, Any], layers: int) -> tuple[int, ...]:
+    """The numbers of the layers that have experts, as transformers builds them: the first ones of some families are dense, of
+    Qwen's those that are named, and all but every nth."""
+    told = shape.get("mlp_layer_types")
+    if isinstance(told, list):
+        return tuple(number for number, one in enumerate(told[:layers]) if one == "sparse")
+    if kind in _STEPPED:
+        dense, step = shape.get("mlp_only_layers"), _size(shape, "decoder_sparse_step") or 1
+        dense = dense if isinstance(dense, list) else []
+        return tuple(number for number in range(layers) if number not in dense and (number + 1) % step == 0)
+    said = "first_k_dense_replace" in shape
+    return tuple(range(_size(shape, "first_k_dense_replace") if said else _DENSE_UNLESS_SAID.get(kind, 0), layers))
 
 
 def linears(kind: str, shape: Mapping[str, Any], hidden: int, layers: int) -> Iterator[Linear]:
@@ -37,7 +49,7 @@ def linears(kind: str, shape: Mapping[str, Any], hidden: int, layers: int) -> It
             yield from (("in_proj_qkv", hidden, 2 * keys + values, count), ("in_proj_z", hidden, values, count))
             yield from (("in_proj_b", hidden, many, count), ("in_proj_a", hidden, many, count))
         yield ("out_proj", values, hidden, count)
-    mixed = layers_with_experts(shape, layers)
+    mixed = len(layers_with_experts(kind, shape, layers))
     yield from _feed_forward(hidden, _size(shape, "intermediate_size"), layers - mixed)
     wide = _size(shape, "shared_expert_intermediate_size")
     yield from _feed_forward(
@@ -50,7 +62,7 @@ def linears(kind: str, shape: Mapping[str, Any], hidden: int, layers: int) -> It
 def vectors(kind: str, shape: Mapping[str, Any], hidden: int, layers: int) -> int:
     """Numbers of norms, biases and what else is no matrix of a linear layer or an expert, the router's matrix with them."""
     full = _full(kind, shape, layers)
-    total = (2 * layers + 1) * hidden + layers_with_experts(shape, layers) * hidden * _experts(shape)
+    total = (2 * layers + 1) * hidden + len(layers_with_experts(kind, shape, layers)) * hidden * _experts(shape)
     if kind in _LATENT:
         total += layers * (_size(shape, "q_lora_rank") + _size(shape, "kv_lora_rank"))
         return total + (layers * _biases_of_latent(shape, hidden) if shape.get("attention_bias") else 0)

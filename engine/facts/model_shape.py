@@ -292,9 +292,11 @@ def _facts(name: str, config: Shape, folder: Path | None, template: bool | None,
         "stored_size": packed_size(config.get("quantization_config")),
         "vision": _vision(config),
     }
+    stored, flaw = _stored_weights(folder, own, config)
+    if experts:
+        facts["with_experts"] = _with_experts(model_type, shape, facts["layers"] or 0, stored)
     bare = ModelFacts(name, **facts)
     linears = tuple(_linears(bare, shape))
-    stored, flaw = _stored_weights(folder, own, config)
     held: tuple[tuple[str, int, int, int], ...] = ()
     if not linears and stored and not facts["stored"]:
         held = stored_linears.linears(stored, experts or 0)
@@ -318,6 +320,14 @@ def _facts(name: str, config: Shape, folder: Path | None, template: bool | None,
     if not stored or facts["stored"] or shape is not config:
         return known
     return _with_weights(known, shape, stored)
+
+
+def _with_experts(kind: str, shape: Shape, layers: int, stored: Mapping[str, Tensor] | None) -> tuple[int, ...]:
+    """The numbers of the layers that have experts: of a family that is known by its config.json, of others by their files."""
+    by_config = kind in mixtures.KNOWN or kind in _LIKE_LLAMA
+    if stored and not by_config and (found := stored_linears.layers_with_experts(stored, layers)):
+        return found
+    return mixtures.layers_with_experts(kind, shape, layers)
 
 
 def _with_weights(known: ModelFacts, shape: Shape, stored: Mapping[str, Tensor]) -> ModelFacts:
@@ -435,21 +445,21 @@ def _linears(model: ModelFacts, shape: Shape) -> Iterator[tuple[str, int, int, i
         return
     yield from (("q_proj", hidden, queries, layers), ("k_proj", hidden, keys, layers))
     yield from (("v_proj", hidden, keys, layers), ("o_proj", queries, hidden, layers))
-    if model.experts:
-        shared = _number(shape, "shared_expert_intermediate_size")
-        if shared:
-            yield from (("gate_proj", hidden, shared, layers), ("up_proj", hidden, shared, layers))
-            yield from (("down_proj", shared, hidden, layers), ("shared_expert_gate", hidden, 1, layers))
-        return
-    yield from (("gate_proj", hidden, wide, layers), ("up_proj", hidden, wide, layers))
-    yield ("down_proj", wide, hidden, layers)
+    mixed = len(model.with_experts or ())
+    shared = _number(shape, "shared_expert_intermediate_size")
+    if mixed and shared:
+        yield from (("gate_proj", hidden, shared, mixed), ("up_proj", hidden, shared, mixed))
+        yield from (("down_proj", shared, hidden, mixed), ("shared_expert_gate", hidden, 1, mixed))
+    if dense := layers - mixed:
+        yield from (("gate_proj", hidden, wide, dense), ("up_proj", hidden, wide, dense))
+        yield ("down_proj", wide, hidden, dense)
 
 
 def _expert_weights(model: ModelFacts, shape: Shape) -> Iterator[tuple[str, int, int, int]]:
     """What transformers holds the experts of a layer in, as `(name, in, out, how many)` for one expert."""
     wide = _number(shape, "moe_intermediate_size") or model.intermediate_size
     if model.experts and model.hidden_size and model.layers and wide:
-        layers = mixtures.layers_with_experts(shape, model.layers)
+        layers = len(model.with_experts or ())
         yield ("gate_up_proj", model.hidden_size, 2 * wide, layers)
         yield ("down_proj", wide, model.hidden_size, layers)
 
@@ -468,7 +478,7 @@ def _formula(model: ModelFacts, shape: Shape, linears: tuple[tuple[str, int, int
     if model.model_type in mixtures.KNOWN:
         total += mixtures.vectors(model.model_type, shape, hidden, layers)
         wide = _number(shape, "moe_intermediate_size") or model.intermediate_size or 0
-        return total + mixtures.layers_with_experts(shape, layers) * (model.experts or 0) * 3 * hidden * wide
+        return total + len(model.with_experts or ()) * (model.experts or 0) * 3 * hidden * wide
     queries, keys = model.heads * model.head_dim, model.kv_heads * model.head_dim
     total += layers * hidden * (4 if model.model_type in _FOUR_NORMS else 2) + hidden
     if model.model_type in _QK_NORM:
@@ -481,7 +491,7 @@ def _formula(model: ModelFacts, shape: Shape, linears: tuple[tuple[str, int, int
         total += layers * (queries + 2 * keys + hidden)
     if model.experts:
         wide = _number(shape, "moe_intermediate_size") or model.intermediate_size or 0
-        total += layers * (model.experts * 3 * hidden * wide + hidden * model.experts)
+        total += len(model.with_experts or ()) * (model.experts * 3 * hidden * wide + hidden * model.experts)
     if model.model_type == "gpt_oss":  # biases of experts and routers, and a sink for each head
         total += layers * ((model.experts or 0) * (2 * (model.intermediate_size or 0) + hidden + 1) + model.heads)
     if model.model_type == "olmo":

@@ -16,8 +16,7 @@ from collections.abc import Iterable, Sequence
 from functools import lru_cache
 from pathlib import Path
 
-import platformdirs
-
+from engine.caches import user_cache
 from engine.config.facts import Facts, StepTime
 from engine.config.tree import RunConfig
 from engine.hardware import Gpu
@@ -34,8 +33,7 @@ _TERMS = 3
 
 def own() -> Path:
     """The file of measurements on this machine."""
-    cache = os.environ.get("WORKBENCH_CACHE") or platformdirs.user_cache_dir("finetuning-workbench")
-    return Path(cache).expanduser().absolute() / "step_times.csv"
+    return user_cache() / "step_times.csv"
 
 
 def of_card(gpu: Gpu) -> tuple[StepTime, ...]:

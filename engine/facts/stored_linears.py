@@ -15,6 +15,8 @@ from engine.model_files import Tensor
 
 Linear = tuple[str, int, int, int]
 _EXPERT = re.compile(r"\.experts\.")
+_OF_LAYER = re.compile(r"\.(\d+)\.(?:[A-Za-z_]\w*\.)*experts\.")
+_AHEAD = re.compile(r"(^|\.)mtp\.")
 _NO_LINEAR = re.compile(
     r"(?<!un)embed|norm|(^|\.)pooler\.|(^|\.)(lm_head|wte|wpe|relative_attention_bias|correction_coefs|prediction_coefs)\.weight$"
 )
@@ -49,6 +51,13 @@ def agrees(fused: Iterable[Linear], experts: int, stored: Mapping[str, Tensor]) 
     """Whether the experts of these layers have as many numbers as those in the files."""
     held = sum(math.prod(each.shape) for name, each in stored.items() if _EXPERT.search(name) and len(each.shape) > 1)
     return held == sum(experts * wide_in * wide_out * count for _, wide_in, wide_out, count in fused)
+
+
+def layers_with_experts(stored: Mapping[str, Tensor], layers: int) -> tuple[int, ...]:
+    """The numbers of the layers of the language model whose experts are in the files; what predicts several tokens at once is
+    none."""
+    numbers = {int(at[1]) for name in stored if not _AHEAD.search(name) and (at := _OF_LAYER.search(name))}
+    return tuple(sorted(number for number in numbers if number < layers))
 
 
 def _matrices(stored: Mapping[str, Tensor], experts: int, part: str) -> Iterator[tuple[str, tuple[int, ...]]]:

@@ -135,12 +135,14 @@ def _weights(config: RunConfig, facts: Facts, ways: _Ways, batches: int) -> tupl
 
 
 def _routed(config: RunConfig, facts: Facts, ways: _Ways, batches: int, tokens: float) -> tuple[float, float]:
-    """Tokens that go to divided experts and come back, forward, backward, and where layers are computed again once more. Each
+    """Tokens that go to divided experts and come back, in the layers that have any: forward, backward, and where layers are computed again once more. Each
     goes once to each other device that holds one of its experts: of an even spread a device holds none of `k` with (1 - 1/d)^k."""
     divided, model = config.distributed.expert_parallel_size, known_model(config, facts)
     if divided == 1 or model is None or not model.hidden_size or not model.layers:
         return 0.0, 0.0
-    passes = batches * (2 * model.layers + _again(config, model.layers))
+    mixed = range(model.layers) if model.with_experts is None else model.with_experts
+    again = _again(config, model.layers)
+    passes = batches * (2 * len(mixed) + sum(number < again for number in mixed))
     chosen = model.experts_per_token
     places = (divided - 1) * (1 - (1 - 1 / divided) ** chosen if chosen else 1)
     sent = passes * 2 * places * tokens * model.hidden_size * memory_model.BYTES[config.model.dtype]

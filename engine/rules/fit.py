@@ -84,14 +84,13 @@ def _ways(config: RunConfig, facts: Facts, need: int) -> Iterator[Way]:
     yield from _given_back(config, facts, need)
     optim, model, memory, adapted = config.optim, config.model, config.memory, config.adapter.kind == "lora"
     if optim.per_device_train_batch_size > 1:
-        half = optim.per_device_train_batch_size // 2
-        twice = optim.gradient_accumulation_steps * optim.per_device_train_batch_size // half
-        changed = config.model_copy(update={"optim": optim.model_copy(update={"per_device_train_batch_size": half})})
-        changes = {
-            fields.optim.per_device_train_batch_size.path: half,
-            fields.optim.gradient_accumulation_steps.path: twice,
-        }
-        yield from _way(1, changed, facts, need, f"batches of {half}", changes)
+        fewer, more = counts.smaller_batch(optim.per_device_train_batch_size, optim.gradient_accumulation_steps)
+        sizes = {fields.optim.per_device_train_batch_size: fewer, fields.optim.gradient_accumulation_steps: more}
+        changed = config.model_copy(
+            update={"optim": optim.model_copy(update={spec.name: each for spec, each in sizes.items()})}
+        )
+        changes = {spec.path: each for spec, each in sizes.items()}
+        yield from _way(1, changed, facts, need, f"batches of {fewer}", changes)
     if adapted and model.quantization == "none" and facts.machine and facts.machine.gpus:
         for rank, kind, words in ((2, "fp8", "FP8 weights"), (3, "nf4", "4-bit weights")):
             changed = config.model_copy(update={"model": model.model_copy(update={"quantization": kind})})

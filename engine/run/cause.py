@@ -67,6 +67,11 @@ _PEER = re.compile(
 )
 
 
+def of_peer(final: Mapping[str, Any]) -> bool:
+    """Whether a worker's last word is that of a broken connection, which another rank's end may have left behind."""
+    return _PEER.search(" ".join((str(final.get("message") or ""), *map(str, final.get("lines") or ())))) is not None
+
+
 def follows(cause: Cause, log: Path, log_from: int) -> bool:
     """Whether a worker may have ended because one on another node had, by what its log says from the byte `log_from` on."""
     return cause.cause.startswith("exit ") and _PEER.search(log_tail(log, start=log_from)) is not None

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from typing import Any, BinaryIO, Self
 
 from engine import figures
-from engine.errors import without_secrets
+from engine.errors import WorkbenchError, without_secrets
 from engine.run import inside
 from engine.run.disk import guarded
 from engine.run.lock import RunLock
@@ -76,6 +76,22 @@ def last_numbers(path: os.PathLike[str] | str) -> tuple[int, int, int, bool]:
             except (ValueError, KeyError, TypeError, RecursionError):
                 continue
     return -1, -1, whole, False
+
+
+def last_final(path: os.PathLike[str] | str) -> dict[str, Any] | None:
+    """The event that says how a run ended, where it is the last one; None for one that was cut off, or whose file is not there."""
+    place = os.path.abspath(path)
+    try:
+        with open(inside.open_file(os.path.dirname(place), place), "rb") as file:
+            for line in _lines_backward(file, _whole_bytes(file)):
+                try:
+                    event = json.loads(line.lstrip(b"\0"))
+                    return event if event["kind"] in FINAL else None
+                except (ValueError, KeyError, TypeError, RecursionError):
+                    continue
+    except (OSError, WorkbenchError):
+        pass
+    return None
 
 
 _BLOCK = 1 << 16

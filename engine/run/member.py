@@ -27,6 +27,9 @@ from engine.run.store import ENDED, RunFolder, runs_in
 
 LOOK_SECONDS = 0.1
 _TERM_SECONDS = 5.0
+REPORT_SECONDS = 10.0
+"""How long torchrun has to tell of a rank of its own that is gone, once the round is over: that may be why it is. The first node
+waits longer for these words than that."""
 BETWEEN_SECONDS = nodes.MEET_SECONDS
 """How long the first node may say nothing between two rounds, at least: it reads its newest checkpoint before it starts again."""
 
@@ -135,29 +138,25 @@ class Member:
         self._tell(child.returncode, family, log_from, reported)
 
     def _watch(self, child: subprocess.Popen[bytes], family: Family, log_from: int, round_: str) -> bool:
-        """Stay until torchrun is gone; whether it was ended because the first node ended the round, or is gone.
-
-        Where a rank was gone before that, torchrun is about to end by itself and to say how: the first node's ranks may fall with it
-        faster than it looks, and then wait for that word.
-        """
+        """Stay until torchrun is gone; whether it was ended because the first node ended the round, or is gone."""
+        over_at: float | None = None
         told_at: float | None = None
-        reported = False
         while child.poll() is None:
             self.node.beat()
             if family.look(lambda: cause.agent_saw_failure(self.log, log_from)):
                 family.kill()
             first = self.node.hear(0)
             over = first.get("round") != round_ or first.get("state") == "ended" or self.node.is_silent(0)
-            if over and told_at is None:
+            over_at = time.monotonic() if over and over_at is None else over_at
+            patience = REPORT_SECONDS if family.misses_a_rank else 0.0
+            if over_at is not None and told_at is None and time.monotonic() - over_at >= patience:
                 told_at = time.monotonic()
-                if reported := not family.lacks_a_rank:
-                    send(family.worker, signal.SIGTERM)
+                send(family.worker, signal.SIGTERM)
             elif told_at is not None and time.monotonic() - told_at > _TERM_SECONDS:
-                reported = True
                 family.kill()
                 send(family.worker, signal.SIGKILL)
             time.sleep(LOOK_SECONDS)
-        return reported
+        return told_at is not None
 
     def _tell(self, code: int, family: Family, log_from: int, reported: bool) -> None:
         if not code or reported:

@@ -72,6 +72,11 @@ class Family:
                     processes[who.pid] = (who, int(rank) if rank.isdigit() else None)
         return processes
 
+    @property
+    def misses_a_rank(self) -> bool:
+        """Whether a rank was gone at the last look, for whatever reason."""
+        return self._suspect is not None
+
     def look(self, failed: Callable[[], bool]) -> tuple[int, Identity] | None:
         """The rank that died before the others, once torchrun agrees that it failed (`failed`)."""
         if self.lost_rank is not None:
@@ -84,11 +89,6 @@ class Family:
         if self._suspect is not None and failed():
             self.lost_rank = self._suspect
         return self.lost_rank
-
-    @property
-    def lacks_a_rank(self) -> bool:
-        """Whether a rank that was seen is gone."""
-        return any(not who.alive for who in self.ranks.values())
 
     def blame(self, failed: Mapping[int, int], *, said: bool = False) -> None:
         """Takes for lost the rank by which the others ended, where several were gone at once: of those in torchrun's report one

@@ -12,6 +12,8 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from engine.facts.counts import smaller_batch
+
 if TYPE_CHECKING:
     from engine.run.view import RunView
 
@@ -101,10 +103,13 @@ def _candidates(view: RunView, settings: Mapping[str, Any]) -> Iterator[Change]:
         batch = _value(settings, "optim", "per_device_train_batch_size")
         gathered = _value(settings, "optim", "gradient_accumulation_steps")
         if isinstance(batch, int) and batch > 1:
-            halved: dict[str, Any] = {"optim.per_device_train_batch_size": batch // 2}
-            if isinstance(gathered, int) and batch % 2 == 0:
-                halved["optim.gradient_accumulation_steps"] = 2 * gathered
-            yield _change(settings, halved, "less memory for a pass, as many rows in a step")
+            paths = "optim.per_device_train_batch_size", "optim.gradient_accumulation_steps"
+            if isinstance(gathered, int):
+                sizes = smaller_batch(batch, gathered)
+                why = "less memory for a pass, as many rows in a step"
+                yield _change(settings, dict(zip(paths, sizes, strict=True)), why)
+            else:
+                yield _change(settings, {paths[0]: batch // 2}, "less memory for a pass, and fewer rows in a step")
         why = "activations are computed again instead of kept, which takes about a third more time"
         yield _change(settings, {"memory.gradient_checkpointing": "full"}, why)
         length = _value(settings, "data", "max_length")

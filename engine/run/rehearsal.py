@@ -22,9 +22,8 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
-import platformdirs
-
 from engine import figures
+from engine.caches import user_cache
 from engine.config.facts import DataFacts, Facts
 from engine.config.files import absolute, as_mapping, dump
 from engine.config.method import METHODS
@@ -148,8 +147,7 @@ def last(config: RunConfig, facts: Facts, base: str | os.PathLike[str] = ".") ->
 
 def kept() -> Path:
     """The file of all rehearsals on this machine, one JSON line each."""
-    cache = os.environ.get("WORKBENCH_CACHE") or platformdirs.user_cache_dir("finetuning-workbench")
-    return Path(cache).expanduser().absolute() / "rehearsals.jsonl"
+    return user_cache() / "rehearsals.jsonl"
 
 
 def _shortened(config: RunConfig) -> RunConfig:

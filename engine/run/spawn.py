@@ -14,8 +14,7 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-import platformdirs
-
+from engine.caches import compiled
 from engine.errors import WorkbenchError, visible, without_secrets
 from engine.run.devices import Choice, cores
 from engine.run.store import RunFolder
@@ -138,7 +137,7 @@ def environment(
     values.setdefault("OMP_NUM_THREADS", str(threads(choice)))
     for name, folder in (("TRITON_CACHE_DIR", "triton"), ("TORCHINDUCTOR_CACHE_DIR", "inductor")):
         if name not in base:
-            values[name] = str(private_folder(Path(platformdirs.user_cache_dir("workbench")) / folder))
+            values[name] = str(_for_compiled(folder, base))
     if group is not None:
         for name in ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME"):
             if group.interface:
@@ -200,6 +199,19 @@ def safe_python(base: Mapping[str, str]) -> dict[str, str]:
 def threads(choice: Choice) -> int:
     share = max(1, cores() // choice.processes)
     return min(share, 8) if choice.visible else share
+
+
+def _for_compiled(what: str, base: Mapping[str, str]) -> Path:
+    """The folder for compiled code, made. Raises WorkbenchError where it cannot be."""
+    place = compiled(what, base)
+    try:
+        return private_folder(place)
+    except OSError as problem:
+        named = "WORKBENCH_CACHE" if base.get("WORKBENCH_CACHE") else visible(str(place))
+        raise WorkbenchError(
+            f"{named}: compiled kernels cannot be kept in {visible(str(place))}: {problem.strerror or problem}.",
+            "Set WORKBENCH_CACHE to a folder that may be written.",
+        ) from problem
 
 
 def private_folder(path: Path) -> Path:

@@ -88,6 +88,11 @@ class Work:
         return self._works
 
 
+def _waits_for_step(request: control.Request) -> bool:
+    """Whether a step that computes is waited for: it is to be saved, and there is time."""
+    return request.do != "stop" and not request.hurried
+
+
 class StopRequests:
     """What was asked of one worker, as its supervisor sees it."""
 
@@ -104,6 +109,8 @@ class StopRequests:
         self._worked_at = 0.0
         self._term_at: dict[str, float] = {}
         self._killed: set[str] = set()
+        self._waited = ""
+        """What was waited for, and how long, before the first signal for want of an answer."""
 
     def note(self, answer: Mapping[str, Any]) -> None:
         """A `control` event: what the worker answered to a request."""
@@ -143,8 +150,7 @@ class StopRequests:
                 return
         if request.do == "stop" or request.id not in self._answered or self._saves is not None:
             since, grace = max(since, self._saved_at), self._grace()
-            patient = request.do != "stop" and not request.hurried and self._saves is None
-            if patient and now - since < LONG_STEP_SECONDS:
+            if _waits_for_step(request) and self._saves is None and now - since < LONG_STEP_SECONDS:
                 self._work = self._work or Work(worker, now)
                 if self._work.goes_on(worker, now):
                     self._worked_at = now
@@ -152,6 +158,7 @@ class StopRequests:
                 since = max(since, self._worked_at)  # idle for so long, not in this very moment
             if now - since >= grace:
                 self.overdue = request
+                self._waited = self._waited or self._in_words(request, now)
                 self._end(worker, now, since, grace, grace, "answer" if self._saves is None else "save")
 
     def last_events(self) -> list[dict[str, Any]]:
@@ -173,7 +180,18 @@ class StopRequests:
             return " at once, as asked; checkpoints made before are kept."
         if reason == "save":
             return f" because its save stood still for {STILL_SECONDS:.0f} s; checkpoints made before are kept."
-        return f" because it did not answer within {self._grace():.0f} s; checkpoints made before are kept."
+        return f" because {self._waited}; checkpoints made before are kept."
+
+    def _in_words(self, request: control.Request, now: float) -> str:
+        """What was waited for since the request, and how long."""
+        asked, grace = self._first_seen[request.id], self._grace()
+        since, after = (self._saved_at, "its save") if self._saved_at > asked else (asked, "")
+        if _waits_for_step(request) and self._worked_at > since:
+            if now - self._worked_at < grace:
+                return f"its step still computed {now - since:.0f} s after {after or 'it was asked'}, and no step is given more"
+            after = "it last computed"
+        total = f", {now - asked:.0f} s after it was asked" if after else ""
+        return f"it did not answer within {grace:.0f} s{after and f' after {after}'}{total}"
 
     def _grace(self) -> float:
         value = self.run.read_json().get("grace_seconds")

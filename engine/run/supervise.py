@@ -21,7 +21,7 @@ from collections.abc import Callable
 from typing import Any, NoReturn
 
 from engine.errors import Cancelled, RunBusy, WorkbenchError
-from engine.run import control, inside, spawn, store
+from engine.run import cause, control, inside, spawn, store
 from engine.run.detached import Work, answering, detach, hold_on, quiet
 from engine.run.devices import Choice
 from engine.run.events import append, last_numbers
@@ -217,7 +217,9 @@ class Supervisor:
             self.peers.beat()
             time.sleep(LOOK_SECONDS)
         if self._is_to_end():
-            self.final = {"kind": "stopped", "by": "", "message": "Stopped before its worker was started again."}
+            by = next((each.by for each in control.lying(self.run) if each.do in control.STOPS), "")
+            by = by or ("SIGTERM" if self.forwarded else "")
+            self.final = {"kind": "stopped", "by": by, "message": "Stopped before its worker was started again."}
             try:
                 append(self.run, self.segment, self.final)
             except (OSError, WorkbenchError) as problem:
@@ -255,6 +257,8 @@ class Supervisor:
         # What the first rank says of itself (numbers that broke, rows that are refused, memory) stands: the others end
         # for the same reason, and which of them is seen to go first is chance. An exception may be another rank's death.
         left = left or (self.final is not None and self.final.get("cause") not in (None, "exception"))
+        # One that it raised itself stands where it is the one that fell: the log ends with what the others say of that.
+        left = left or (lost is not None and lost[0] == 0 and self.final is not None and not cause.of_peer(self.final))
         if self.final is None or ((lost is not None or self.peers.hung is not None) and not left):
             try:
                 self._write_final_event(code)

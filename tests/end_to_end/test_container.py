@@ -87,13 +87,17 @@ def test_a_run_in_a_container_survives_a_rank_and_saves_when_it_is_told_to_end(t
         "TMPDIR": place / "tmp",
         "PYTHONDONTWRITEBYTECODE": "1",
     }
-    train = [sys.executable, "-m", "workbench", "train", place / "my.yaml", "--runs", place / "runs"]
-    with log.open("w") as out:
-        process = subprocess.Popen(
-            [*NAMESPACES, "sh", "-c", BUILD, "sh", *map(str, train)],
-            env={**os.environ, **{name: str(value) for name, value in given.items()}},
-            stdin=subprocess.DEVNULL, stdout=out, stderr=out, text=True,
-        )  # fmt: skip
+    train = [sys.executable, "-m", "workbench", "train", place / "my.yaml", "--resume", "--runs", place / "runs"]
+
+    def begin() -> subprocess.Popen[str]:
+        with log.open("w") as out:
+            return subprocess.Popen(
+                [*NAMESPACES, "sh", "-c", BUILD, "sh", *map(str, train)],
+                env={**os.environ, **{name: str(value) for name, value in given.items()}},
+                stdin=subprocess.DEVNULL, stdout=out, stderr=out, text=True,
+            )  # fmt: skip
+
+    process = begin()
     try:
         until(lambda: list(runs_in(place / "runs")), process, log)
         (run,) = runs_in(place / "runs")
@@ -127,3 +131,13 @@ def test_a_run_in_a_container_survives_a_rank_and_saves_when_it_is_told_to_end(t
     newest, skipped = checkpoint.newest_valid(run)
     assert skipped == []
     assert checkpoint.step_of(newest) == events(run, "stopped")[0]["step"]
+    # The same command in a container that is started anew goes on with it, also where the last one was cut off.
+    for starts in (3, 4):
+        process = begin()
+        try:
+            until(lambda starts=starts: len(events(run, "started")) == starts, process, log)
+            assert f"{run.id} goes on from step " in log.read_text()
+        finally:
+            process.kill()
+            process.wait()
+    assert [each.id for each in runs_in(place / "runs")] == [run.id]

@@ -120,7 +120,7 @@ def test_a_local_path_asks_nobody(hub, name):
 def test_a_data_set_that_is_nowhere_is_one_sentence_in_seconds(nowhere, tmp_path, monkeypatch):
     import datasets
 
-    from engine.data.hub_sets import hub_rows
+    from engine.data.hub_fetch import hub_rows
 
     monkeypatch.setattr(datasets.config, "HF_ENDPOINT", nowhere)
     monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", str(tmp_path))

@@ -83,7 +83,8 @@ def test_a_killed_run_resumes_to_the_same_losses_and_weights(runs, promptly):
     assert until(lambda: over(broken)) < promptly(2)
     assert "was ended by SIGKILL" in view_of(broken).cause
     step, rows = in_flight(broken)
-    assert step - view_of(broken).step in (0, 1)
+    # Numbers are written a tenth of a second late, in which a small model makes several steps; rows are noted at once.
+    assert view_of(broken).step <= step <= 30
     assert rows == rows_of(whole, step)[: len(rows)]
     newest, _ = launch.resume(broken)
     until(lambda: over(broken))
@@ -224,3 +225,37 @@ def test_timing_kernels_is_not_waited_for_by_who_wants_the_run_to_stop(runs, pro
     (ending,) = [event for event in Tail(run.events).read() if event["kind"] in FINAL]
     assert (ending["kind"], ending["step"]) == ("stopped", 0)
     assert not is_held(run)
+
+
+BREAKS = """
+import errno, os, pathlib
+if os.environ.get("RANK") == "0":
+    from engine.run import checkpoint
+    commit = checkpoint.commit
+    def breaks(tmp, info):
+        if tmp.name == "checkpoint-20.tmp" and not pathlib.Path(__file__).with_name("mended").exists():
+            raise OSError(errno.EACCES, os.strerror(errno.EACCES), str(tmp / "COMMIT.json"))
+        return commit(tmp, info)
+    checkpoint.commit = breaks
+"""
+
+
+def test_a_commit_that_fails_on_the_first_rank_costs_no_told_step_and_is_the_cause(runs, tmp_path, monkeypatch):
+    """The other rank has written its part and goes on until it needs the first: what it computes there, nobody keeps or tells."""
+    hook = tmp_path / "hook"
+    hook.mkdir()
+    (hook / "sitecustomize.py").write_text(BREAKS)
+    monkeypatch.setenv("PYTHONPATH", str(hook))
+    monkeypatch.setenv("WORKBENCH_TESTS_COLD", "1")
+    run = demo(runs, "two", "run.devices=2", "run.max_restarts=2")
+    until(lambda: over(run))
+    view = view_of(run)
+    assert (view.state, view.step, view.committed, view.restarts) == ("failed", 20, [10], [])
+    assert "PermissionError: [Errno 13] Permission denied" in view.cause, view.cause
+    assert [path.name for path in run.checkpoints.iterdir()] == ["checkpoint-10"]
+    (hook / "mended").touch()
+    newest, skipped = launch.resume(run)
+    assert (newest.name, skipped) == ("checkpoint-10", [])
+    until(lambda: over(run))
+    assert run.state == "finished", view_of(run).cause
+    assert list(view_of(run).series["loss"].points()[0]) == list(range(1, 31))

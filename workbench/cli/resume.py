@@ -8,13 +8,13 @@ import click
 
 from engine.config.files import parse_pair
 from engine.errors import UsageError, WorkbenchError
-from engine.run import checkpoint, launch, member, slurm, store
+from engine.run import launch, member, store
 from engine.run.ending import end_of
 from engine.run.index import open_view, peek
 from engine.run.nodes import from_slurm, rendezvous_of, require_place
 from engine.run.store import RunFolder
-from engine.session.resume import resume
 from workbench.calling import run_name
+from workbench.cli.going_on import go_on, say_versions
 from workbench.cli.output import echo
 from workbench.cli.train import attach, hold_container, meeting_of, meets
 
@@ -79,17 +79,9 @@ def command(
             raise UsageError("--fix: must be left out beside --set.", "The one proposes what the other says.")
         return attach(_mended(folder, accept_data), detach=detach, as_json=as_json)
     if folder.state != "finished" or differences or settings:
-        _say_versions(folder)
-    if several > 1 and not launch.at_work(folder) and not slurm.is_job(folder):
-        require_place(meeting or rendezvous_of(folder), 0, os.environ)
-    if meeting is not None and not launch.at_work(folder):
-        folder.update_json(rendezvous=meeting.as_json())
+        say_versions(folder)
     before = peek(folder).view.segment
-    newest, skipped = resume(folder, settings=settings, accept_data=accept_data)
-    for path, reason in skipped:
-        echo(f"skipped {path.name}: {reason}", err=True)
-    place = f"step {checkpoint.step_of(newest)} ({newest.name})" if newest else "the beginning: no checkpoint is whole"
-    echo(f"{folder.id} goes on from {place}", err=True)
+    go_on(folder, meeting, settings=settings, accept_data=accept_data)
     return attach(folder, detach=detach, as_json=as_json, after=before)
 
 
@@ -120,13 +112,3 @@ def _mended(folder: RunFolder, accept_data: bool) -> RunFolder:
     where = f"{new.id} starts from the beginning" if end.anew else f"{folder.id} goes on from checkpoint-{end.step}"
     echo(f"{where} with {end.change.words}", err=True)
     return new
-
-
-def _say_versions(folder: RunFolder) -> None:
-    """Other versions can mean other numbers: they are said, and stop nothing."""
-    before = folder.read_json().get("versions")
-    now = launch.versions()
-    if isinstance(before, dict):
-        for package, version in sorted(before.items()):
-            if now.get(package) != version:
-                echo(f"note: {package} was {version}, is {now.get(package)}", err=True)

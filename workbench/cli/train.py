@@ -21,12 +21,13 @@ import click
 
 from engine.errors import Cancelled, UsageError, WorkbenchError, visible
 from engine.run import control, member
-from engine.run.index import Watch, open_view
-from engine.run.nodes import MEET_SECONDS, Rendezvous, endpoint_of, from_slurm, require_place
+from engine.run.index import Watch, open_view, peek
+from engine.run.nodes import MEET_SECONDS, Rendezvous, endpoint_of, from_slurm, rendezvous_of, require_place
 from engine.run.store import RunFolder, find
 from engine.run.view import RunView
 from workbench.calling import run_name
 from workbench.cli.following import Follower, exit_code, report, state_text, summary
+from workbench.cli.going_on import begun_by, go_on, say_versions, stays
 from workbench.cli.output import echo, print_json
 
 Command = TypeVar("Command", bound=Callable[..., Any])
@@ -52,6 +53,9 @@ def meets(command: Command) -> Command:
 @click.option("--detach", is_flag=True, help="Return once training has begun; the run goes on.")
 @click.option("--queue", "queue", is_flag=True, help="Wait until a device is free.")
 @click.option("--after", "after", metavar="RUN", help="Wait until that run has ended, then for a free device.")
+@click.option(
+    "--resume", is_flag=True, help="Go on with the run that FILE began before; start one where there is none."
+)
 @click.option("--nodes", type=click.IntRange(1, 1024), metavar="N", help="Machines; sets distributed.nodes.")
 @meets
 @click.option("--runs", "runs", metavar="DIR", help="Folder that holds the runs.")
@@ -62,6 +66,7 @@ def command(
     detach: bool,
     queue: bool,
     after: str | None,
+    resume: bool,
     nodes: int | None,
     node_rank: int | None,
     rdzv_endpoint: str | None,
@@ -76,16 +81,26 @@ def command(
     workbench train my.yaml
     workbench train my.yaml optim.learning_rate=1e-4 --detach
     workbench train my.yaml --queue --detach
+    workbench train my.yaml --resume
     workbench train my.yaml --nodes 2 --rdzv-endpoint first:29500 --node-rank 1
 
     With --nodes the command is given on each machine, over one folder of runs that all of them see.
+
+    With --resume the same command can be given again and again, as a container's is when it starts anew: the newest run of
+    FILE goes on if it was cut off, stopped by a signal, or failed in a way that may not come again. One that is finished, was
+    stopped by a person, or would fail the same way is left, and the exit code is its own.
 
     Exit code: 0 finished or stopped on request, 1 failed, 143 and 130 ended by SIGTERM and SIGINT.
     """
     if nodes is not None:
         overrides = (*overrides, f"distributed.nodes={nodes}")
     hold_container(detach=detach)
+    if resume and (queue or after is not None):
+        raise UsageError("--resume: must be left out beside --queue and --after, which are for a new run.")
     rank, meeting = meeting_of(node_rank, rdzv_endpoint, rdzv_id, rdzv_timeout, nodes or 1)
+    before = begun_by(file, overrides, runs, rank) if resume else None
+    if before is not None:
+        return _again(before, meeting, detach=detach, as_json=as_json)
     if rank > 0:
         run = join(file, overrides, runs, rank, meeting)
     else:
@@ -93,6 +108,18 @@ def command(
     if not as_json:
         echo(f"{run.id} in {run.path}", err=True)
     return attach(run, detach=detach, as_json=as_json)
+
+
+def _again(run: RunFolder, meeting: Rendezvous | None, *, detach: bool, as_json: bool) -> int:
+    """Go on with the run of an earlier command, or say why it stays as it is; the exit code."""
+    if stays(run):
+        return attach(run, as_json=as_json)
+    segment = peek(run).view.segment
+    if meeting is not None:
+        meeting = replace(meeting, nodes=rendezvous_of(run).nodes)
+    say_versions(run)
+    go_on(run, meeting)
+    return attach(run, detach=detach, as_json=as_json, after=segment)
 
 
 def meeting_of(

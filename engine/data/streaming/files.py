@@ -283,6 +283,7 @@ def _of_hub(entry: Any, split: str) -> tuple[list[StreamFile], str]:
             members = [StreamFile(file.url, entry, far=file, limit=entry.rows) for file in far]
             if not _are_many(members):
                 _read_footers(far)
+                members = _with_rows(entry, members)
             return members, ""
         if all(kind_of(file.url)[0] == ".parquet" for file in far):
             return _first_files(entry, far), ""
@@ -297,6 +298,22 @@ def _of_hub(entry: Any, split: str) -> tuple[list[StreamFile], str]:
     return [whole], f"{visible(entry.path)}: is read whole before training, not by parts: {what}"
 
 
+def _with_rows(entry: Any, members: list[StreamFile]) -> list[StreamFile]:
+    """The files that hold rows: what writes shards leaves empty Parquet files among them. Raises `DataError` where none does."""
+    from engine.data.columnar import ParquetRows
+
+    kept = [
+        file
+        for file in members
+        if file.far is None
+        or kind_of(file.far.url)[0] != ".parquet"
+        or len(ParquetRows(file.path, RangeFile(file.far)))
+    ]
+    if not kept:
+        raise DataError("the data set holds no rows", "Name another split or subset.", path=visible(entry.path))
+    return kept
+
+
 def _first_files(entry: Any, far: Sequence[HubFile]) -> list[StreamFile]:
     """The Parquet files that hold the first rows of a data set, the last one as far as it is taken."""
     from engine.data.columnar import TOGETHER, ParquetRows
@@ -309,11 +326,11 @@ def _first_files(entry: Any, far: Sequence[HubFile]) -> list[StreamFile]:
         for file in some:
             if left > 0:
                 limit = min(left, len(ParquetRows(file.url, RangeFile(file))))
-                members.append(StreamFile(file.url, entry, far=file, limit=limit))
+                members += [StreamFile(file.url, entry, far=file, limit=limit)] if limit else []
                 left -= limit
         if left <= 0:
             break
-    return members
+    return _with_rows(entry, members)
 
 
 def _are_many(members: Sequence[StreamFile]) -> bool:

@@ -22,7 +22,8 @@ from huggingface_hub import constants, hf_file_system
 import engine.hub
 from engine.config.data import Data, DataSource
 from engine.config.model import Model
-from engine.data.hub_sets import _telling, hub_files, hub_rows, is_hub_set, rows_by_parts
+from engine.data.hub_fetch import hub_rows
+from engine.data.hub_sets import hub_files, is_hub_set, rows_by_parts, telling
 from engine.data.plan import plan_of
 from engine.data.streaming import stream as streams
 from engine.data.streaming.files import Files, _cut, _members, streamed_plan
@@ -43,10 +44,12 @@ def hub(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[DataHub]:
             "HUGGINGFACE_CO_URL_TEMPLATE": server.address + "/{repo_id}/resolve/{revision}/{filename}",
         }.items():  # fmt: skip
             monkeypatch.setattr(constants, place, value)
+        monkeypatch.setenv("WORKBENCH_CACHE", str(tmp_path / "cache"))
         monkeypatch.setattr(datasets.config, "HF_ENDPOINT", server.address)
         monkeypatch.setattr(datasets.config, "HF_HUB_OFFLINE", False)
         monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", str(tmp_path / "datasets"))
         monkeypatch.setattr(engine.hub, "COMMITS", Commits())
+        hf_file_system.HfFileSystem.clear_instance_cache()  # a port may come again, and with it what was listed there
         monkeypatch.setattr("engine.data.columnar._footers", OrderedDict())
         quick = functools.partial(hf_file_system.http_backoff, max_retries=1, base_wait_time=0.01)
         monkeypatch.setattr(hf_file_system, "http_backoff", quick)
@@ -203,6 +206,31 @@ def test_so_many_files_that_their_lengths_are_not_asked_for_are_read_one_after_t
     assert stream.epochs_over == 2
 
 
+@pytest.mark.parametrize("many", [True, False])
+def test_an_empty_file_of_parquet_among_others_costs_nothing_and_a_set_of_such_is_a_sentence(
+    hub, opened, gpt2, monkeypatch, many
+):
+    if many:
+        monkeypatch.setattr("engine.data.streaming.files.FOOTERS", 2)
+    put(hub, "parquet")
+    empty = io.BytesIO()
+    pyarrow.parquet.write_table(pyarrow.Table.from_pylist(texts(1)).slice(0, 0), empty)
+    for name in (NAMES[2], NAMES[5]):
+        hub.sets["me/rows"][0][f"{name}.parquet"] = empty.getvalue()
+    stream = opened()
+    assert Counter(said([stream.next_row() for _ in range(400)], gpt2)) == {
+        f"row {number}": 2 for number in range(300) if number // 50 not in (2, 5)
+    }
+    assert len(rows_by_parts("me/rows", "train") or ()) == 200
+    if not many:
+        assert len({*said([opened(rows=120).next_row() for _ in range(120)], gpt2)}) <= 120
+        hub.put("me/empty", {"train-0.parquet": empty.getvalue(), "train-1.parquet": empty.getvalue()})
+        for look in (lambda: opened(path="me/empty"), lambda: rows_by_parts("me/empty", "train")):
+            with pytest.raises(DataError, match="me/empty: the data set holds no rows") as raised:
+                look()
+            assert raised.value.hint == "Name another split or subset."
+
+
 def test_a_bad_line_is_named_by_file_and_byte(hub, opened):
     good = packed(texts(40), "jsonl")
     hub.put("me/rows", {"train.jsonl": good + b'{"text": no}\n' + good})
@@ -302,7 +330,7 @@ def test_a_stream_of_the_hub_goes_on_there_or_not_at_all(hub, opened, monkeypatc
 def test_the_cache_of_another_commit_is_not_taken_for_the_one_that_is_named(hub, monkeypatch):
     first, last = put(hub, "parquet", "first", 6), put(hub, "parquet", "last", 6)
     for commit in (first, last):
-        assert hub_rows("me/rows", "train", revision=commit)
+        datasets.load_dataset("me/rows", revision=commit)
     unreachable(monkeypatch)
     assert hub_rows("me/rows", "train", revision=last)[0]["text"].startswith("last")
     for ask in (hub_rows, hub_files):
@@ -359,7 +387,7 @@ def test_files_of_lines_cost_no_request_before_they_are_read(hub, opened):
 def test_a_hub_that_answers_without_telling_the_commit_is_refused(hub, opened, monkeypatch):
     put(hub, "parquet")
     monkeypatch.setattr("engine.hub.PATIENCE", 0.1)
-    with pytest.raises(DataError, match=r"me/rows: .*cannot be loaded"), _telling("me/rows"):
+    with pytest.raises(DataError, match=r"me/rows: .*cannot be loaded"), telling("me/rows"):
         raise transport_error()("stalled while files are listed")
     hub.trouble = True
     for hub.slow, told in ((0.6, "no answer in time"), (0.0, "error 503")):

@@ -29,6 +29,21 @@ FAMILIES: dict[str, dict[str, object]] = {
     "gemma3_text": {"head_dim": 16},
     "phi3": {"pad_token_id": 0},
     "qwen3_moe": {"num_experts": 4, "moe_intermediate_size": 32, "head_dim": 16},
+    "qwen3_moe/stepped": {
+        "num_experts": 4,
+        "moe_intermediate_size": 32,
+        "num_hidden_layers": 5,
+        "decoder_sparse_step": 2,
+    },
+    "qwen2_moe/named": {
+        "num_experts": 4,
+        "moe_intermediate_size": 32,
+        "shared_expert_intermediate_size": 48,
+        "mlp_only_layers": [0, 2],
+    },
+    "qwen3_next/named": {**GATED, "num_hidden_layers": 5, "mlp_only_layers": [1], "decoder_sparse_step": 2},
+    "deepseek_v3/unsaid": {**EXPERTS, **LATENT, "first_k_dense_replace": 3, "num_hidden_layers": 5, "q_lora_rank": 20},
+    "glm4_moe/unsaid": {**EXPERTS, "first_k_dense_replace": 1, "head_dim": 24},
     "qwen2_moe": {"num_experts": 4, "moe_intermediate_size": 32, "shared_expert_intermediate_size": 48},
     "mixtral": {"num_local_experts": 4},
     "gpt_oss": {"num_local_experts": 4, "head_dim": 16},
@@ -47,14 +62,16 @@ FAMILIES: dict[str, dict[str, object]] = {
 }
 
 
-def built(out: Path) -> dict[str, tuple[int, int | None]]:
-    """By the name of the folder that its config was saved into: a model's parameters, and those of LoRA on all of it."""
+def built(out: Path) -> dict[str, tuple[int, int | None, list[int]]]:
+    """By the name of the folder that its config was saved into: a model's parameters, those of LoRA on all of it, and which of its
+    layers have experts."""
     import torch
     from peft import LoraConfig, get_peft_model
     from transformers import AutoConfig, AutoModelForCausalLM
 
-    found: dict[str, tuple[int, int | None]] = {}
-    for kind, extra in FAMILIES.items():
+    found: dict[str, tuple[int, int | None, list[int]]] = {}
+    for name, extra in FAMILIES.items():
+        kind, _, variant = name.partition("/")
         for tied in (True, False):
             shape = {
                 "vocab_size": 256, "hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 3,
@@ -67,33 +84,54 @@ def built(out: Path) -> dict[str, tuple[int, int | None]]:
             with torch.device("meta"):
                 model = AutoModelForCausalLM.from_config(config)
             model.tie_weights()
-            config.save_pretrained(out / f"{kind}-{tied}")
+            folder = f"{kind}{variant}-{tied}"
+            config.save_pretrained(out / folder)
+            if variant == "unsaid":
+                written = json.loads((out / folder / "config.json").read_text())
+                del written["first_k_dense_replace"]
+                (out / folder / "config.json").write_text(json.dumps(written))
             count, lora = sum(p.numel() for p in model.parameters()), None
             if "experts" not in str(extra) and kind != "gpt2":
                 with torch.device("meta"):
                     adapted = get_peft_model(model, LoraConfig(r=4, target_modules="all-linear"))
                 lora = sum(p.numel() for p in adapted.parameters() if p.requires_grad)
-            found[f"{kind}-{tied}"] = (count, lora)
+            mixed = [int(at.split(".")[-3]) for at, _ in model.named_modules() if at.endswith(".experts")]
+            found[folder] = (count, lora, mixed)
     return found
 
 
 def test_counts_are_those_of_the_built_models(tmp_path: Path) -> None:
-    """Parameters of each family, tied and untied, and of LoRA on all linear layers."""
+    """Parameters of each family, tied and untied, and of LoRA on all linear layers; the layers that have experts."""
     from engine.config.facts import Facts
     from engine.facts.counts import parameters
     from engine.rules import read
 
-    for folder, (count, lora) in built(tmp_path).items():
+    for folder, (count, lora, mixed) in built(tmp_path).items():
         name = str(tmp_path / folder)
         facts = model_facts(name)
         assert facts is not None
         assert facts.parameters == count, folder
         assert bool(facts.experts_per_token) == bool(facts.experts), folder
+        assert list(facts.with_experts or ()) == mixed, folder
         if lora is not None:
             config = read({"model": {"name": name}, "adapter": {"kind": "lora", "r": 4}}).config
             counted = parameters(config, Facts(model=facts))
             assert counted is not None
             assert counted.trained == lora, folder
+
+
+def test_layers_with_experts_of_a_family_that_is_not_known_are_those_of_its_files() -> None:
+    from engine.facts.stored_linears import layers_with_experts
+    from engine.model_files import Tensor
+
+    names = (
+        "model.layers.0.mlp.up_proj",
+        "model.layers.2.mlp.experts.gate_up_proj",
+        "model.layers.4.ffn.experts.17.w1",
+    )
+    ahead = ("model.layers.6.mlp.experts.0.w1", "mtp.layers.1.mlp.experts.3.up_proj")
+    stored = {f"{name}.weight": Tensor("BF16", (8, 8)) for name in (*names, *ahead)}
+    assert layers_with_experts(stored, 6) == (2, 4)
 
 
 def test_real_weights_are_counted_by_their_headers(shared_data: Path) -> None:

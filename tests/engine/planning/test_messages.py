@@ -149,6 +149,20 @@ def test_a_ring_of_whole_hosts_has_all_their_connections() -> None:
     assert sent(DENSE, "2x8xA40-48GB", 0.0, **shares).seconds > sent(DENSE, "16xA40-48GB", 0.0, **shares).seconds
 
 
+def test_dense_layers_of_a_mixture_send_no_tokens_to_experts() -> None:
+    """Of 8 layers the first 2 are dense; of 3 that are computed again, one has experts."""
+
+    def sent_by(mixed: tuple[int, ...] | None, **more: Any) -> float:
+        model = replace(MIXTURE, with_experts=mixed)
+        return sent(model, "8xH100", 0.2, expert_parallel_size=8, **ON_EXPERTS, **more).sent
+
+    plain = sent_by(())
+    all_ = sent_by(None) - plain
+    assert sent_by(tuple(range(8))) - plain == pytest.approx(all_)
+    assert sent_by(tuple(range(2, 8))) - plain == pytest.approx(all_ * 6 / 8)
+    assert sent_by(tuple(range(2, 8)), first=3) - plain == pytest.approx(all_ * (2 * 6 + 1) / (3 * 8))
+
+
 def test_adapters_of_divided_experts_are_summed_over_those_that_hold_the_same() -> None:
     alone, twice = (
         sent(MIXTURE, machine, 0.2, expert_parallel_size=8, **ON_EXPERTS).sent for machine in ("8xH100", "2x8xH100")

@@ -258,6 +258,8 @@ def test_batches_that_fit_are_accumulated_to_the_same_step_and_what_is_near_the_
         "error",
         {"optim.per_device_train_batch_size": 2, "optim.gradient_accumulation_steps": 6},
     )
+    (odd,) = said(5, 2800)
+    assert odd.fix.set == {"optim.per_device_train_batch_size": 3, "optim.gradient_accumulation_steps": 5}
     (near,) = said(2, 4500)
     assert (near.severity, near.fix) == ("warning", None)
     assert "this may not fit: needs about" in near.message

@@ -1,21 +1,21 @@
-"""How long a node of a run waits for the first one, and whose end it tells."""
+"""How long a node of a run waits for the first one, and what it tells that of its own ranks."""
 
 from __future__ import annotations
 
+import os
 import signal
-import subprocess
+import sys
 import threading
 import time
-from dataclasses import replace
+from collections.abc import Callable
 
 import pytest
 
 from engine.errors import WorkbenchError
-from engine.run import member, nodes
+from engine.run import launch, member, nodes, spawn
+from engine.run.devices import Choice
 from engine.run.member import Member
 from engine.run.nodes import FirstNode, Rendezvous
-from engine.run.process import identity
-from engine.run.process_group import Family
 
 
 @pytest.fixture
@@ -64,17 +64,49 @@ def test_it_does_not_stay_for_ever(run, monkeypatch, between_rounds):
     assert "has fallen silent" in str(problems[0])
 
 
-@pytest.mark.parametrize("gone", [True, False], ids=["its own rank went first", "all its ranks live"])
-def test_a_node_whose_rank_went_first_says_so_after_the_first_node_has_ended_the_round(run, monkeypatch, gone):
-    """The first node's ranks may fall with it before its own torchrun has looked, which then is not told to end."""
-    monkeypatch.setattr(member, "LOOK_SECONDS", 0.02)
-    run.update_json(rendezvous=Rendezvous(2, "127.0.0.1:1", "none", 5).as_json())
-    node = Member(run, 1)
-    FirstNode(run, Rendezvous(2)).say(state="ended", round="a round")
-    agent = subprocess.Popen(["sleep", "1"])
-    who = identity(agent.pid)
-    assert who is not None
-    family = Family("", who, 1)
-    family.ranks[1] = replace(who, start=who.start + 1) if gone else who
-    assert node._watch(agent, family, 0, "a round") is not gone
-    assert agent.returncode == (0 if gone else -signal.SIGTERM)
+AGENT = """
+import os, subprocess, sys, time
+rank = subprocess.Popen([sys.executable, "-S", "-c", "import time; time.sleep(60)"], env={**os.environ, "RANK": "1"})
+print(rank.pid, file=open(sys.argv[1], "w"), flush=True)
+rank.wait()
+time.sleep(1)
+print(f"Root Cause (first observed failure):\\n  exitcode  : {rank.returncode} (pid: {rank.pid})", flush=True)
+sys.exit(1)
+"""
+
+
+def test_a_rank_that_died_here_is_named_though_the_first_node_ended_the_round_before_torchrun_said_so(
+    run, monkeypatch, tmp_path
+):
+    """The first node's rank loses its connection at once, and its torchrun may well be the first to leave."""
+    pid = tmp_path / "pid"
+    monkeypatch.setattr(spawn, "worker_argv", lambda *_, **__: [sys.executable, "-S", "-c", AGENT, str(pid)])
+    meeting = Rendezvous(2, "127.0.0.1:1", "none", 30)
+    run.update_json(rendezvous=meeting.as_json(), state="running", devices_wanted="auto")
+    first, second = FirstNode(run, meeting), Member(run, 1)
+    monkeypatch.setattr(launch, "choose_free", lambda *_: Choice((), 1))
+    thread = threading.Thread(target=second.stay)
+    thread.start()
+    try:
+        _until(lambda: first.say(state="gathering", round="one", endpoint="127.0.0.1:1") or second.answered)
+        _until(lambda: first.say(state="go") or (pid.exists() and pid.read_text().strip()))
+        rank = int(pid.read_text())
+        time.sleep(0.7)  # it has looked for its ranks
+        os.kill(rank, signal.SIGKILL)
+        time.sleep(0.2)
+        first.say(state="ended")
+        _until(lambda: nodes.said_by(run, 1).get("state") == "ended")
+    finally:
+        run.update_json(state="failed")
+        thread.join(20)
+    said = nodes.said_by(run, 1)
+    assert said["cause"] == "signal SIGKILL"
+    assert said["message"].startswith("Rank 1 (node 1, ")
+    assert f"process {rank}) was ended by SIGKILL" in said["message"]
+
+
+def _until(hold: Callable[[], object]) -> None:
+    give_up = time.monotonic() + 30
+    while not hold():
+        assert time.monotonic() < give_up
+        time.sleep(0.02)

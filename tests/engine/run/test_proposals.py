@@ -41,6 +41,8 @@ def test_one_change_is_proposed_and_the_next_one_where_it_is_in_force_already(st
         "optim.per_device_train_batch_size": 4,
         "optim.gradient_accumulation_steps": 2,
     }
+    odd = stored_with(stored, optim__per_device_train_batch_size=7, optim__gradient_accumulation_steps=1)
+    assert of(odd, "cuda_oom") == {"optim.per_device_train_batch_size": 1, "optim.gradient_accumulation_steps": 7}
     assert of(stored_with(stored, **memory), "host memory") == {"memory.gradient_checkpointing": "full"}
     memory["memory__gradient_checkpointing"] = "full"
     assert of(stored_with(stored, **memory), "GPU memory") == {"data.max_length": stored["data"]["max_length"] // 2}

@@ -2,12 +2,21 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
+from engine.compat import import_scans
 from engine.config.facts import Facts, SourceFacts
+from engine.data.cache_entries import cache_folder
+from engine.errors import WorkbenchError
+from engine.facts import compiler_waits, step_times
+from engine.kernels import tuned
 from engine.rules import read
+from engine.run import rehearsal
 from engine.run.devices import Choice
 from engine.run.from_config import secrets_of
 from engine.run.spawn import HUB_TOKENS, NO_HUB_TOKEN, environment
@@ -47,6 +56,30 @@ def test_a_run_from_the_hub_has_its_token_and_one_from_here_has_none() -> None:
 def test_a_judges_key_is_handed_on_by_its_name() -> None:
     named = {**BASE, "WORKBENCH_REWARD_SECRETS": "JUDGE_KEY, OTHER"}
     assert secret(environment(named, Choice((), 1), "run", ())) == {"JUDGE_KEY"}
+
+
+@pytest.mark.parametrize("named", [True, False])
+def test_all_that_is_kept_lies_in_one_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, named: bool) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    folder, own = tmp_path / "finetuning-workbench", ""
+    monkeypatch.delenv("WORKBENCH_CACHE", raising=False)
+    monkeypatch.delenv("TORCHINDUCTOR_CACHE_DIR", raising=False)
+    if named:  # it may be shared, and nobody runs code that another user compiled
+        folder, own = tmp_path / "named", f"-{os.getuid()}"
+        monkeypatch.setenv("WORKBENCH_CACHE", str(folder))
+    values = environment(os.environ, Choice((), 1), "run", ())
+    assert values["TRITON_CACHE_DIR"] == f"{folder}/triton{own}"
+    assert values["TORCHINDUCTOR_CACHE_DIR"] == f"{folder}/inductor{own}"
+    assert (folder / f"triton{own}").stat().st_mode & 0o777 == 0o700
+    assert compiler_waits.place() == compiler_waits.place(values) == folder / f"inductor{own}" / compiler_waits.FILE
+    places = (rehearsal.kept(), step_times.own(), cache_folder(None), import_scans.place(), tuned.folder())
+    assert {place.parent for place in places} == {folder}
+
+
+def test_a_folder_for_compiled_kernels_that_cannot_be_made_is_told_with_its_name(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    with pytest.raises(WorkbenchError, match=r"WORKBENCH_CACHE: compiled kernels cannot be kept in .*/file/triton-"):
+        environment({"WORKBENCH_CACHE": str(tmp_path / "file")}, Choice((), 1), "run", ())
 
 
 def test_the_hubs_token_is_needed_while_something_is_not_here() -> None:

@@ -217,6 +217,35 @@ def test_a_long_step_that_is_to_be_saved_is_waited_for_while_it_computes_and_no_
     assert worker.gone(requests) == -signal.SIGTERM
 
 
+def test_what_was_waited_for_and_how_long_is_told(run, look, monkeypatch):
+    """A step that computes for half an hour is not said to have been given the grace of a minute."""
+
+    def told(*steps: tuple[float, float], do: str = "save_stop", saves: int = 0) -> str:
+        """After looks so many seconds apart, between which it computed so long; the first `saves` of them in a save."""
+        looks, busy = look(HEARS), {(1, 1, 1): 0.0}
+        monkeypatch.setattr(looks.worker.process, "busy_seconds", lambda: dict(busy))
+        looks.requests.note_save(saving(run, "saving" if saves else "committed"))
+        asked = control.request(run, do)
+        for number, (passed, computed) in enumerate(steps, 1):
+            busy[1, 1, 1] += computed
+            if looks.after(passed) == "SIGTERM":
+                (run.control / f"{asked}.json").unlink()
+                return looks.requests.last_events()[-1]["message"]
+            if number == saves:
+                looks.requests.note_save(saving(run, "committed"))
+        raise AssertionError("it was not ended")
+
+    minutes = [(0.0, 0.0), *[(50.0, 50.0)] * 40]
+    assert "because its step still computed 1800 s after it was asked, and no step is given more;" in told(*minutes)
+    assert "because its step still computed 1800 s after its save, and" in told((0, 0), (90, 0), *minutes, saves=2)
+    idle = told(*minutes[:4], (50.0, 0.0), (11.0, 0.0))
+    assert "because it did not answer within 60 s after it last computed, 211 s after it was asked;" in idle
+    assert "because it did not answer within 60 s;" in told((0, 0), (61, 0))
+    assert "because it did not answer within 60 s;" in told(*minutes, do="stop")
+    late = told((0, 0), (30, 0), (61, 0), saves=2)
+    assert "because it did not answer within 60 s after its save, 91 s after it was asked;" in late
+
+
 def test_who_wants_a_computing_worker_to_stop_without_a_save_gets_it_within_the_grace(run, start):
     worker, requests = start(COMPUTES)
     control.request(run, "stop")

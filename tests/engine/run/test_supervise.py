@@ -76,6 +76,29 @@ def test_what_the_first_rank_says_of_itself_stands_whoever_is_gone_first(run, ra
     assert [event["kind"] for event in Tail(run.events).read()] == ["failed"]
 
 
+@pytest.mark.parametrize(
+    ("message", "told"),
+    [
+        (
+            "PermissionError: [Errno 13] Permission denied: 'COMMIT.json'",
+            "PermissionError: [Errno 13] Permission denied",
+        ),
+        ("RuntimeError: Connection closed by peer", "Rank 0 (process "),
+    ],
+)
+def test_the_first_rank_that_fell_by_itself_is_told_in_its_own_words(run, message, told):
+    """The log ends with what the others say of its death: with that the run would be started again, to fail the same way."""
+    run.config.write_text("version: 1\nrun: {max_restarts: 3}\n")
+    run.log.write_text("Traceback (most recent call last):\nRuntimeError: [pair.cc:553] Connection closed by peer\n")
+    watch = Supervisor(run)
+    watch.worker = WorkerProcess(run, identity(os.getpid()), gone(0))
+    with EventWriter(run, segment=0) as writer:
+        writer.write("failed", cause="exception", message=message, lines=[])
+    again = watch._conclude(1)
+    assert run.read_json()["message"].startswith(told)
+    assert again is told.startswith("Rank")
+
+
 def test_a_second_start_at_once_is_told_what_the_first_does(run):
     handle = claim(run, patience=0.0)
     try:

@@ -114,8 +114,8 @@ def check(run, plain, features, method):
             detail = entry["detail"]
             kernels = ("cut cross-entropy", "fused LoRA")
             tried = [kernel in detail and f"{kernel} not tried" not in detail for kernel in kernels]
-            assert tried[0] is (method not in HEADLESS)
-            assert entry["count"] == (2 ** sum(tried) if any(tried) else None)
+            assert tried[0] is (method not in HEADLESS), detail
+            assert entry["count"] == (2 ** sum(tried) if any(tried) else None), detail
         else:
             assert (said["gradient checkpointing"]["effective"], said["gradient checkpointing"]["count"] >= 4) == (
                 name,

@@ -209,6 +209,35 @@ def test_detach_returns_once_training_has_begun_and_the_run_is_stopped_and_resum
     assert "✓ finished: my-0001, 300 steps" in resumed.stderr
 
 
+def test_the_same_command_goes_on_with_the_run_that_it_began(place, monkeypatch):
+    """As a container's does each time it starts: cut off with all in it, ended by a signal, done."""
+    long(monkeypatch, steps=400, save_steps=20)
+    again = [sys.executable, "-P", "-m", "workbench", "train", "my.yaml", "--resume"]
+    with subprocess.Popen(again, cwd=place, stdin=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True) as first:
+        until(lambda: list(store.runs_in(place / "runs")) and peek(only_run(place)).view.committed)
+        run = only_run(place)
+        for who in (first.pid, run.supervisor().pid, run.worker().pid):
+            os.kill(who, signal.SIGKILL)
+        assert f"no run of my.yaml is in {place / 'runs'}: one is started" in first.stderr.read()
+    other = workbench(place, *again[4:], "optim.learning_rate=0.5")
+    assert other.returncode == 1
+    assert "changed: optim.learning_rate: " in other.stderr
+    assert "my.yaml: its run my-0001 has another config, see above." in other.stderr
+    with subprocess.Popen(again, cwd=place, stdin=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True) as second:
+        until(lambda: peek(run).view.segment == 1 and run.state == "running")
+        second.send_signal(signal.SIGTERM)
+        said = second.stderr.read()
+    assert second.returncode == 143, said
+    assert "my-0001 goes on from step " in said
+    monkeypatch.setenv("SMALL_WORKER", '{"steps": 400}')
+    third = workbench(place, *again[4:])
+    assert (third.returncode, "my-0001 goes on from step " in third.stderr) == (0, True), third.stderr
+    assert "✓ finished: my-0001, 400 steps" in third.stderr
+    done = workbench(place, *again[4:])
+    assert (done.returncode, "my-0001 is finished; nothing is started" in done.stderr) == (0, True), done.stderr
+    assert only_run(place).id == run.id
+
+
 def test_plain_stop_says_what_is_kept(place, monkeypatch):
     long(monkeypatch)
     assert workbench(place, "train", "my.yaml", "--detach").returncode == 0
