@@ -72,7 +72,7 @@ class GuidePart(Part):
             "run": guide.run.id if guide.run is not None else "",
             "going": guide.going,
             "chats": guide.chats,
-            "question": guide.question,
+            "question": guide.first.question,
         }
         now = zlib.crc32(json.dumps(state).encode())
         return {"mark": now} if now == mark else {"mark": now, **state}

@@ -102,6 +102,11 @@ class FirstRun:
         self._ask, self._runs = ask, runs
         self._stopped: str | None = None
 
+    @property
+    def question(self) -> str:
+        """What a talk with the rehearsal's model may begin with; empty where rows do not say."""
+        return "" if self.examined is None else self.examined.question
+
     def take(self, rows: str) -> None:
         """Other rows: what was found out about those of before is forgotten."""
         self.rows, self.examined, self.row = rows, None, None

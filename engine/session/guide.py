@@ -133,14 +133,6 @@ class Guide:
         )
 
     @property
-    def question(self) -> str:
-        """The first question of the rows, with which that talk may begin; empty where it has several lines, which a person
-        writes."""
-        examined = self.first.examined
-        asked = examined.pinned[0].prompt if examined is not None and examined.pinned else ""
-        return "" if "\n" in asked else asked
-
-    @property
     def _may_begin(self) -> bool:
         """Whether a rehearsal can be started: none goes on, and none has succeeded with these rows."""
         if self._starting or self.first.examined is None or self.first.examined.problem:

@@ -56,6 +56,12 @@ class Examined:
     """Bytes of the longest pinned answer: it has no more tokens."""
     problem: str = ""
 
+    @property
+    def question(self) -> str:
+        """The first of the questions, with which a talk may begin; empty where it has several lines, which a person writes."""
+        asked = self.pinned[0].prompt if self.pinned else ""
+        return "" if "\n" in asked else asked
+
 
 @dataclass(frozen=True, slots=True)
 class Verdict:

@@ -331,19 +331,17 @@ class ChatScreen(Screen[None]):
 
         def chosen(name: str | None) -> None:
             if name is not None:
-                self.app.push_screen(Ask(name, str(values[name]), HELP[name]), lambda text: self._set(name, text))
+                self.app.push_screen(
+                    Ask(name, str(values[name]), HELP[name]), lambda text: self._do(lambda: put(name, text))
+                )
+
+        def put(name: str, text: str | None) -> None:
+            if text is not None:
+                settings = self.session.conversation.settings.changed(name, text)
+                self.session.conversation.settings = settings
+                self._show_message(f"{name} is set; ^r answers once more with it.")
 
         self.app.push_screen(Pick("Settings of the chat", items), chosen)
-
-    def _set(self, name: str, text: str | None) -> None:
-        if text is None:
-            return
-        try:
-            self.session.conversation.settings = self.session.conversation.settings.changed(name, text)
-        except WorkbenchError as problem:
-            self._show_message(problem.full_message)
-        else:
-            self._show_message(f"{name} is set; ^r answers once more with it.")
 
     def action_save(self) -> None:
         """The conversation as rows to train on."""

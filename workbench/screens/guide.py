@@ -247,7 +247,7 @@ class GuideScreen(Screen[None]):
         if self.guide.run is not None and self.guide.chats:
             from workbench.screens.chat import ChatScreen, chat_of
 
-            self.app.push_screen(ChatScreen(chat_of(self.guide.run), self.guide.question))
+            self.app.push_screen(ChatScreen(chat_of(self.guide.run), self.guide.first.question))
 
     def action_open(self) -> None:
         """The rehearsal's own run, with all its curves."""
