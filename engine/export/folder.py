@@ -14,7 +14,6 @@ from typing import Any
 import torch
 
 from engine import model_files
-from engine.config.method import METHODS
 from engine.config.tree import RunConfig
 from engine.errors import WorkbenchError, redact, visible
 from engine.export import parity
@@ -318,7 +317,7 @@ def _write_config(model: Model, into: Path, *, packed: bool = False) -> None:
     stored, before = model_files.stored_weights(into), model.stored
     if any(name.endswith("lm_head.weight") for name in stored):
         _untie(content)  # also where the base held one and the same weight twice: readers that tie would drop the other
-    head = METHODS[model.config.method.kind].head
+    head = model.config.method.head
     labels = {"score": 1, "steps": 2}.get(head)
     if labels is not None:
         from transformers import AutoConfig

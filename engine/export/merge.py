@@ -19,7 +19,6 @@ import torch
 from safetensors import safe_open
 
 from engine import model_files
-from engine.config.method import METHODS
 from engine.config.tree import RunConfig
 from engine.errors import ModelError, visible
 from engine.export.parity import loader_of
@@ -108,7 +107,7 @@ def plan(config: RunConfig, base: Path, adapter: Path, *, merging: bool = True) 
     from peft.tuners.lora import LoraLayer
     from peft.tuners.lora.layer import ParamWrapper
 
-    head = METHODS[config.method.kind].head
+    head = config.method.head
     labels = {"score": 1, "steps": 2}.get(head)
     settings = LoraConfig.from_pretrained(str(adapter))
     shape = transformers.AutoConfig.from_pretrained(base)

@@ -18,7 +18,6 @@ import torch
 from engine import figures, model_files
 from engine.config.architectures import loaders_of
 from engine.config.kinds import loader_of as choose_loader
-from engine.config.method import METHODS
 from engine.config.tree import RunConfig
 from engine.data.chat import Chat
 from engine.data.plan import own_template
@@ -207,7 +206,7 @@ def loader_of(config: RunConfig, folder: Path) -> Any:
     import transformers
 
     known = loaders_of(str(model_files.read_json(folder / "config.json").get("model_type", "")))
-    return getattr(transformers, choose_loader(METHODS[config.method.kind].head, known))
+    return getattr(transformers, choose_loader(config.method.head, known))
 
 
 def reference(
@@ -230,7 +229,7 @@ def reference(
         if restore is not None:
             restore(model)
         return Reference(outputs(model, ids))
-    plain = None if METHODS[config.method.kind].head in ("score", "steps") else outputs(model, ids)
+    plain = None if config.method.head in ("score", "steps") else outputs(model, ids)
     from peft import PeftModel
 
     mixture = any(weight.ndim == 3 for weight in model.parameters())
@@ -252,7 +251,7 @@ def in_layers(
     import transformers
 
     shape = transformers.AutoConfig.from_pretrained(folder, trust_remote_code=False)
-    labels = {"score": 1, "steps": 2}.get(METHODS[config.method.kind].head)
+    labels = {"score": 1, "steps": 2}.get(config.method.head)
     if adapted and labels is not None:
         shape.num_labels = labels
     made = streamed.opened(folder, loader_of(config, folder), shape, config if adapted else None, numbers)
@@ -283,11 +282,11 @@ def _reference_in_layers(
     ids: Sequence[list[int]],
     format_of: Callable[[str], torch.dtype] | None,
 ) -> Reference:
-    together = METHODS[config.method.kind].head != "score"
+    together = config.method.head != "score"
     if adapter is None:
         return Reference(streamed.outputs(made, ids, together=together))
     plain = None
-    if METHODS[config.method.kind].head not in ("score", "steps"):
+    if config.method.head not in ("score", "steps"):
         plain = streamed.outputs(made, ids, together=together)
     try:
         whole = streamed.adapted(made, adapter)
@@ -306,12 +305,12 @@ def trained_base(config: RunConfig, base: Path, *, adapted: bool) -> Any:
     from engine.models.stored_fp8 import load_fp8, stored_fp8
     from engine.models.stored_packed.loading import load_packed, stored_packed
 
-    labels = {"score": 1, "steps": 2}.get(METHODS[config.method.kind].head)
+    labels = {"score": 1, "steps": 2}.get(config.method.head)
     if (packs := stored_packed(str(base), None)) is not None:
         if adapted and labels is not None:
             packs.config.num_labels = labels
         dtype = getattr(torch, config.model.dtype) if adapted else torch.float32
-        head = METHODS[config.method.kind].head
+        head = config.method.head
         made: Any = load_packed(loader_of(config, base), packs, {"dtype": dtype}, head, keep=False)[0].float()
         _fit_padding(made)
         return made
@@ -375,7 +374,7 @@ def open_folder(
                 "transformers", f"it has {what.replace('_', ' ')}, such as {sorted(map(str, notes[what]))[0]}"
             )
     if made is not None:
-        return streamed.outputs(made, ids, together=METHODS[config.method.kind].head != "score")
+        return streamed.outputs(made, ids, together=config.method.head != "score")
     _as_trained(model)
     return outputs(model, ids)
 
@@ -397,7 +396,7 @@ def open_packed(
     try:
         made = in_layers(config, folder, adapted=True, report=report)
         if made is not None:
-            return streamed.outputs(made, ids, together=METHODS[config.method.kind].head != "score")
+            return streamed.outputs(made, ids, together=config.method.head != "score")
         return outputs(trained_base(config, folder, adapted=True), ids)
     except model_files.UNREADABLE as problem:
         first = visible(str(problem).strip().split("\n")[0])[:200]
@@ -410,7 +409,7 @@ def outputs_with(
     """Outputs of a model folder with other `numbers` for its weights, which are read one layer at a time; None where its files
     do not hold each weight as the model has it."""
     made = in_layers(config, folder, adapted=False, numbers=numbers)
-    return None if made is None else streamed.outputs(made, ids, together=METHODS[config.method.kind].head != "score")
+    return None if made is None else streamed.outputs(made, ids, together=config.method.head != "score")
 
 
 def judged(found: Parity, ours: Reference, theirs: Sequence[torch.Tensor], bound: float) -> Parity:

@@ -17,7 +17,6 @@ from engine import model_files
 from engine.config.architectures import loaders_of
 from engine.config.facts import Facts, ModelFacts
 from engine.config.kinds import BUILTIN_MODELS, loader_of
-from engine.config.method import METHODS
 from engine.config.rule import raise_first
 from engine.config.tree import RunConfig
 from engine.errors import ModelError, redact, visible
@@ -110,7 +109,7 @@ def _model(config: RunConfig, source: str, device: torch.device | None) -> Loade
     from engine.models.capped_scores import keep_capped_scores
     from engine.models.expert_shards import part_of
 
-    head = METHODS[config.method.kind].head
+    head = config.method.head
     revision = commit_of(source, wanted_revision(config))
     try:
         folder = model_files.complete(source, revision)
@@ -169,7 +168,7 @@ def _with_weights(config: RunConfig, source: str, loader: Any, settings: dict[st
     from engine.models.stored_packed.loading import load_packed, stored_packed
     from engine.models.strict_load import load_strictly
 
-    head = METHODS[config.method.kind].head
+    head = config.method.head
     labels = {"score": 1, "steps": 2}.get(head)
     packed = stored_packed(source, settings["revision"])
     if packed is not None:
@@ -243,7 +242,7 @@ def quantization_config(config: RunConfig) -> Any:
 
         return ExpertsAlone("pack", kind, part=part) if config.model.quantize_moe_experts else None
     # A new head is trained whole, so it stays as it is.
-    whole = None if METHODS[config.method.kind].head == "vocabulary" else ["score", "lm_head"]
+    whole = None if config.method.head == "vocabulary" else ["score", "lm_head"]
     if kind == "int8":
         asked = BitsAndBytesConfig(load_in_8bit=True, llm_int8_skip_modules=whole)
     else:

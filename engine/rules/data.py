@@ -9,7 +9,6 @@ from engine.config.facts import DataFacts, Facts, SourceFacts
 from engine.config.files import DATA_SUFFIXES, REMOTE, scheme_of
 from engine.config.findings import Finding, Fix, Severity, must, say
 from engine.config.kinds import BUILTIN_ROWS, example_row
-from engine.config.method import METHODS
 from engine.config.rule import Check, Refused, leave_out, one_of, other_than, refused, rule, take
 from engine.config.tree import FieldSpec, RunConfig, fields
 from engine.errors import visible
@@ -196,7 +195,7 @@ def _bad_rows(config: RunConfig, path: str, source: SourceFacts) -> Finding:
 def turns_are_chosen_among_turns(config: RunConfig, facts: Facts) -> Iterator[Finding]:
     """Prompts and completions that are plain texts hold one answer: `last` and `flag` choose nothing in them."""
     path, chosen = fields.data.trained_turns.path, config.data.trained_turns
-    if chosen not in ("last", "flag") or METHODS[config.method.kind].rows != "language" or not facts.sources:
+    if chosen not in ("last", "flag") or config.method.rows != "language" or not facts.sources:
         return
     sources = [facts.sources.get(entry.path) for entry in config.data.train]
     if sources and all(
@@ -471,7 +470,7 @@ def a_batch_has_enough_rows(config: RunConfig, facts: Facts) -> Iterator[Finding
 
     rows, batch = train_rows(config, facts), effective_batch(config, facts)
     # Batches of methods with rewards are answers, several a row; `there_are_prompts_for_one_sampling` is theirs.
-    by_row = METHODS[config.method.kind].rows != "prompts" and not config.data.packing
+    by_row = config.method.rows != "prompts" and not config.data.packing
     if rows and rows < batch and by_row:
         path = fields.optim.gradient_accumulation_steps.path
         todo = "Each epoch is a single step: take a smaller batch or more rows."

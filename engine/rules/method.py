@@ -172,7 +172,7 @@ def adapter_off_needs_an_adapter(config: RunConfig, facts: Facts) -> Iterator[Fi
 def trained_turns_need_sft(config: RunConfig, facts: Facts) -> Iterator[Finding]:
     path, turns = fields.data.trained_turns.path, config.data.trained_turns
     if config.method.kind != "sft" and turns != fields.data.trained_turns.default:
-        what = _LEARNS[METHODS[config.method.kind].rows]
+        what = _LEARNS[config.method.rows]
         rule_text = f"left out for {config.method.kind}, which learns from {what}"
         yield must(path, rule_text, turns, "Remove it, or set method.kind to sft.", fix=Fix("remove it", unset=(path,)))
 
@@ -184,7 +184,7 @@ def trained_thinking_needs_answers(config: RunConfig, facts: Facts) -> Iterator[
         return
     fix = Fix("learn the thinking too", unset=(path,))
     if config.method.kind != "sft":
-        what = _LEARNS[METHODS[config.method.kind].rows]
+        what = _LEARNS[config.method.rows]
         rule_text = f"left out for {config.method.kind}, which learns from {what}"
         yield must(path, rule_text, False, "Remove it, or set method.kind to sft.", fix=fix)
     elif config.data.trained_turns == "all":
@@ -206,7 +206,7 @@ def values_of_the_template_need_messages(config: RunConfig, facts: Facts) -> Ite
     if not values or config.run.prompts or config.method.kind in _WITHOUT_TEMPLATE:
         return
     known = facts.sources or {}
-    formats = METHODS[config.method.kind].formats
+    formats = config.method.formats
     known_formats = {
         entry.format or (known[entry.path].format if entry.path in known else None)
         for entry in (*config.data.train, *config.data.eval)
@@ -221,7 +221,7 @@ def values_of_the_template_need_messages(config: RunConfig, facts: Facts) -> Ite
 @rule(reads=(fields.method.kind, fields.data.train, fields.data.eval))
 def formats_fit_the_method(config: RunConfig, facts: Facts) -> Iterator[Finding]:
     """Each source's format, as written or as detected, is one that the method learns from."""
-    fits = METHODS[config.method.kind].formats
+    fits = config.method.formats
     for spec in (fields.data.train, fields.data.eval):
         for index, entry in enumerate(spec.value(config)):
             source = (facts.sources or {}).get(entry.path)
@@ -229,7 +229,7 @@ def formats_fit_the_method(config: RunConfig, facts: Facts) -> Iterator[Finding]
             if form is None or form in fits:
                 continue
             kind = next(kind for kind, section in METHODS.items() if form in section.formats)
-            example = example_row(METHODS[config.method.kind])
+            example = example_row(type(config.method))
             such = f", or bring rows such as {example}" if example else ", or name the format and its columns"
             todo = f"Rows of this kind are for {kind}: set method.kind{such}."
             # A method that a person wrote is theirs: the rows may be the mistake.

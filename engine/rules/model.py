@@ -8,7 +8,6 @@ from engine import figures
 from engine.config.facts import Facts
 from engine.config.findings import Finding, Fix, Severity, must, say
 from engine.config.kinds import BUILTIN_MODELS, loader_of
-from engine.config.method import METHODS
 from engine.config.rule import Refused, leave_out, one_of, other_than, refused, rule, take
 from engine.config.tree import RunConfig, fields
 from engine.errors import visible
@@ -148,13 +147,13 @@ def model_files_can_be_loaded(config: RunConfig, facts: Facts) -> Iterator[Findi
     model, path = facts.model, fields.model.name.path
     if model is None or model.name != config.model.name or model.missing:
         return
-    loader = loader_of(METHODS[config.method.kind].head, model.loaders)
+    loader = loader_of(config.method.head, model.loaders)
     if model.flaw:
         yield say(path, model.flaw.removeprefix(f"{path}: "), severity="error")
     elif model.loaders is not None and loader not in model.loaders:
         what = f"the installed transformers has no {loader} for models of type {visible(model.model_type)}"
         yield say(path, f"{what}, as {config.method.kind} needs. Choose another model or method.", severity="error")
-    elif model.headless and METHODS[config.method.kind].head == "vocabulary":
+    elif model.headless and config.method.head == "vocabulary":
         sentence = (
             "its files hold no lm_head.weight, so it would start from random numbers. Take a folder with its head."
         )

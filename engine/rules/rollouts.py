@@ -53,7 +53,7 @@ refused(
 
 def _method(config: RunConfig) -> Any | None:
     """The method's section where it learns from rewards."""
-    return config.method if METHODS[config.method.kind].rows == "prompts" else None
+    return config.method if config.method.rows == "prompts" else None
 
 
 @rule(reads=(fields.method.kind, fields.method.reward_funcs))

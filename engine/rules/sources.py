@@ -9,7 +9,7 @@ from engine.config.facts import Facts
 from engine.config.files import DATA_SUFFIXES
 from engine.config.findings import Finding, Fix, must, say
 from engine.config.kinds import SYNTHETIC, TOKENS
-from engine.config.method import METHODS, learns_from_images, seeing_methods
+from engine.config.method import learns_from_images, seeing_methods
 from engine.config.reward_specs import SEES_NOT, BadReward, reward_spec
 from engine.config.rule import rule
 from engine.config.tree import RunConfig, fields
@@ -231,7 +231,7 @@ def synthetic_rows_are_drawn_in_the_size_that_is_said(config: RunConfig, facts: 
 
 @rule(reads=(*_PLACES, fields.method.kind))
 def pairs_are_chosen_of_rankings(config: RunConfig, facts: Facts) -> Iterator[Finding]:
-    pairs = METHODS[config.method.kind].rows == "pairs"
+    pairs = config.method.rows == "pairs"
     for path, entry, form in _entries(config, facts):
         place, usual = f"{path}.ranking_pairs", "best_worst"
         if entry.ranking_pairs == usual or (pairs and form in ("ranking", None)):

@@ -8,7 +8,6 @@ from collections.abc import Iterator
 from engine.config.facts import Facts
 from engine.config.findings import Finding, Fix, must
 from engine.config.kinds import BUILTIN_MODELS
-from engine.config.method import METHODS
 from engine.config.rule import Refused, leave_out, one_of, other_than, refused, rule
 from engine.config.tree import RunConfig, fields
 from engine.errors import nearest
@@ -109,7 +108,7 @@ def target_modules_exist_in_the_model(config: RunConfig, facts: Facts) -> Iterat
 @rule(reads=(fields.method.kind, fields.adapter.kind, fields.adapter.target_modules))
 def the_head_has_no_adapter(config: RunConfig, facts: Facts) -> Iterator[Finding]:
     adapter, spec = config.adapter, fields.adapter.target_modules
-    if adapter.kind != "lora" or METHODS[config.method.kind].head != "vocabulary":
+    if adapter.kind != "lora" or config.method.head != "vocabulary":
         return
     if not isinstance(adapter.target_modules, list):
         return
@@ -224,7 +223,7 @@ def saved_modules_exist_in_the_model(config: RunConfig, facts: Facts) -> Iterato
     adapter, model = config.adapter, facts.model
     if adapter.kind != "lora" or model is None or model.modules is None or model.name != config.model.name:
         return
-    known = model.modules | set(_HEADS[METHODS[config.method.kind].head])
+    known = model.modules | set(_HEADS[config.method.head])
     leaves = sorted({leaf for path in known if not (leaf := path.rpartition(".")[2]).isdigit()})
     for index, name in enumerate(adapter.modules_to_save):
         if name and not any(path.endswith(name) for path in known):

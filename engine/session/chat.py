@@ -24,7 +24,6 @@ from typing import Any, Literal
 
 from engine.client import Inspector, Ticket
 from engine.config.files import parse
-from engine.config.method import METHODS
 from engine.config.tree import RunConfig
 from engine.errors import Cancelled, UsageError, WorkbenchError, visible
 from engine.figures import size
@@ -52,7 +51,7 @@ class Who:
 def kind_of(run: RunFolder) -> tuple[Kind, RunConfig]:
     """What a run's model does with a text, and the run's config. Raises WorkbenchError for one that does neither."""
     config = read(parse(run.read_config(), path=run.config).mapping).config
-    head = METHODS[config.method.kind].head
+    head = config.method.head
     if head == "steps":
         raise WorkbenchError(
             f"{run.id} trained a process reward model, which judges the steps of an answer; the chat shows answers, scores and "

@@ -13,7 +13,6 @@ from engine.config.adapter import Lora
 from engine.config.data import DataSource
 from engine.config.facts import Facts
 from engine.config.files import short_path
-from engine.config.method import METHODS
 from engine.config.tree import RunConfig
 from engine.errors import visible
 from engine.facts.counts import device_count, train_rows
@@ -34,7 +33,7 @@ def paragraph(config: RunConfig, facts: Facts, estimate: Estimate, runs_dir: Pat
 
 
 def _learns(config: RunConfig, facts: Facts, estimate: Estimate) -> str:
-    method = METHODS[config.method.kind]
+    method = config.method
     aim = method.words.partition(": ")[2] or method.called
     known = facts.model.parameters if facts.model is not None else None
     size_ = f" ({large(known)} parameters)" if known else " (its size is not known yet)" if config.model.name else ""

@@ -21,7 +21,6 @@ from engine import figures
 from engine.compat.staging import local
 from engine.compat.trl_head import FusedForward
 from engine.config.adapter import NoAdapter
-from engine.config.method import METHODS
 from engine.config.optimizers import BUILT_HERE, MATRICES_ONLY, PROJECTED
 from engine.config.tree import RunConfig, fields
 from engine.data.prepare import Prepared
@@ -398,7 +397,7 @@ def _stored_mxfp4(model: PreTrainedModel | PeftModel) -> dict[str, Any]:
 def _loss(config: RunConfig, trainer: RunTrainer) -> dict[str, Any]:
     """The loss as asked for, the library's trainer that computes it, and what our trainer tells of it."""
     library = next((each for each in type(trainer).__mro__ if each.__module__.startswith("trl.")), type(trainer))
-    section = METHODS[config.method.kind]
+    section = config.method
     plain = "cross-entropy" if section.rows == "language" else config.method.kind
     told = [trainer.receipt_note()] if trainer.receipt_note() else []
     heads = fused_heads(trainer.built(Notes()))

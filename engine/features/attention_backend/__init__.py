@@ -13,7 +13,6 @@ from dataclasses import dataclass
 
 from engine.config.facts import Facts, ModelFacts
 from engine.config.findings import Finding, Fix, must
-from engine.config.method import METHODS
 from engine.config.rule import Refused, one_of, refused, rule, take
 from engine.config.tree import RunConfig, fields
 
@@ -149,7 +148,7 @@ def keeps_scores(config: RunConfig, facts: Facts) -> bool:
     """Whether scores of all pairs of tokens are held for the backward pass: by `eager`, and with sinks where prompts are
     padded on the left, before answers of the run's own."""
     taken = in_force(config, facts)
-    return taken == "eager" or (taken == SINKS and METHODS[config.method.kind].rows == "prompts")
+    return taken == "eager" or (taken == SINKS and config.method.rows == "prompts")
 
 
 def chosen(config: RunConfig, facts: Facts) -> tuple[str, str]:
