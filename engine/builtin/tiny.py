@@ -24,7 +24,7 @@ import platformdirs
 
 from engine import model_files
 from engine.builtin import dates
-from engine.errors import ModelError, redact, visible
+from engine.errors import ModelError, first_line, redact, visible
 from engine.hub import commit_of, reaching_hub
 
 if TYPE_CHECKING:
@@ -177,7 +177,7 @@ def _other_tokenizer(name: str) -> PreTrainedTokenizerBase:
             model_files.refuse_without_tokens(model_files.checked(name, revision))
             return AutoTokenizer.from_pretrained(name, revision=revision, trust_remote_code=False)
     except (ModelError, *model_files.UNREADABLE) as problem:
-        first = visible(redact(str(problem).strip().partition("\n")[0]))
+        first = visible(redact(first_line(problem)))
         raise ModelError(
             f"model.tokenizer: no tokenizer can be read from {visible(name)}: {first}",
             "Give a folder with tokenizer.json, or a hub id.",

@@ -120,8 +120,8 @@ def config_of(run: RunFolder) -> RunConfig:
     from engine.rules import read
 
     reading = read(parse(run.read_config(), path=run.config).mapping)
-    for finding in reading.findings:
-        if finding.severity == "error" and finding.path.startswith(("model", "method", "adapter")):
+    for finding in reading.errors:
+        if finding.path.startswith(("model", "method", "adapter")):
             raise WorkbenchError(finding.message)
     return resolved(reading.config)
 

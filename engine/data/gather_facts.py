@@ -81,11 +81,7 @@ def resolved_config(
 
     `launched` is what run.json keeps of the choices of a launch, by path: `mapping` is then what that launch stored.
     """
-    reading = read(mapping if launched is None else as_launched(mapping, launched))
-    for finding in reading.findings:
-        if finding.severity == "error":
-            raise WorkbenchError(finding.message)
-    config = reading.config
+    config = read(mapping if launched is None else as_launched(mapping, launched)).accepted()
     asked = any(entry.requested == "auto" for entry in effective(config))
     return resolved(config, look_at(config, base)) if asked else resolved(config)
 

@@ -19,6 +19,7 @@ import torch
 from safetensors import safe_open
 
 from engine import model_files
+from engine.config.kinds import LABELS
 from engine.config.tree import RunConfig
 from engine.errors import ModelError, visible
 from engine.export.parity import loader_of
@@ -108,12 +109,10 @@ def plan(config: RunConfig, base: Path, adapter: Path, *, merging: bool = True) 
     from peft.tuners.lora.layer import ParamWrapper
 
     head = config.method.head
-    labels = {"score": 1, "steps": 2}.get(head)
     settings = LoraConfig.from_pretrained(str(adapter))
     shape = transformers.AutoConfig.from_pretrained(base)
+    shape.update(LABELS.get(head, {}))
     with torch.device("meta"):
-        if labels is not None:
-            shape.num_labels = labels
         loader = loader_of(config, base)
         model, bare = (loader.from_config(shape, dtype=torch.float32) for _ in range(2))
     tied = _tied(model)
@@ -152,7 +151,7 @@ def plan(config: RunConfig, base: Path, adapter: Path, *, merging: bool = True) 
     names = [*trained, *(f"{path}.weight" for path in layers)]
     renamed = {there: name for name in names if (there := stored_name(bare, name, stored)) != name}
     packed = _packed(config, bare, stored) if merging else {}
-    left_out = _words_head(shape, bare) & stored.keys() if labels is not None else set()
+    left_out = _words_head(shape, bare) & stored.keys() if head in LABELS else set()
     return Plan(skeleton, bare, layers, trained, low_rank, quantized, tied, wrapped, held, renamed, packed, left_out)
 
 

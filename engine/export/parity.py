@@ -17,11 +17,12 @@ import torch
 
 from engine import figures, model_files
 from engine.config.architectures import loaders_of
+from engine.config.kinds import LABELS
 from engine.config.kinds import loader_of as choose_loader
 from engine.config.tree import RunConfig
 from engine.data.chat import Chat
 from engine.data.plan import own_template
-from engine.errors import WorkbenchError, visible
+from engine.errors import WorkbenchError, first_line, visible
 from engine.export import streamed
 from engine.export.streamed import Numbers, Streamed
 from engine.generate import end_of_turn
@@ -229,7 +230,7 @@ def reference(
         if restore is not None:
             restore(model)
         return Reference(outputs(model, ids))
-    plain = None if config.method.head in ("score", "steps") else outputs(model, ids)
+    plain = None if config.method.head in LABELS else outputs(model, ids)
     from peft import PeftModel
 
     mixture = any(weight.ndim == 3 for weight in model.parameters())
@@ -251,15 +252,14 @@ def in_layers(
     import transformers
 
     shape = transformers.AutoConfig.from_pretrained(folder, trust_remote_code=False)
-    labels = {"score": 1, "steps": 2}.get(config.method.head)
-    if adapted and labels is not None:
-        shape.num_labels = labels
+    new_head = LABELS.get(config.method.head, {}) if adapted else {}
+    shape.update(new_head)
     made = streamed.opened(folder, loader_of(config, folder), shape, config if adapted else None, numbers)
     if made is None:
         return None
     _fit_padding(made.model)
     made.report = report or made.report
-    return made if streamed.complete(made, new_head=adapted and labels is not None) else None
+    return made if streamed.complete(made, new_head=bool(new_head)) else None
 
 
 def _serves(
@@ -285,9 +285,7 @@ def _reference_in_layers(
     together = config.method.head != "score"
     if adapter is None:
         return Reference(streamed.outputs(made, ids, together=together))
-    plain = None
-    if config.method.head not in ("score", "steps"):
-        plain = streamed.outputs(made, ids, together=together)
+    plain = None if config.method.head in LABELS else streamed.outputs(made, ids, together=together)
     try:
         whole = streamed.adapted(made, adapter)
     except ValueError as problem:
@@ -305,31 +303,27 @@ def trained_base(config: RunConfig, base: Path, *, adapted: bool) -> Any:
     from engine.models.stored_fp8 import load_fp8, stored_fp8
     from engine.models.stored_packed.loading import load_packed, stored_packed
 
-    labels = {"score": 1, "steps": 2}.get(config.method.head)
+    new_head = LABELS.get(config.method.head, {}) if adapted else {}
+    dtype = getattr(torch, config.model.dtype) if adapted else torch.float32
     if (packs := stored_packed(str(base), None)) is not None:
-        if adapted and labels is not None:
-            packs.config.num_labels = labels
-        dtype = getattr(torch, config.model.dtype) if adapted else torch.float32
-        head = config.method.head
-        made: Any = load_packed(loader_of(config, base), packs, {"dtype": dtype}, head, keep=False)[0].float()
+        packs.config.update(new_head)
+        loader, head = loader_of(config, base), config.method.head
+        made: Any = load_packed(loader, packs, {"dtype": dtype}, head, keep=False)[0].float()
         _fit_padding(made)
         return made
     if (stored := stored_fp8(str(base), None)) is not None:
-        if adapted and labels is not None:
-            stored.config.num_labels = labels
-        dtype = getattr(torch, config.model.dtype) if adapted else torch.float32
+        stored.config.update(new_head)
         scaled: Any = load_fp8(loader_of(config, base), stored, {"dtype": dtype}, keep=False)[0].float()
         _fit_padding(scaled)
         return scaled
     settings: dict[str, Any] = {"dtype": torch.float32, "trust_remote_code": False}
     quantized = weight_settings(config, str(base), None) if adapted else {}
     if quantized:
-        settings |= {"dtype": getattr(torch, config.model.dtype), **quantized}
-    if adapted and labels is not None:
-        if "config" in settings:
-            settings["config"].num_labels = labels
-        else:
-            settings["num_labels"] = labels
+        settings |= {"dtype": dtype, **quantized}
+    if "config" in settings:
+        settings["config"].update(new_head)
+    else:
+        settings |= new_head
     model = loader_of(config, base).from_pretrained(base, **settings)
     if quantized:
         for name, packed in list(packed_experts(model)):
@@ -366,7 +360,7 @@ def open_folder(
             folder, dtype=torch.float32, output_loading_info=True, trust_remote_code=False, **where
         )
     except model_files.UNREADABLE as problem:
-        first = visible(str(problem).strip().split("\n")[0])[:200]
+        first = visible(first_line(problem))[:200]
         raise differs("transformers", f"it cannot be loaded ({first})") from problem
     for what in ("missing_keys", "unexpected_keys", "mismatched_keys"):
         if notes.get(what):
@@ -399,7 +393,7 @@ def open_packed(
             return streamed.outputs(made, ids, together=config.method.head != "score")
         return outputs(trained_base(config, folder, adapted=True), ids)
     except model_files.UNREADABLE as problem:
-        first = visible(str(problem).strip().split("\n")[0])[:200]
+        first = visible(first_line(problem))[:200]
         raise differs("the workbench", f"it cannot be loaded ({first})") from problem
 
 

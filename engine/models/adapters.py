@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, cast
 from engine.config.adapter import Lora
 from engine.config.kinds import Head
 from engine.config.tree import RunConfig
-from engine.errors import ModelError, nearest, visible
+from engine.errors import ModelError, first_line, nearest, visible
 
 if TYPE_CHECKING:
     import torch
@@ -82,7 +82,7 @@ def add_adapter(model: PreTrainedModel, config: RunConfig) -> PreTrainedModel | 
         with as_if_whole(model), as_named(model):
             adapted = get_peft_model(model, asked, autocast_adapter_dtype=in_float32)
     except ValueError as problem:
-        first = visible(str(problem).strip().split("\n")[0])
+        first = visible(first_line(problem))
         raise ModelError(
             f"adapter.target_modules: PEFT has no such adapter for this model: {first}",
             "Name other layers, and experts that are one weight in adapter.target_parameters.",

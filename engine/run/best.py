@@ -14,8 +14,9 @@ if TYPE_CHECKING:
 
 def metric_of(config: RunConfig) -> tuple[str, bool]:
     """The name of the logged metric, and whether more of it is better: what the config says, else what the method is for."""
+    from engine.config.method import METHODS  # what watches a run needs none of the config
 
-    sampled = config.method.rows == "prompts"
+    sampled = METHODS[config.method.kind].rows == "prompts"
     named = config.run.metric_for_best_model or ("reward" if sampled else "loss")
     greater = config.run.greater_is_better
     # As transformers decides it.

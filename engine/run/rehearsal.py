@@ -27,6 +27,7 @@ import platformdirs
 from engine import figures
 from engine.config.facts import DataFacts, Facts
 from engine.config.files import absolute, as_mapping, dump
+from engine.config.method import METHODS
 from engine.config.tree import RunConfig, fields
 from engine.errors import WorkbenchError, redact, visible
 from engine.facts.counts import rehearsed_steps
@@ -156,7 +157,7 @@ def _shortened(config: RunConfig) -> RunConfig:
     meaning in so short a run, and is refused there, stands at its default; no step costs more or less for it."""
     run, optim, data = config.run, config.optim, config.data
     accumulation = optim.gradient_accumulation_steps
-    if config.method.rows != "prompts":
+    if METHODS[config.method.kind].rows != "prompts":
         accumulation = min(2, accumulation)  # a third batch allocates nothing that the second did not
     one = run.devices[:1] if isinstance(run.devices, list) else 1
     return config.model_copy(

@@ -16,7 +16,7 @@ from typing import Any
 from engine.config.steps import Goal, step_of_path
 from engine.config.terms import TERMS
 from engine.config.tree import fields
-from engine.errors import WorkbenchError, visible
+from engine.errors import WorkbenchError, full_text, visible
 from engine.hardware import Machine, this_machine
 from engine.run.index import Watch, open_view
 from engine.run.store import RunFolder
@@ -196,9 +196,7 @@ class Guide:
         try:
             value = result()
         except (WorkbenchError, OSError) as problem:
-            self._problems[_PAGE_OF.get(what, what)] = (
-                problem.full_message if isinstance(problem, WorkbenchError) else str(problem)
-            )
+            self._problems[_PAGE_OF.get(what, what)] = full_text(problem)
             return
         if what == "machine":
             self._machine = value

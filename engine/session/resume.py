@@ -95,9 +95,8 @@ def changed_config(run: RunFolder, settings: Mapping[str, Any]) -> str:
     after = copy.deepcopy(before)
     for path, value in settings.items():
         put(after, path, value)
-    for finding in read(after).findings:
-        if finding.severity == "error":
-            raise UsageError(f"run {visible(run.id)} cannot go on so: {finding.message}")
+    for finding in read(after).errors:
+        raise UsageError(f"run {visible(run.id)} cannot go on so: {finding.message}")
     return rewrite(text, before, after)
 
 

@@ -80,9 +80,8 @@ def command(
     base = file.resolve().parent
     place = kept(out) if out is not None else None
     mapping, _ = read_with(load(file), base, overrides)
-    for finding in () if as_json else read(mapping).findings:
-        if finding.severity == "error":
-            echo(f"x {finding.message}", err=True)
+    for finding in () if as_json else read(mapping).errors:
+        echo(f"x {finding.message}", err=True)
     rows = {"config": mapping, "base": str(base), "split": "eval" if held_out else "train"}
     if place is not None:
         return _export(rows, place, out, as_json)

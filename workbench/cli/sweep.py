@@ -194,7 +194,7 @@ def start(file: Path, asked: Axes, runs: str | None) -> tuple[str, list[RunFolde
         complete = with_overrides(document.mapping, base, [*asked.fixed, *(f"{k}={v}" for k, v in cell.items())])
         facts = facts_for(complete)
         reading = read(complete, facts)
-        if any(finding.severity == "error" for finding in reading.findings):
+        if reading.errors:
             require_no_errors(reading.findings, f"{file} with {visible(words)}", "no run was started")
         if (same := known.setdefault(reading.config.model_dump_json(), cell)) is not cell:
             other = " ".join(f"{path}={value}" for path, value in same.items())

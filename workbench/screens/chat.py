@@ -22,7 +22,7 @@ from textual.content import Content
 from textual.screen import Screen
 from textual.widgets import Input, Static
 
-from engine.errors import WorkbenchError, visible
+from engine.errors import WorkbenchError, full_text, visible
 from engine.figures import number
 from engine.run.store import RunFolder
 from engine.session.chat import ChatSession, who_answers
@@ -297,8 +297,7 @@ class ChatScreen(Screen[None]):
                 prompt = self.session.prompt(side, words).result(30)
                 texts.append((f"{who.title}: {prompt['tokens']} tokens", prompt["text"]))
         except (WorkbenchError, TimeoutError) as problem:
-            message = problem.full_message if isinstance(problem, WorkbenchError) else str(problem)
-            self.app.call_from_thread(self._show_message, message)
+            self.app.call_from_thread(self._show_message, full_text(problem))
             return
         if len({text for _, text in texts}) == 1:
             texts = texts[:1]
