@@ -12,7 +12,20 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-from engine.bridge.keys import BY_HAND, OFF, Answer, File, Key, Part, changed, mapped, needless, nothing, unsupported
+from engine.bridge.keys import (
+    BY_HAND,
+    OFF,
+    Answer,
+    File,
+    Key,
+    Part,
+    anything,
+    changed,
+    mapped,
+    needless,
+    nothing,
+    unsupported,
+)
 from engine.config.renames import is_off
 from engine.errors import visible
 
@@ -95,9 +108,7 @@ _FSDP: dict[str, Key] = {
     "offload_params": Key(_offload),
     "cpu_offload": Key(_offload),
     "state_dict_type": Key(_state_dict),
-    "activation_checkpointing": Key(
-        lambda value, file: needless(OFF) if is_off(value) else mapped({"memory.gradient_checkpointing": True})
-    ),
+    "activation_checkpointing": anything({"memory.gradient_checkpointing": True}),
     "mixed_precision_policy": nothing("model.dtype says it."),
     **dict.fromkeys(
         ("auto_wrap_policy", "transformer_layer_cls_to_wrap", "transformer_cls_names_to_wrap", "min_num_params"), _LAYERS
