@@ -6,6 +6,7 @@ Standard library only.
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Mapping
 from typing import Any
@@ -101,6 +102,15 @@ def size_of(used: float, total: float, between: str = " of ", places: int = 1) -
     unit = size(total).split(" ")[1]
     scale = 1024 ** UNITS.index(unit)
     return f"{used / scale:.1f}{between}{total / scale:.{places}f} {unit}"
+
+
+def plain(value: Any) -> str:
+    """A value of any kind in a cell: on, 1,024, `all-linear`, ["q", "v"]."""
+    if isinstance(value, bool):
+        return "on" if value else "off"
+    if isinstance(value, int):
+        return f"{value:,}"
+    return value if isinstance(value, str) else json.dumps(value)
 
 
 def unit_of(what: str) -> str:

@@ -155,13 +155,17 @@ def this_machine(folder: str | Path = ".") -> Machine:
     )
 
 
-def disk_free(folder: str | Path) -> int | None:
-    """Free bytes where `folder` is or would be made; nothing when the place cannot be asked."""
-    place = Path(folder).expanduser().absolute()
+def existing_folder(place: Path) -> Path:
+    """The folder itself, or the nearest one above that is there: where it would be made."""
     while not place.exists() and place != place.parent:
         place = place.parent
+    return place
+
+
+def disk_free(folder: str | Path) -> int | None:
+    """Free bytes where `folder` is or would be made; nothing when the place cannot be asked."""
     try:
-        space = os.statvfs(place)
+        space = os.statvfs(existing_folder(Path(folder).expanduser().absolute()))
         return space.f_bavail * space.f_frsize
     except (OSError, AttributeError):
         return None

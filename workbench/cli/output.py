@@ -14,7 +14,7 @@ import os
 import re
 import shutil
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import click
@@ -61,6 +61,12 @@ def echo(*parts: str | Styled, err: bool = False, lines: bool = False) -> None:
         text = safe(text, lines=lines, terminal=live)
         texts.append(click.style(text, **look) if looks and text else text)
     click.echo("".join(texts), err=err)
+
+
+def columns(rows: Sequence[Sequence[str]], widest: int | None = None) -> list[str]:
+    """Rows of cells as lines, each column as wide as its widest cell, at most `widest`; what is wider pushes the rest on."""
+    widths = [min(widest or 1 << 30, max(map(len, column))) for column in zip(*rows, strict=True)]
+    return ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]
 
 
 def coloured(err: bool = False) -> bool:

@@ -59,9 +59,7 @@ def show(listed: list[dict[str, Any]]) -> None:
         echo(f"{name}  ", styled(state, fg=COLOURS.get(entry.get("state", ""))), "  " + "  ".join(rest).rstrip())
         if entry.get("silent_seconds") is not None:
             echo(styled("  " + silence.advice(row[0], entry["silent_seconds"]), fg="yellow"))
-        if (entry and entry["state"] not in ("finished", "stopped") and entry["cause"]) or (
-            entry and entry["state"] == "finished" and entry["cause"]
-        ):
+        if entry and entry["state"] != "stopped" and entry["cause"]:
             echo(f"  {entry['cause']}")
         elif entry and entry["restarts"]:
             times = "once" if entry["restarts"] == 1 else f"{entry['restarts']} times"

@@ -25,7 +25,7 @@ from engine.run.sweep import PICTURED, SANE, Axes, axes, new_id, results, runs_o
 from workbench.calling import run_name
 from workbench.cli.clusters import at_a_time, cluster_options, hand_over, job_of, require_room, show_script, tasks_of
 from workbench.cli.following import reap, state_text
-from workbench.cli.output import clear, echo, print_json, rewrite
+from workbench.cli.output import clear, columns, echo, print_json, rewrite
 from workbench.cli.train import hold_container
 from workbench.panels.run_table import SPARK
 
@@ -305,7 +305,7 @@ def lines(report: dict[str, Any]) -> list[str]:
         value += ", the best" if row["id"] == report["best"] else ""
         cells = [visible(row["values"].get(key, "-")) for key in keys]
         table.append([visible(row["id"]), *cells, state_text(row["state"]), count(row["step"]), value])
-    rows = _aligned(table)
+    rows = columns(table)
     if report["groups"]:
         rest = [key for key in keys if key != "run.seed"]
         table = [[*(visible(key) for key in rest), "RUNS", f"mean {title}", "spread"]]
@@ -313,7 +313,7 @@ def lines(report: dict[str, Any]) -> list[str]:
             spread = "-" if group["spread"] is None else number(group["spread"])
             cells = [visible(group["values"].get(key, "-")) for key in rest]
             table.append([*cells, count(len(group["runs"])), worded(metric, group["mean"]), spread])
-        rows += ["", *_aligned(table)]
+        rows += ["", *columns(table)]
     if metric is None:
         rows += ["", "The runs go by different metrics, so none of them is the best."]
     return rows
@@ -334,7 +334,7 @@ def picture(found: dict[str, Any]) -> list[str]:
         table.append([visible(row["id"]), _drawn(row["curve"], (first, last), (low, high), signs), visible(words)])
     metric = found["metric"]
     title = f"{titled(metric)}, step {count(first)} to {count(last)}, {worded(metric, low)} to {worded(metric, high)}:"
-    return ["", title, *_aligned(table)]
+    return ["", title, *columns(table)]
 
 
 def _drawn(curve: Sequence[Sequence[float]], steps: tuple[int, int], scale: tuple[float, float], signs: int) -> str:
@@ -345,8 +345,3 @@ def _drawn(curve: Sequence[Sequence[float]], steps: tuple[int, int], scale: tupl
         share = (value - scale[0]) / (scale[1] - scale[0]) if scale[1] > scale[0] else 0.0
         cells[at] = SPARK[round(share * (len(SPARK) - 1))]
     return "".join(cells)
-
-
-def _aligned(table: list[list[str]]) -> list[str]:
-    widths = [max(len(row[column]) for row in table) for column in range(len(table[0]))]
-    return ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in table]
