@@ -11,7 +11,7 @@ import re
 from dataclasses import dataclass
 
 from engine.config.facts import Facts
-from engine.config.tree import RunConfig
+from engine.config.tree import RunConfig, fields
 from engine.facts.counts import Parameters, device_count, devices_a_node, known_model, shard_count
 from engine.hardware import Gpu
 from engine.planning import memory_model
@@ -126,8 +126,8 @@ def _weights(config: RunConfig, facts: Facts, ways: _Ways, batches: int) -> tupl
     shards = shard_count(config, facts)
     if shards == 1:
         return 0.0, 0.0
-    alone = config.distributed.model_copy(update={"strategy": "ddp", "dp_replicate_size": 1, "dp_shard_size": None})
-    plain = config.model_copy(update={"distributed": alone})
+    told = fields.distributed
+    plain = config.with_values({told.strategy: "ddp", told.dp_replicate_size: 1, told.dp_shard_size: None})
     whole = (memory_model.memory(plain, facts, plain.memory.gradient_checkpointing) or {}).get("weights", 0)
     passes = batches * (2 if config.distributed.reshard_after_forward else 1)
     sent = passes * (shards - 1) / shards * whole

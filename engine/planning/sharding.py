@@ -250,7 +250,7 @@ def chosen(config: RunConfig, facts: Facts) -> tuple[Literal["ddp", "fsdp2"], st
 
 def _needed(config: RunConfig, facts: Facts, strategy: Literal["ddp", "fsdp2"]) -> int | None:
     """Bytes at the peak on each device, layers computed again where that is left to us."""
-    classes = memory_model.memory(_with(config, strategy), facts, _checkpointing(config))
+    classes = memory_model.memory(config.with_values({SPEC: strategy}), facts, _checkpointing(config))
     return None if classes is None else sum(classes.values())
 
 
@@ -259,14 +259,10 @@ def _checkpointing(config: RunConfig) -> Any:
     return True if asked in ("auto", "full") else asked
 
 
-def _with(config: RunConfig, strategy: Literal["ddp", "fsdp2"]) -> RunConfig:
-    return config.model_copy(update={"distributed": config.distributed.model_copy(update={"strategy": strategy})})
-
-
 def _unserved(config: RunConfig, facts: Facts) -> str | None:
     """What the first row that refuses fsdp2 says it must be."""
     if config.distributed.expert_parallel_size > 1:
         return f"{_DIVIDED}."
-    asked = _with(config, "fsdp2")
+    asked = config.with_values({SPEC: "fsdp2"})
     findings = own_findings(__name__, asked, facts)
     return next((finding.todo for finding in findings if finding.path == SPEC.path), None)

@@ -12,7 +12,7 @@ from engine.config.kinds import BUILTIN_ROWS, example_row
 from engine.config.rule import Check, Refused, leave_out, one_of, other_than, refused, rule, take
 from engine.config.tree import FieldSpec, RunConfig, fields
 from engine.errors import visible
-from engine.facts.counts import held_out_of
+from engine.facts.counts import effective_batch, held_out_of, known_model, train_rows
 from engine.facts.template_flaws import TEMPLATE_FLAWS
 
 _CUT, _LONG = fields.data.truncation_side, fields.data.excess_length
@@ -251,8 +251,8 @@ def held_out_rows_are_not_trained_on(config: RunConfig, facts: Facts) -> Iterato
 
 @rule(reads=(fields.model.name, fields.data.max_length))
 def max_length_is_within_the_model(config: RunConfig, facts: Facts) -> Iterator[Finding]:
-    model, path, length = facts.model, fields.data.max_length.path, config.data.max_length
-    if model is None or model.name != config.model.name or not model.max_length or length <= model.max_length:
+    model, path, length = known_model(config, facts), fields.data.max_length.path, config.data.max_length
+    if model is None or not model.max_length or length <= model.max_length:
         return
     todo = f"{model.name} knows no more positions. Rows beyond that would be read as noise."
     # A default that is too long for a small model harms only when rows are that long.
@@ -314,11 +314,11 @@ def _is(number: int) -> str:
 
 def _longer(config: RunConfig, facts: Facts, longest: int | None) -> Fix | None:
     """A limit that lets every row in, or as many as the positions that the model knows."""
-    model = facts.model
+    model = known_model(config, facts)
     if not longest or longest <= config.data.max_length or model is None or not model.max_length:
         return None
     path, most = fields.data.max_length.path, model.max_length
-    if model.name != config.model.name or most <= config.data.max_length:
+    if most <= config.data.max_length:
         return None
     if longest <= most:
         return Fix(f"raise it to {longest:,}", {path: longest})
@@ -466,8 +466,6 @@ def the_template_writes_what_rows_say(config: RunConfig, facts: Facts) -> Iterat
     )
 )
 def a_batch_has_enough_rows(config: RunConfig, facts: Facts) -> Iterator[Finding]:
-    from engine.facts.counts import effective_batch, train_rows
-
     rows, batch = train_rows(config, facts), effective_batch(config, facts)
     # Batches of methods with rewards are answers, several a row; `there_are_prompts_for_one_sampling` is theirs.
     by_row = config.method.rows != "prompts" and not config.data.packing

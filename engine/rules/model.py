@@ -12,6 +12,7 @@ from engine.config.rule import Refused, leave_out, one_of, other_than, refused, 
 from engine.config.tree import RunConfig, fields
 from engine.errors import visible
 from engine.facts import counts as counted
+from engine.facts.counts import known_model
 from engine.facts.stored import PACKED, SERVED
 from engine.features import packed_experts
 from engine.planning import memory_model
@@ -122,8 +123,8 @@ def model_is_named(config: RunConfig, facts: Facts) -> Iterator[Finding]:
 
 @rule(reads=(fields.model.name,))
 def model_exists(config: RunConfig, facts: Facts) -> Iterator[Finding]:
-    model, path = facts.model, fields.model.name.path
-    if model is None or model.name != config.model.name:
+    model, path = known_model(config, facts), fields.model.name.path
+    if model is None:
         return
     if model.missing:
         rule_text = "a hub id, a folder with config.json, or builtin/tiny"
@@ -144,8 +145,8 @@ def model_exists(config: RunConfig, facts: Facts) -> Iterator[Finding]:
 @rule(reads=(fields.model.name, fields.method.kind))
 def model_files_can_be_loaded(config: RunConfig, facts: Facts) -> Iterator[Finding]:
     """What its JSON files and the headers of its weights tell without a library."""
-    model, path = facts.model, fields.model.name.path
-    if model is None or model.name != config.model.name or model.missing:
+    model, path = known_model(config, facts), fields.model.name.path
+    if model is None or model.missing:
         return
     loader = loader_of(config.method.head, model.loaders)
     if model.flaw:
@@ -162,8 +163,8 @@ def model_files_can_be_loaded(config: RunConfig, facts: Facts) -> Iterator[Findi
 
 @rule(reads=(fields.model.name, fields.model.train_vision))
 def vision_parts_need_a_model_that_sees(config: RunConfig, facts: Facts) -> Iterator[Finding]:
-    model, spec = facts.model, fields.model.train_vision
-    if config.model.train_vision == "all" or model is None or model.name != config.model.name:
+    model, spec = known_model(config, facts), fields.model.train_vision
+    if config.model.train_vision == "all" or model is None:
         return
     if model.processor is False:
         fix = Fix("leave it out", unset=(spec.path,))
@@ -265,10 +266,10 @@ def bfloat16_is_slow_on_old_processors(config: RunConfig, facts: Facts) -> Itera
 )
 def messages_need_a_chat_template(config: RunConfig, facts: Facts) -> Iterator[Finding]:
     """A tokenizer without a template cannot write messages; text and ready tokens need none."""
-    model, path = facts.model, fields.model.chat_template.path
+    model, path = known_model(config, facts), fields.model.chat_template.path
     if model is None or model.chat_template is not False or config.model.chat_template or config.model.tokenizer:
         return
-    if config.method.kind == "pretrain" or model.name != config.model.name:
+    if config.method.kind == "pretrain":
         return
     detected = facts.sources or {}
     bare = [entry for entry in config.data.train if not entry.chat_template]

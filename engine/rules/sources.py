@@ -14,6 +14,7 @@ from engine.config.reward_specs import SEES_NOT, BadReward, reward_spec
 from engine.config.rule import rule
 from engine.config.tree import RunConfig, fields
 from engine.errors import nearest
+from engine.facts.counts import known_model
 
 _PLACES = (fields.data.train, fields.data.eval)
 WITHOUT_TEMPLATE = ("text", "tokens", "distill", "embedding", "multimodal_pretrain", "synthetic")
@@ -136,8 +137,8 @@ def rows_with_images_are_not_packed(config: RunConfig, facts: Facts) -> Iterator
 
 @rule(reads=(*_PLACES, fields.model.name, fields.model.tokenizer, fields.method.kind))
 def rows_with_images_need_a_processor(config: RunConfig, facts: Facts) -> Iterator[Finding]:
-    model = facts.model
-    if model is None or model.name != config.model.name or model.processor is not False or config.model.tokenizer:
+    model = known_model(config, facts)
+    if model is None or model.processor is not False or config.model.tokenizer:
         return
     if learns_from_images(config.method.kind):
         for path, seen in _with_images(config, facts):
@@ -147,12 +148,12 @@ def rows_with_images_need_a_processor(config: RunConfig, facts: Facts) -> Iterat
 
 @rule(reads=(fields.model.name, fields.model.tokenizer, fields.data.image_backend))
 def images_need_what_reads_them(config: RunConfig, facts: Facts) -> Iterator[Finding]:
-    spec, model = fields.data.image_backend, facts.model
+    spec, model = fields.data.image_backend, known_model(config, facts)
     here = None if facts.packages is None else facts.packages.get("torchvision") is not None
     fix = Fix("leave it to what is installed", unset=(spec.path,))
     if config.data.image_backend == "torchvision" and here is False:
         yield must(spec.path, "pil or auto without torchvision", "torchvision", "Or pip install torchvision.", fix=fix)
-    if model is None or model.name != config.model.name or not model.by_torchvision or config.model.tokenizer:
+    if model is None or not model.by_torchvision or config.model.tokenizer:
         return
     if config.data.image_backend == "pil":
         yield must(
@@ -165,12 +166,8 @@ def images_need_what_reads_them(config: RunConfig, facts: Facts) -> Iterator[Fin
 
 @rule(reads=(fields.model.name, fields.data.min_pixels, fields.data.max_pixels))
 def pixel_limits_need_a_processor_that_keeps_shapes(config: RunConfig, facts: Facts) -> Iterator[Finding]:
-    model = facts.model
-    if (
-        model is None
-        or model.name != config.model.name
-        or (model.keeps_shape is not False and model.processor is not False)
-    ):
+    model = known_model(config, facts)
+    if model is None or (model.keeps_shape is not False and model.processor is not False):
         return
     why = "Its processor makes images of sizes of its own." if model.processor else "It has no processor for images."
     for spec in (fields.data.min_pixels, fields.data.max_pixels):

@@ -11,7 +11,7 @@ from engine.config.kinds import BUILTIN_MODELS
 from engine.config.rule import Refused, leave_out, one_of, other_than, refused, rule
 from engine.config.tree import RunConfig, fields
 from engine.errors import nearest
-from engine.facts.counts import known_model
+from engine.facts.counts import known_model, total_steps
 from engine.facts.unfrozen import trained_by_name
 from engine.features.packed_experts import EXPERTS_ALONE
 
@@ -88,8 +88,8 @@ def _one_word(word: str, path: str) -> Iterator[Finding]:
 
 @rule(reads=(fields.model.name, fields.adapter.kind, fields.adapter.target_modules))
 def target_modules_exist_in_the_model(config: RunConfig, facts: Facts) -> Iterator[Finding]:
-    adapter, model = config.adapter, facts.model
-    if adapter.kind != "lora" or model is None or not model.linears or model.name != config.model.name:
+    adapter, model = config.adapter, known_model(config, facts)
+    if adapter.kind != "lora" or model is None or not model.linears:
         return
     if not isinstance(adapter.target_modules, list):
         return
@@ -184,8 +184,8 @@ def unfrozen_parameters_are_expressions(config: RunConfig, facts: Facts) -> Iter
 @rule(reads=(fields.adapter.kind, fields.adapter.unfrozen_parameters, fields.model.name))
 def unfrozen_parameters_match_weights(config: RunConfig, facts: Facts) -> Iterator[Finding]:
     """Where the model's shape is known, expressions that none of its weights begins with."""
-    adapter, model = config.adapter, facts.model
-    if adapter.kind != "none" or not adapter.unfrozen_parameters or model is None or model.name != config.model.name:
+    adapter, model = config.adapter, known_model(config, facts)
+    if adapter.kind != "none" or not adapter.unfrozen_parameters or model is None:
         return
     if trained_by_name(model, adapter.unfrozen_parameters) == 0:
         path = fields.adapter.unfrozen_parameters.path
@@ -206,8 +206,8 @@ def biases_change_the_base(config: RunConfig, facts: Facts) -> Iterator[Finding]
 
 @rule(reads=(fields.model.name, fields.adapter.kind, fields.adapter.bias))
 def biases_are_there(config: RunConfig, facts: Facts) -> Iterator[Finding]:
-    adapter, model, path = config.adapter, facts.model, fields.adapter.bias.path
-    if adapter.kind != "lora" or adapter.bias == "none" or model is None or model.name != config.model.name:
+    adapter, model, path = config.adapter, known_model(config, facts), fields.adapter.bias.path
+    if adapter.kind != "lora" or adapter.bias == "none" or model is None:
         return
     if model.biases is False:
         todo = "Its files hold no bias vectors, as those of most decoders of today."
@@ -220,8 +220,8 @@ _HEADS = {"vocabulary": ("lm_head",), "score": ("score", "classifier"), "steps":
 @rule(reads=(fields.model.name, fields.method.kind, fields.adapter.kind, fields.adapter.modules_to_save))
 def saved_modules_exist_in_the_model(config: RunConfig, facts: Facts) -> Iterator[Finding]:
     """Names are matched from their end, as PEFT does, which says nothing of one that matches none."""
-    adapter, model = config.adapter, facts.model
-    if adapter.kind != "lora" or model is None or model.modules is None or model.name != config.model.name:
+    adapter, model = config.adapter, known_model(config, facts)
+    if adapter.kind != "lora" or model is None or model.modules is None:
         return
     known = model.modules | set(_HEADS[config.method.head])
     leaves = sorted({leaf for path in known if not (leaf := path.rpartition(".")[2]).isdigit()})
@@ -286,8 +286,6 @@ def warmup_is_steps_or_a_share(config: RunConfig, facts: Facts) -> Iterator[Find
 
 @rule(reads=(fields.optim.warmup_steps, fields.optim.max_steps, fields.optim.num_train_epochs))
 def warmup_ends_before_the_run(config: RunConfig, facts: Facts) -> Iterator[Finding]:
-    from engine.facts.counts import total_steps
-
     path, warmup, steps = fields.optim.warmup_steps.path, config.optim.warmup_steps, total_steps(config, facts)
     if steps is not None and warmup >= 1 and warmup >= steps:
         todo = "The learning rate would never reach its value. A share such as 0.03 fits every length."

@@ -30,7 +30,7 @@ from transformers import PreTrainedModel
 from engine.compat.instances import whole
 from engine.compat.trl_head import head_settings
 from engine.config.facts import Facts
-from engine.config.tree import RunConfig
+from engine.config.tree import RunConfig, fields
 from engine.errors import Cancelled, ModelError
 from engine.features import compile as compile_rules
 from engine.features import cut_cross_entropy as cut_rules
@@ -129,7 +129,7 @@ def _no_compile(config: RunConfig, built: Built) -> str | None:
 
 def _refused(config: RunConfig, setting: str) -> str | None:
     """Why the config's other settings leave this one no place, by the rules of what would then be on, or None."""
-    on = config.model_copy(update={"kernels": config.kernels.model_copy(update={setting: True})})
+    on = config.with_values({fields[f"kernels.{setting}"]: True})
     for feature in _RULED:
         if (found := refusal(feature, on, Facts())) is not None and refusal(feature, config, Facts()) is None:
             return found.todo.rstrip(".")
@@ -199,8 +199,7 @@ def _names(on: tuple[str, ...]) -> tuple[str, ...]:
 def _with(config: RunConfig, free: tuple[str, ...], on: tuple[str, ...]) -> RunConfig:
     """The config with these of the free settings on; what is left at auto for want of a place is off."""
     settings = [choice.setting for choice in CHOICES if getattr(config.kernels, choice.setting) == "auto"]
-    values = {setting: setting in on and setting in free for setting in settings}
-    return config.model_copy(update={"kernels": config.kernels.model_copy(update=values)})
+    return config.with_values({fields[f"kernels.{setting}"]: setting in on and setting in free for setting in settings})
 
 
 # -- timing ------------------------------------------------------------------------------------------------------------
