@@ -14,6 +14,7 @@ from engine.config.tree import FieldSpec, RunConfig, fields
 from engine.errors import visible
 from engine.facts.counts import effective_batch, held_out_of, known_model, train_rows
 from engine.facts.template_flaws import TEMPLATE_FLAWS
+from engine.rules.sources import sources
 
 _CUT, _LONG = fields.data.truncation_side, fields.data.excess_length
 _AHEAD = fields.data.dataloader_prefetch_factor
@@ -131,54 +132,43 @@ def training_data_is_named(config: RunConfig, facts: Facts) -> Iterator[Finding]
 
 @rule(reads=(fields.data.train, fields.data.eval))
 def sources_exist(config: RunConfig, facts: Facts) -> Iterator[Finding]:
-    if facts.sources is None:
-        return
-    for spec in (fields.data.train, fields.data.eval):
-        for index, entry in enumerate(spec.value(config)):
-            source = facts.sources.get(entry.path)
-            if source is None:
-                continue
-            path = f"{spec.path}.{index}.path"
-            if source.exists is False:
-                todo = source.problem or "Put your rows there, or give the path from this config's folder."
-                yield must(path, "a file, folder or data set that exists", entry.path, todo)
-            elif source.problem:
-                yield say(path, source.problem, severity="error")
-            elif source.rows == 0:
-                yield must(path, "a source with at least one row", entry.path, "The file is empty.")
+    for place, entry, source in sources(config, facts):
+        path = f"{place}.path"
+        if source is None:
+            continue
+        if source.exists is False:
+            todo = source.problem or "Put your rows there, or give the path from this config's folder."
+            yield must(path, "a file, folder or data set that exists", entry.path, todo)
+        elif source.problem:
+            yield say(path, source.problem, severity="error")
+        elif source.rows == 0:
+            yield must(path, "a source with at least one row", entry.path, "The file is empty.")
 
 
 @rule(reads=(fields.data.train, fields.data.eval))
 def sources_elsewhere_can_be_fetched(config: RunConfig, facts: Facts) -> Iterator[Finding]:
-    for spec in (fields.data.train, fields.data.eval):
-        for index, entry in enumerate(spec.value(config)):
-            path, scheme = f"{spec.path}.{index}.path", scheme_of(entry.path)
-            if scheme == "file":
-                local = entry.path.partition("://")[2]
-                fix = Fix("take the path alone", {path: local}) if local.startswith("/") else None
-                yield must(
-                    path, "a path of this machine as it is", entry.path, "It needs no file:// before it.", fix=fix
-                )
-            elif scheme and scheme not in REMOTE:
-                known = ", ".join(f"{each}://" for each in REMOTE)
-                yield must(path, f"a path, a name on the hub or an address of {known}", entry.path, "Name one of them.")
-            elif scheme and facts.packages is not None and facts.packages.get(package := REMOTE[scheme], "") is None:
-                todo = f"Install it: pip install {package}."
-                yield must(
-                    path, f"rows that can be fetched, for which the package {package} is missing", entry.path, todo
-                )
+    for place, entry, _ in sources(config, facts):
+        path, scheme = f"{place}.path", scheme_of(entry.path)
+        if scheme == "file":
+            local = entry.path.partition("://")[2]
+            fix = Fix("take the path alone", {path: local}) if local.startswith("/") else None
+            yield must(path, "a path of this machine as it is", entry.path, "It needs no file:// before it.", fix=fix)
+        elif scheme and scheme not in REMOTE:
+            known = ", ".join(f"{each}://" for each in REMOTE)
+            yield must(path, f"a path, a name on the hub or an address of {known}", entry.path, "Name one of them.")
+        elif scheme and facts.packages is not None and facts.packages.get(package := REMOTE[scheme], "") is None:
+            todo = f"Install it: pip install {package}."
+            yield must(path, f"rows that can be fetched, for which the package {package} is missing", entry.path, todo)
 
 
 @rule(reads=(fields.data.train, fields.data.eval, fields.data.on_bad_row))
 def bad_rows_are_decided(config: RunConfig, facts: Facts) -> Iterator[Finding]:
     """By a first look; once all rows are counted, `rows_can_be_read` knows how many there are."""
-    if facts.sources is None or (facts.data is not None and facts.data.bad is not None):
+    if facts.data is not None and facts.data.bad is not None:
         return
-    for spec in (fields.data.train, fields.data.eval):
-        for index, entry in enumerate(spec.value(config)):
-            source = facts.sources.get(entry.path)
-            if source is not None and source.bad and not source.problem:
-                yield _bad_rows(config, f"{spec.path}.{index}.path", source)
+    for place, _, source in sources(config, facts):
+        if source is not None and source.bad and not source.problem:
+            yield _bad_rows(config, f"{place}.path", source)
 
 
 def _bad_rows(config: RunConfig, path: str, source: SourceFacts) -> Finding:
@@ -197,11 +187,8 @@ def turns_are_chosen_among_turns(config: RunConfig, facts: Facts) -> Iterator[Fi
     path, chosen = fields.data.trained_turns.path, config.data.trained_turns
     if chosen not in ("last", "flag") or config.method.rows != "language" or not facts.sources:
         return
-    sources = [facts.sources.get(entry.path) for entry in config.data.train]
-    if sources and all(
-        source_facts is not None and source_facts.turns is False and source_facts.format in _PAIRS
-        for source_facts in sources
-    ):
+    known = [facts.sources.get(entry.path) for entry in config.data.train]
+    if known and all(seen is not None and seen.turns is False and seen.format in _PAIRS for seen in known):
         yield must(
             path,
             "assistant or all for rows of a prompt and a completion",
@@ -216,12 +203,11 @@ _PAIRS = ("prompt_completion",)
 
 @rule(reads=(fields.data.train, fields.data.eval))
 def roles_are_known(config: RunConfig, facts: Facts) -> Iterator[Finding]:
-    for spec in (fields.data.train, fields.data.eval):
-        for index, entry in enumerate(spec.value(config)):
-            for name, role in entry.roles.items():
-                if role not in _ROLES:
-                    path = f"{spec.path}.{index}.roles.{visible(name)}"
-                    yield must(path, "system, user, assistant or tool", role, "Say which of them this name means.")
+    for place, entry, _ in sources(config, facts):
+        for name, role in entry.roles.items():
+            if role not in _ROLES:
+                path = f"{place}.roles.{visible(name)}"
+                yield must(path, "system, user, assistant or tool", role, "Say which of them this name means.")
 
 
 _ROLES = ("system", "user", "assistant", "tool")
@@ -229,13 +215,12 @@ _ROLES = ("system", "user", "assistant", "tool")
 
 @rule(reads=(fields.data.train, fields.data.eval))
 def builtin_data_are_known(config: RunConfig, facts: Facts) -> Iterator[Finding]:
-    for spec in (fields.data.train, fields.data.eval):
-        for index, entry in enumerate(spec.value(config)):
-            if entry.path.startswith("builtin/") and entry.path not in BUILTIN_ROWS:
-                path = f"{spec.path}.{index}.path"
-                fix = Fix("use builtin/dates", {path: "builtin/dates"})
-                todo = "There are no other built-in data sets."
-                yield must(path, " or ".join(BUILTIN_ROWS), entry.path, todo, fix=fix)
+    for place, entry, _ in sources(config, facts):
+        if entry.path.startswith("builtin/") and entry.path not in BUILTIN_ROWS:
+            path = f"{place}.path"
+            fix = Fix("use builtin/dates", {path: "builtin/dates"})
+            todo = "There are no other built-in data sets."
+            yield must(path, " or ".join(BUILTIN_ROWS), entry.path, todo, fix=fix)
 
 
 @rule(reads=(fields.data.train, fields.data.eval))
