@@ -22,7 +22,7 @@ from workbench.panels.bars import Bar, KeyLine
 from workbench.panels.drawn import Drawn
 from workbench.panels.paint import Line, clean, paragraph
 from workbench.panels.tokens import TokenView, lay_out
-from workbench.screens.dialog import Ask
+from workbench.screens.dialog import Ask, Item, offer
 
 if TYPE_CHECKING:
     from engine.session.collector import Ask as Inquiry
@@ -196,15 +196,9 @@ class TemplateScreen(Screen[bool]):
         if not self.editing.changed:
             self.dismiss(self._saved)
             return
-        from workbench.screens.dialog import Item, Pick
-
-        items = [Item("stay", Content("stay here")), Item("leave", Content("leave it, without what was typed"))]
-
-        def chosen(answer: str | None) -> None:
-            if answer == "leave":
-                self.dismiss(self._saved)
-
-        self.app.push_screen(Pick("The template is changed and not saved", items), chosen)
+        leave = Item("leave", Content("leave it, without what was typed"))
+        ways = [(Item("stay", Content("stay here")), None), (leave, lambda: self.dismiss(self._saved))]
+        offer(self.app, "The template is changed and not saved", ways)
 
 
 def show_template(screen: Screen[Any], draft: Draft, ask: Inquiry, row: int, then: Callable[[bool], None]) -> None:
