@@ -112,7 +112,6 @@ class Inspector:
         self._lock = threading.Lock()
         self._process: subprocess.Popen[bytes] | None = None
         self._reader: threading.Thread | None = None
-        self._log: IO[bytes] | None = None
         self._open: dict[int, Ticket] = {}
         self._number = 0
         self._closed = False
@@ -181,7 +180,7 @@ class Inspector:
             env={**without_tokens(os.environ, ALL_TOKENS), **ENVIRONMENT, **self._environment},
             start_new_session=True,  # Ctrl-C in the terminal is for the frontend alone
         )
-        self._process, self._log = process, log
+        self._process = process
         self._reader = threading.Thread(target=self._read, args=(process, log), name="inspector-reader", daemon=True)
         self._reader.start()
 

@@ -50,10 +50,8 @@ _ITEMS = {name: dtype.itemsize for dtype, name in _NAMES.items()}
 class Plan:
     """What becomes of each weight of the base, by its name in the model."""
 
-    skeleton: torch.nn.Module
-    """The model with its adapter's layers, without memory (on the meta device)."""
     bare: torch.nn.Module
-    """The model without them, as its weights' own names are."""
+    """The model without its adapter, as its weights' own names are; without memory (on the meta device), like the layers."""
     layers: dict[str, LoraLayer]
     """Layers with an adapter by their path."""
     trained: dict[str, str]
@@ -152,7 +150,7 @@ def plan(config: RunConfig, base: Path, adapter: Path, *, merging: bool = True) 
     renamed = {there: name for name in names if (there := stored_name(bare, name, stored)) != name}
     packed = _packed(config, bare, stored) if merging else {}
     left_out = _words_head(shape, bare) & stored.keys() if head in LABELS else set()
-    return Plan(skeleton, bare, layers, trained, low_rank, quantized, tied, wrapped, held, renamed, packed, left_out)
+    return Plan(bare, layers, trained, low_rank, quantized, tied, wrapped, held, renamed, packed, left_out)
 
 
 def _words_head(shape: Any, judge: Any) -> set[str]:

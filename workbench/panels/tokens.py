@@ -21,7 +21,7 @@ from engine.session.rows import image_text, reward_text
 from workbench.panels.drawn import STYLES, Drawn, Scrolled
 from workbench.panels.glyphs import ascii_only
 from workbench.panels.images import INK, LEAST_ROWS, SIXEL, Images
-from workbench.panels.paint import Line, Part, clean, paragraph
+from workbench.panels.paint import Line, Part, clean, paragraph, side_by_side
 from workbench.panels.raw_rows import raw_lines
 
 HEAD, TAIL = 6000, 2000  # tokens laid out of one part
@@ -145,7 +145,7 @@ def lines_of_row(
         drawn += [[], [("What rewards are given beside the answer:", "dim")]]
         drawn += [line for words in given for line in paragraph(clean(words), width, "value", "  ")]
     if pair:
-        drawn += [[], *side_by_side(parts["chosen"], parts["rejected"], width, ids)]
+        drawn += [[], *lay_out_pair(parts["chosen"], parts["rejected"], width, ids)]
     return drawn
 
 
@@ -192,7 +192,7 @@ def _with_gutter(label: str, laid: list[Line]) -> list[Line]:
     return [[(head if place == 0 else " " * GUTTER, "dim"), *line] for place, line in enumerate(laid or [[]])]
 
 
-def side_by_side(chosen: Tokens, rejected: Tokens, width: int, ids: bool = False) -> list[Line]:
+def lay_out_pair(chosen: Tokens, rejected: Tokens, width: int, ids: bool = False) -> list[Line]:
     """Two answers in two columns; the first token in which they differ is marked in both."""
     differs = first_difference(chosen, rejected)
     half = max(8, (width - 3) // 2)
@@ -200,11 +200,7 @@ def side_by_side(chosen: Tokens, rejected: Tokens, width: int, ids: bool = False
     bar = " | " if ascii_only() else " │ "
     heads = f"chosen, {len(chosen):,} tokens", f"rejected, {len(rejected):,} tokens"
     drawn: list[Line] = [[(f"{heads[0][:half]:{half}}", "good"), (bar, "faint"), (heads[1], "bad")]]
-    for place in range(max(len(left), len(right))):
-        one = list(left[place]) if place < len(left) else []
-        two = list(right[place]) if place < len(right) else []
-        used = sum(cell_len(text) for text, _ in one)
-        drawn.append([*one, (" " * (half - used), ""), (bar, "faint"), *two])
+    drawn += side_by_side([left, right], half, (bar, "faint"))
     if differs is not None:
         drawn += [[], [(f"They differ from token {differs + 1:,} on.", "dim")]]
     return drawn

@@ -91,19 +91,13 @@ class TemplateScreen(Screen[bool]):
 
     def compose(self) -> ComposeResult:
         """Head, template and row, status, keys."""
-        yield self._bar("head")
+        yield Bar("head")
         with Horizontal():
             # What is typed before the template is there would be lost when it comes.
             yield TextArea("", soft_wrap=True, show_line_numbers=False, tab_behavior="focus", read_only=True)
             yield RowView(self.editing)
-        yield self._bar("status")
+        yield Bar("status")
         yield KeyLine("template")
-
-    @staticmethod
-    def _bar(name: str) -> Bar:
-        bar = Bar()
-        bar.id = name
-        return bar
 
     def on_mount(self) -> None:
         """The template and the row come together."""

@@ -151,10 +151,6 @@ class Files:
         """The first data set of the hub that is read whole since the hub does not answer; empty where there is none."""
         return next((file.path for file in self.files if file.whole), "")
 
-    def unknown(self) -> str:
-        """The first file whose length is not known before it is read; empty where there is none."""
-        return next((file.path for file in self.files if file.count is None), "")
-
     def bases(self) -> tuple[int, ...]:
         """The number of each file's first row: counted through where all of them know their rows at once."""
         known = [file.rows for file in self.files if file.rows is not None]
