@@ -17,7 +17,7 @@ from textual.strip import Strip
 
 from engine.data.gather_facts import outcome
 from engine.errors import visible
-from engine.session.rows import image_text, reward_text
+from engine.session.rows import documents_of, image_text, reward_text
 from workbench.panels.drawn import STYLES, Drawn, Scrolled
 from workbench.panels.glyphs import ascii_only
 from workbench.panels.images import INK, LEAST_ROWS, SIXEL, Images
@@ -129,12 +129,11 @@ def lines_of_row(
     for image in row.get("images") or []:
         drawn += paragraph(clean(f"image {image_text(image)}"), width, "dim")
         drawn += picture(image, width) if picture is not None else []
-    documents = row.get("documents") or []
-    if documents:
+    borders = documents_of(row)
+    if borders:
         apart = "no token sees another row" if row.get("separate") else "tokens see the rows before them"
-        drawn += [[(f"A pack of {len(documents)} rows; {apart}.", "dim")], []]
+        drawn += [[(f"A pack of {len(borders)} rows; {apart}.", "dim")], []]
     parts = row.get("parts") or {}
-    borders = _borders(documents, row.get("source_rows") or [], row.get("positions") or [])
     pair = "chosen" in parts and "rejected" in parts
     for name, tokens in parts.items():
         if pair and name in ("chosen", "rejected"):
@@ -147,18 +146,6 @@ def lines_of_row(
     if pair:
         drawn += [[], *lay_out_pair(parts["chosen"], parts["rejected"], width, ids)]
     return drawn
-
-
-def _borders(documents: Sequence[Any], rows: Sequence[Any], positions: Sequence[int]) -> dict[int, str]:
-    """Where a document of a pack begins, and the words of its band."""
-    borders, at = {}, 0
-    for number, length in enumerate(documents):
-        size = int(length["tokens"] if isinstance(length, Mapping) else length)
-        words = f"row {rows[number]:,}" if number < len(rows) else f"document {number + 1}"
-        where = f", position ids from {positions[at]}" if at < len(positions) else ""
-        borders[at] = f"{words}: {size:,} tokens at {at:,}{where}"
-        at += size
-    return borders
 
 
 def _part(
