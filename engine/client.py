@@ -243,6 +243,17 @@ class Inspector:
         return WorkbenchError(f"{self._name} ended ({how}){last}", "Ask again; it starts anew.")
 
 
+def ask_once(do: str, *, on_progress: Progress | None = None, **params: Any) -> Any:
+    """The answer of an inspector of its own; what ends the waiting, Ctrl-C say, cancels the question too."""
+    with Inspector() as inspector:
+        ticket = inspector.ask(do, on_progress=on_progress, **params)
+        try:
+            return ticket.result()
+        except BaseException:
+            ticket.cancel()
+            raise
+
+
 def _error(problem: dict[str, Any]) -> WorkbenchError:
     kind = Cancelled if problem.get("kind") == "Cancelled" else WorkbenchError
     return kind(str(problem.get("message", "")), str(problem.get("hint", "")))

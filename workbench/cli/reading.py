@@ -7,11 +7,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import click
-
 from engine.config.facts import DataFacts, Facts
 from engine.config.files import Document, absolute, overrides, parse_value, place_of, put
-from engine.config.tree import RunConfig
 from engine.errors import WorkbenchError
 
 if TYPE_CHECKING:
@@ -86,28 +83,16 @@ def as_it_stands(file: Path, facts: Facts) -> Estimate:
     return estimate(config, replace(own, machine=facts.machine, data=own.data or facts.data))
 
 
-def forecast_bytes(config: RunConfig, facts: Facts) -> int | None:
-    """What the checkpoints of this run will take, where that is known."""
-    from engine.planning.estimate import estimate
-
-    return estimate(config, facts).checkpoints_bytes
-
-
 def counts(
     mapping: Mapping[str, Any], base: Path, *, quiet: bool, sample: int | None = None
 ) -> tuple[DataFacts | None, str]:
     """What the inspector counts over the prepared rows, or over `sample` of them; or the sentence why it cannot."""
-    from engine.client import Inspector
+    from engine.client import ask_once
     from workbench.cli.progress import on_stderr
 
-    with Inspector() as inspector:
-        on_progress = None if quiet else on_stderr
-        ticket = inspector.ask("data", on_progress=on_progress, config=mapping, base=str(base), sample=sample)
-        try:
-            facts = ticket.result()
-        except KeyboardInterrupt:
-            ticket.cancel()
-            raise click.Abort from None
-        except WorkbenchError as problem:
-            return None, problem.full_message
+    on_progress = None if quiet else on_stderr
+    try:
+        facts = ask_once("data", on_progress=on_progress, config=mapping, base=str(base), sample=sample)
+    except WorkbenchError as problem:
+        return None, problem.full_message
     return DataFacts.counted_from(facts), ""

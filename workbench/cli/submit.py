@@ -84,7 +84,6 @@ def _one(
     from engine.planning.estimate import estimate
     from engine.run.from_config import launch_config, runs_dir_of
     from engine.session.paragraph import paragraph
-    from workbench.cli.reading import forecast_bytes
 
     reading, facts = checked(file, overrides, machine, str(file))
     config, place = reading.config, runs_dir_of(reading.config, reading.given, runs)
@@ -93,13 +92,14 @@ def _one(
         text = slurm.script(place / name, name, job.options, config.run.grace_seconds, config.distributed.nodes)
         return show_script(text, as_json=as_json)
     slurm.require_scheduler()
-    echo(paragraph(config, facts, estimate(config, facts), place), err=True)
+    estimated = estimate(config, facts)
+    echo(paragraph(config, facts, estimated, place), err=True)
     run = launch_config(
         config,
         facts,
         runs_dir=place,
         name=file.stem,
-        forecast_bytes=forecast_bytes(config, facts),
+        forecast_bytes=estimated.checkpoints_bytes,
         source=file,
         job=job,
     )

@@ -182,7 +182,7 @@ def start(file: Path, asked: Axes, runs: str | None) -> tuple[str, list[RunFolde
     from engine.run.from_config import launch_config, runs_dir_of
     from engine.session.paragraph import paragraph
     from workbench.cli.findings import require_no_errors, show
-    from workbench.cli.reading import facts_for, forecast_bytes, with_overrides
+    from workbench.cli.reading import facts_for, with_overrides
 
     document, base = load(file), file.resolve().parent
     cells: list[tuple[dict[str, str], Any, Any, int]] = []
@@ -202,10 +202,11 @@ def start(file: Path, asked: Axes, runs: str | None) -> tuple[str, list[RunFolde
         fresh = [finding for finding in reading.findings if finding.message not in reported]
         reported.update(finding.message for finding in fresh)
         show(fresh, {}, err=True)
+        estimated = estimate(reading.config, facts)
         if not cells:
             place = runs_dir_of(reading.config, reading.given, runs)
-            echo(paragraph(reading.config, facts, estimate(reading.config, facts), place), err=True)
-        cells.append((cell, reading.config, facts, forecast_bytes(reading.config, facts) or 0))
+            echo(paragraph(reading.config, facts, estimated, place), err=True)
+        cells.append((cell, reading.config, facts, estimated.checkpoints_bytes or 0))
     require_room(place, sum(needed for *_, needed in cells), len(cells), "started")
     name = new_id(file.stem)
     started: list[RunFolder] = []
