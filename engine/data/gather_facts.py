@@ -23,7 +23,7 @@ from engine.config.tree import RunConfig, fields
 from engine.data.image_folder import is_image_folder, metadata_of
 from engine.data.image_limits import BOMB, FORMATS, UNREADABLE, why_refused
 from engine.data.image_references import DATA, ImageFolder, content_of, folder_of, short
-from engine.data.parts import FormatError
+from engine.data.parts import FormatError, columns_of
 from engine.data.stored_counts import load_counts
 from engine.errors import WorkbenchError, visible
 from engine.facts import compiler_waits, step_times
@@ -375,7 +375,6 @@ def _builtin(entry: Any) -> SourceFacts:
 
 def _file(entry: Any, place: Path, image_base_dir: str | None) -> SourceFacts:
     from engine.data.detect import detect
-    from engine.data.parts import columns_of
     from engine.data.rows import open_rows
 
     size = place.stat().st_size

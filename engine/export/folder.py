@@ -17,7 +17,8 @@ from engine import model_files
 from engine.config.kinds import LABELS
 from engine.config.tree import RunConfig
 from engine.errors import WorkbenchError, first_line, redact, visible
-from engine.export import parity
+from engine.export import parity, to_packed
+from engine.export import per_expert as single
 from engine.export.card import card
 from engine.export.merge import DTYPES, merge
 from engine.export.places import Source
@@ -235,8 +236,6 @@ def write_model(model: Model, into: Path, report: Report) -> parity.Parity:
 def write_packed(model: Model, into: Path, report: Report) -> parity.Parity:
     """The whole model in its base's own packed format. What rounding did is told; raises ParityError where weights are read back
     as others than were written, WorkbenchError for a base that is not packed in a format that serves."""
-    from engine.export import to_packed
-
     held = to_packed.refuse_unserved(model.config, model.base)
     model.refuse_little_memory()
     into.mkdir()
@@ -265,8 +264,6 @@ def write_adapter(model: Model, into: Path, report: Report, *, per_expert: bool 
 
     Raises ParityError where it differs, WorkbenchError for an adapter that cannot be written `per_expert`.
     """
-    from engine.export import per_expert as single
-
     at = model.source.checkpoint
     if per_expert:
         single.refuse_without_experts(at)

@@ -12,7 +12,7 @@ import click
 
 from engine.errors import UsageError, WorkbenchError, redact, visible
 from engine.figures import size
-from engine.run import slurm
+from engine.run import array, slurm
 from workbench.cli.output import echo, print_json
 
 if TYPE_CHECKING:
@@ -116,7 +116,6 @@ def tasks_of(
 def hand_over(tasks: Sequence[Task], name: str, job: slurm.Job, limit: int | None) -> tuple[list[RunFolder], str]:
     """Submit all as one array; the runs and its number. Raises WorkbenchError with nothing left behind."""
     from engine.planning.estimate import estimate
-    from engine.run import array
     from engine.session.paragraph import paragraph
 
     slurm.require_scheduler()

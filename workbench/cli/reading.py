@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from engine.config.facts import DataFacts, Facts
-from engine.config.files import Document, absolute, overrides, parse_value, place_of, put
+from engine.config.files import Document, absolute, load, overrides, parse_value, place_of, put
 from engine.errors import WorkbenchError
 
 if TYPE_CHECKING:
@@ -71,7 +71,6 @@ def facts_for(mapping: Mapping[str, Any]) -> Facts:
 
 def as_it_stands(file: Path, facts: Facts) -> Estimate:
     """The estimate of a file without the settings beside it, by what is known of this machine and these rows."""
-    from engine.config.files import load
     from engine.data.gather_facts import look_at
     from engine.planning.estimate import estimate
     from engine.rules import read

@@ -8,7 +8,7 @@ from pathlib import Path
 import click
 
 from engine.errors import UsageError, visible
-from engine.run import slurm
+from engine.run import array, slurm
 from engine.run.index import peek
 from engine.run.store import slug
 from engine.run.sweep import new_id
@@ -122,8 +122,6 @@ def _array(
     files: Sequence[Path], overrides: tuple[str, ...], job: slurm.Job, limit: int | None, machine: str | None,
     runs: str | None, *, dry_run: bool, as_json: bool,
 ) -> int:  # fmt: skip
-    from engine.run import array
-
     asked = [(file, overrides, visible(str(file)), visible(str(file))) for file in files]
     tasks = tasks_of(asked, machine, runs)
     if dry_run:

@@ -16,7 +16,7 @@ import click
 
 from engine.errors import UsageError, WorkbenchError, visible
 from engine.figures import count, number
-from engine.run import control, launch, slurm, store
+from engine.run import array, control, launch, slurm, store
 from engine.run.best import metric_of
 from engine.run.curves import titled, worded
 from engine.run.stop_requests import DEFAULT_GRACE
@@ -142,8 +142,6 @@ def submit(
 
     None after a dry run. Raises WorkbenchError with nothing submitted where one cannot be.
     """
-    from engine.run import array
-
     job = job_of(named, more)
     fixed = [*asked.fixed, *([] if nodes is None else [f"distributed.nodes={nodes}"])]
     cells = asked.cells()

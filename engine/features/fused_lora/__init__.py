@@ -45,6 +45,12 @@ refused(
 )
 
 
+def in_force(config: RunConfig, facts: Facts) -> bool | Literal["auto"]:
+    """Whether it is computed so; `auto` where that is chosen by timing."""
+    asked = config.kernels.fused_lora
+    return chosen(config, facts)[0] if asked == "auto" else asked
+
+
 def chosen(config: RunConfig, facts: Facts) -> tuple[bool | Literal["auto"], str]:
     """What `auto` takes, and why."""
     plain = config.adapter.kind == "lora" and not config.adapter.use_dora and config.model.dtype != "float16"
