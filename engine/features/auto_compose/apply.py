@@ -27,7 +27,7 @@ import torch
 import transformers
 from transformers import PreTrainedModel
 
-from engine.compat.instances import whole
+from engine.compat.instances import in_mode, whole
 from engine.compat.trl_head import head_settings
 from engine.config.facts import Facts
 from engine.config.tree import RunConfig, fields
@@ -216,11 +216,10 @@ def time_all(config: RunConfig, built: Built, combinations: list[tuple[str, ...]
         trainer.model.gradient_checkpointing_enable(
             gradient_checkpointing_kwargs=trainer.args.gradient_checkpointing_kwargs
         )
-    before, modes = weight_guard.look(model), [(module, module.training) for module in trainer.model.modules()]
+    before = weight_guard.look(model)
     devices = [batch.device.index] if batch.is_cuda else []
-    trainer.model.train()
     try:
-        with torch.random.fork_rng(devices=devices):
+        with torch.random.fork_rng(devices=devices), in_mode(trainer.model, training=True):
             spent = sum(_attempt(config, built, trial, batch, warm=True) for trial in trials)
             rounds = max(FEWEST, min(ROUNDS, int(SECONDS / max(spent, 1e-9))))
             for _ in range(rounds):
@@ -228,8 +227,6 @@ def time_all(config: RunConfig, built: Built, combinations: list[tuple[str, ...]
                     if not trial.why:
                         _attempt(config, built, trial, batch)
     finally:
-        for module, training in modes:
-            module.training = training
         _forget(any("torch_compile" in trial.on for trial in trials))
     if weight_guard.look(model) != before:
         raise ModelError(
