@@ -27,9 +27,9 @@ from engine.data.prepare import FIXED_ROWS, Prepared, fingerprint, prepare
 from engine.data.prepared_rows import SHAPES, shape_of
 from engine.data.prompts import reward_columns
 from engine.data.row_counts import Counts
-from engine.data.shown import learned, parts_of, token_texts, tokens_of, window_start
 from engine.data.streaming.files import looked_at_plan
 from engine.data.streaming.stream import open_stream
+from engine.data.token_parts import learned, parts_of, token_texts, tokens_of, window_start
 from engine.data.token_rows import fit as fit_row
 from engine.data.token_rows import token_rows
 from engine.data.tokens import Piece, Tokens

@@ -13,7 +13,7 @@ from engine.data.parts import Example, Message
 from engine.data.plan import Plan, named_template
 from engine.data.pretokenized import IGNORED
 from engine.data.preview import locate
-from engine.data.shown import learned, slices, tokens_of
+from engine.data.token_parts import learned, slices, tokens_of
 from engine.data.tokens import Piece, Tokens
 from engine.errors import DataError, WorkbenchError
 from engine.facts.template_flaws import TEMPLATE_FLAWS

@@ -12,7 +12,7 @@ from engine.config.optimizers import KINDS, MATRICES_ONLY, PROJECTED, own_value
 from engine.config.rule import Refused, leave_out, one_of, other_than, refused, rule, take
 from engine.config.tree import RunConfig, fields
 from engine.facts.counts import known_model
-from engine.rules.own import own_settings
+from engine.rules.own_settings import own_settings
 
 _OPTIM, _BETA1 = fields.optim.optim, fields.optim.adam_beta1
 _ADAMW = leave_out(_OPTIM, "take adamw_torch_fused")

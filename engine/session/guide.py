@@ -13,8 +13,8 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
+from engine.config.glossary import TERMS
 from engine.config.steps import Goal, step_of_path
-from engine.config.terms import TERMS
 from engine.config.tree import fields
 from engine.errors import WorkbenchError, full_text, visible
 from engine.hardware import Machine, this_machine

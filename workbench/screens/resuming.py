@@ -18,8 +18,8 @@ from engine.run.ending import End, end_of
 from engine.run.store import RunFolder
 from workbench.calling import run_name
 from workbench.panels.paint import clean
-from workbench.screens.beside import LONG, SECONDS, Beside
 from workbench.screens.dialog import Item, offer
+from workbench.screens.screen_thread import LONG, SECONDS, Beside
 
 if TYPE_CHECKING:
     from engine.run.view import RunView

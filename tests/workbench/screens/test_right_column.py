@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from engine.session.consequences import Consequence
-from workbench.screens.side import Consequences
+from workbench.screens.right_column import Consequences
 
 
 def test_only_what_is_more_than_there_is_looks_bad() -> None:
