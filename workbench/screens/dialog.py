@@ -30,6 +30,11 @@ class Dialog(ModalScreen[Answer], Generic[Answer]):
         """Leave without an answer."""
         self.dismiss(None)
 
+    def action_cursor(self, by: int) -> None:
+        """Move in the dialog's list, also while typing."""
+        view = self.query_one(OptionList)
+        view.action_cursor_down() if by > 0 else view.action_cursor_up()
+
 
 @dataclass(frozen=True)
 class Item:
@@ -104,11 +109,6 @@ class Pick(Dialog[str]):
     @on(OptionList.OptionSelected)
     def _chosen(self, event: OptionList.OptionSelected) -> None:
         self.dismiss(event.option_id)
-
-    def action_cursor(self, by: int) -> None:
-        """Move in the list, also while typing."""
-        view = self.query_one(OptionList)
-        view.action_cursor_down() if by > 0 else view.action_cursor_up()
 
 
 def offer(app: App[Any], title: str, ways: Sequence[tuple[Item, Callable[[], object] | None]]) -> None:
