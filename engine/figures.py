@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 NONE = "-"
@@ -46,6 +46,12 @@ def _scientific(value: float, digits: int) -> str:
 def count(value: float | None) -> str:
     """A whole number with thousands marked."""
     return NONE if value is None else f"{value:,.0f}"
+
+
+def alternatives(values: Sequence[object]) -> str:
+    """A choice in words: 2, 4 or 8."""
+    words = [str(value) for value in values]
+    return " or ".join(filter(None, (", ".join(words[:-1]), *words[-1:])))
 
 
 def large(value: float | None) -> str:

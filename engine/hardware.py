@@ -261,9 +261,9 @@ def _slow_bfloat16(cpuinfo: str = "/proc/cpuinfo") -> bool:
     return not {"avx512bw", "avx512vl", "avx512dq"} <= known and "avx_ne_convert" not in known
 
 
-def _shared_memory_bytes(place: str = "/dev/shm") -> int | None:
+def _shared_memory_bytes() -> int | None:
     try:
-        space = os.statvfs(place)
+        space = os.statvfs("/dev/shm")
     except (OSError, AttributeError):
         return None
     # All of it, not what is free: two looks at one config must not differ by what others do.

@@ -124,25 +124,22 @@ _FSDP: dict[str, Key] = {
 def _fsdp_settings(value: Any, file: File) -> Answer | list[Part]:
     if not isinstance(value, Mapping):
         return needless(OFF) if is_off(value) else unsupported(f"Its settings stand in a file of their own: {BY_HAND}")
-    return _inner(value, _FSDP, file, "", "fsdp_")
+    return _inner(value, _FSDP, file, "fsdp_")
 
 
-def _inner(
-    section: Mapping[str, Any], table: Mapping[str, Key], file: File, within: str, prefix: str = ""
-) -> list[Part]:
+def _inner(section: Mapping[str, Any], table: Mapping[str, Key], file: File, prefix: str = "") -> list[Part]:
     """A row for each key of a mapping, by its table."""
     parts: list[Part] = []
     for name, value in section.items():
         known = table.get(str(name).removeprefix(prefix))
-        at = f"{within}{name}"
         if known is None:
-            parts.append((at, value, unsupported(f"It is not known here: {BY_HAND}")))
+            parts.append((str(name), value, unsupported(f"It is not known here: {BY_HAND}")))
         elif value is None:
-            parts.append((at, value, needless(OFF)))
+            parts.append((str(name), value, needless(OFF)))
         else:
             answer = known.means(value, file)
-            parts += [(f"{at}.{more}", item, answered) for more, item, answered in answer] if isinstance(answer, list) else [
-                (at, value, answer)
+            parts += [(f"{name}.{more}", item, answered) for more, item, answered in answer] if isinstance(answer, list) else [
+                (str(name), value, answer)
             ]  # fmt: skip
     return parts
 
@@ -163,7 +160,7 @@ def _section(table: Mapping[str, Key], otherwise: Key | None = None) -> Key:
         if not isinstance(value, Mapping):
             return unsupported(f"Settings stand there, no single value: {BY_HAND}")
         known = table if otherwise is None else {**dict.fromkeys(map(str, value), otherwise), **table}
-        return _inner(value, known, file, "")
+        return _inner(value, known, file)
 
     return Key(means)
 
@@ -208,7 +205,7 @@ _DEEPSPEED: dict[str, Key] = {
 def _deepspeed(value: Any, file: File) -> Answer | list[Part]:
     """The settings, which stand in the file or in one that it names."""
     if isinstance(value, Mapping):
-        return _inner(value, _DEEPSPEED, file, "")
+        return _inner(value, _DEEPSPEED, file)
     if is_off(value):
         return needless(OFF)
     name = str(value)
@@ -227,7 +224,7 @@ def _deepspeed(value: Any, file: File) -> Answer | list[Part]:
         document = None
     if not isinstance(document, Mapping):
         return unsupported(f"It is no JSON file of DeepSpeed's settings: {BY_HAND}")
-    return [("", name, needless("Its settings are the rows below.")), *_inner(document, _DEEPSPEED, file, "")]
+    return [("", name, needless("Its settings are the rows below.")), *_inner(document, _DEEPSPEED, file)]
 
 
 def ring_of(file: File) -> int:

@@ -18,6 +18,7 @@ from engine.config.files import Document
 from engine.config.method import METHODS
 from engine.config.tree import SECTIONS, VERSION, RunConfig, fields
 from engine.errors import UsageError, nearest, visible
+from engine.figures import alternatives
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,7 +53,7 @@ def tool_named(name: str) -> Tool:
         return TOOLS[word]
     close = nearest(word, TOOLS)
     hint = f"Did you mean {close}?" if close else ""
-    raise UsageError(f"{visible(name)}: must be {', '.join(list(TOOLS)[:-1])} or {list(TOOLS)[-1]}.", hint)
+    raise UsageError(f"{visible(name)}: must be {alternatives([*TOOLS])}.", hint)
 
 
 def take_over(

@@ -222,7 +222,7 @@ def _spec(section: str, owner: type[Section], name: str, kinds: tuple[str, ...],
             plain.append(part)
     if bool in plain and choices:
         choices = [False, True, *choices]
-    control = _control(name, plain, choices, by_kind.get(Control))
+    control = _control(plain, choices, by_kind.get(Control))
     words = by_kind.get(Words)
     unsupported = by_kind.get(Unsupported)
     return FieldSpec(
@@ -254,7 +254,7 @@ def _spec(section: str, owner: type[Section], name: str, kinds: tuple[str, ...],
     )
 
 
-def _control(name: str, plain: list[Any], choices: list[Any], control: Control | None) -> str:
+def _control(plain: list[Any], choices: list[Any], control: Control | None) -> str:
     if control:
         return control.name
     if choices:

@@ -15,17 +15,17 @@ from engine.facts.stored_linears import MAMBA
 from engine.facts.unfrozen import matrices_by_name, trained_by_name
 
 
-def device_count(config: RunConfig, facts: Facts) -> int:
+def device_count(config: RunConfig) -> int:
     """How many devices the run would use, over all its nodes."""
     return devices_a_node(config) * config.distributed.nodes
 
 
-def shard_count(config: RunConfig, facts: Facts) -> int:
+def shard_count(config: RunConfig) -> int:
     """Over how many devices a model is shared out: those of one replica with fsdp2, else one."""
     asked = config.distributed
     if asked.strategy != "fsdp2":
         return 1
-    return asked.dp_shard_size or max(1, device_count(config, facts) // asked.dp_replicate_size)
+    return asked.dp_shard_size or max(1, device_count(config) // asked.dp_replicate_size)
 
 
 def devices_a_node(config: RunConfig) -> int:
@@ -36,15 +36,15 @@ def devices_a_node(config: RunConfig) -> int:
     return devices if isinstance(devices, int) else 1
 
 
-def batch_count(config: RunConfig, facts: Facts) -> int:
+def batch_count(config: RunConfig) -> int:
     """How many batches are computed at once: one on each device, or on each group of those that divide rows."""
-    return max(1, device_count(config, facts) // config.distributed.context_parallel_size)
+    return max(1, device_count(config) // config.distributed.context_parallel_size)
 
 
-def effective_batch(config: RunConfig, facts: Facts) -> int:
+def effective_batch(config: RunConfig) -> int:
     """Rows (or packs) that one optimizer step sees over all devices."""
     optim = config.optim
-    return optim.per_device_train_batch_size * optim.gradient_accumulation_steps * batch_count(config, facts)
+    return optim.per_device_train_batch_size * optim.gradient_accumulation_steps * batch_count(config)
 
 
 def train_rows(config: RunConfig, facts: Facts) -> int | None:
@@ -101,7 +101,7 @@ def batches_per_epoch(config: RunConfig, facts: Facts) -> int | None:
             return None
         # best-fit packing fills about 97 % of each pack
         rows = math.ceil(facts.data.tokens / (0.97 * config.data.max_length))
-    batch = config.optim.per_device_train_batch_size * batch_count(config, facts)
+    batch = config.optim.per_device_train_batch_size * batch_count(config)
     if config.method.rows == "prompts":
         return _sampled_batches(config, rows, batch)
     return math.ceil(rows / batch)

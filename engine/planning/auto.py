@@ -127,7 +127,7 @@ def _cut_ce_workspace(config: RunConfig, facts: Facts) -> tuple[Any, str]:
     config = config.with_values(taken)
     sizes, why = cut_cross_entropy.room_sizes(config, facts)
     # Several processes have no second look at what else lies on their cards; the room is that of the smallest.
-    of_each = " of each card" if counts.device_count(config, facts) > 1 else ""
+    of_each = " of each card" if counts.device_count(config) > 1 else ""
     room = memory_model.device_bytes(config, facts)
     for size in sizes:
         held = config.with_values({fields.kernels.cut_ce_workspace: size})

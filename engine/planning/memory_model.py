@@ -109,7 +109,7 @@ def memory(config: RunConfig, facts: Facts, checkpointing: bool | str) -> dict[s
     activations = kept + max(0.0, layer - (0.0 if layers.own_pool else scores))
     activations += packed_experts.buffer_bytes(config, facts, layers.size)
     # With fsdp2 a device holds its share of them all, and of two layers, the embeddings and the head the whole.
-    devices = shard_count(config, facts)
+    devices = shard_count(config)
     together = _put_together(config, layers, weights, experts) if devices > 1 else 0.0
     # A share in main memory takes nothing of the device.
     here = 0.0 if devices > 1 and config.distributed.cpu_offload else 1 / devices

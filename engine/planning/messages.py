@@ -72,12 +72,12 @@ def exchange(
 
     None with one device, without a GPU, and where the model's shape is not known.
     """
-    devices = device_count(config, facts)
+    devices = device_count(config)
     if devices == 1 or facts.machine is None or not facts.machine.gpus:
         return None
     ways, batches = _ways(config, facts.machine.gpus[0]), config.optim.gradient_accumulation_steps
     back = batch_seconds * 2 / 3
-    parts = [_gradients(config, facts, parameters, ways, back), _weights(config, facts, ways, batches)]
+    parts = [_gradients(config, parameters, ways, back), _weights(config, facts, ways, batches)]
     parts += [part(config, facts, ways, batches, tokens / devices) for part in (_routed, _ring)]
     sent, seconds = (sum(column) for column in zip(*parts, strict=True))
     return Exchange(sent, seconds + SLOWER * batch_seconds * batches, ways.words)
@@ -99,12 +99,10 @@ def _ways(config: RunConfig, gpu: Gpu) -> _Ways:
     return _Ways(within, between, devices, words)
 
 
-def _gradients(
-    config: RunConfig, facts: Facts, parameters: Parameters, ways: _Ways, back: float
-) -> tuple[float, float]:
+def _gradients(config: RunConfig, parameters: Parameters, ways: _Ways, back: float) -> tuple[float, float]:
     """Sums of what trains, once a step: DDP's and those of replicas by a ring of all-reduces, those of shares scattered. Divided
     experts' are summed over the devices that hold the same ones."""
-    devices, shards = device_count(config, facts), shard_count(config, facts)
+    devices, shards = device_count(config), shard_count(config)
     divided, size = config.distributed.expert_parallel_size, memory_model.trained_size(config)
     held, own = size * (parameters.trained - parameters.on_experts), size * parameters.on_experts
     if divided == 1:
@@ -123,7 +121,7 @@ def _gradients(
 def _weights(config: RunConfig, facts: Facts, ways: _Ways, batches: int) -> tuple[float, float]:
     """Layers that FSDP2 puts together for each pass. Measured they cost what they take: what passes behind the computation slows
     that down by as much."""
-    shards = shard_count(config, facts)
+    shards = shard_count(config)
     if shards == 1:
         return 0.0, 0.0
     told = fields.distributed

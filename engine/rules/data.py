@@ -451,7 +451,7 @@ def the_template_writes_what_rows_say(config: RunConfig, facts: Facts) -> Iterat
     )
 )
 def a_batch_has_enough_rows(config: RunConfig, facts: Facts) -> Iterator[Finding]:
-    rows, batch = train_rows(config, facts), effective_batch(config, facts)
+    rows, batch = train_rows(config, facts), effective_batch(config)
     # Batches of methods with rewards are answers, several a row; `there_are_prompts_for_one_sampling` is theirs.
     by_row = config.method.rows != "prompts" and not config.data.packing
     if rows and rows < batch and by_row:

@@ -27,12 +27,12 @@ NAMED = 2
 
 def paragraph(config: RunConfig, facts: Facts, estimate: Estimate, runs_dir: Path | None = None) -> str:
     """The sentences, in one line. `runs_dir` is where the run would go, if that is known."""
-    sentences = [_learns(config, facts, estimate), _trained(config, estimate), _long(config, facts, estimate)]
+    sentences = [_learns(config, facts), _trained(config, estimate), _long(config, facts, estimate)]
     sentences += [_devices(config, facts), _memory(facts, estimate), _kept(config, facts, estimate, runs_dir)]
     return " ".join(filter(None, sentences))
 
 
-def _learns(config: RunConfig, facts: Facts, estimate: Estimate) -> str:
+def _learns(config: RunConfig, facts: Facts) -> str:
     method = config.method
     aim = method.words.partition(": ")[2] or method.called
     known = facts.model.parameters if facts.model is not None else None
@@ -104,7 +104,7 @@ def _long(config: RunConfig, facts: Facts, estimate: Estimate) -> str:
 
 def _devices(config: RunConfig, facts: Facts) -> str:
     """How several devices hold the model, and why."""
-    many, strategy = device_count(config, facts), config.distributed.strategy
+    many, strategy = device_count(config), config.distributed.strategy
     if many == 1:
         return ""
     taken, why = (strategy, "") if strategy != "auto" else sharding.chosen(config, facts)

@@ -105,7 +105,7 @@ def _tool_name(tool: Any) -> str:
     return str(inner.get("name", "without a name") if isinstance(inner, dict) else "without a name")
 
 
-def _text(text: str, width: int, head: str = "", style: str = "") -> list[Line]:
+def _text(text: str, width: int, head: str = "") -> list[Line]:
     """A text of several lines, safe to draw, its beginnings of lines kept."""
     drawn: list[Line] = []
     room = max(8, width - len(head))
@@ -113,7 +113,7 @@ def _text(text: str, width: int, head: str = "", style: str = "") -> list[Line]:
         bare = line.lstrip(" ")
         indent = line[: min(len(line) - len(bare), room // 2)]
         for piece in wrap(bare, room - len(indent)):
-            drawn.append([(head if not drawn else " " * len(head), "accent"), (indent + piece, style)])
+            drawn.append([(head if not drawn else " " * len(head), "accent"), (indent + piece, "")])
     return drawn
 
 

@@ -276,7 +276,7 @@ def _not_recorded(config: RunConfig, facts: Facts) -> str | None:
         return "layers or what they keep go to the host"
     if distributed.strategy == "fsdp2" or distributed.context_parallel_size > 1 or distributed.expert_parallel_size > 1:
         return "layers send messages to other devices"
-    if counts.device_count(config, facts) > 1:
+    if counts.device_count(config) > 1:
         return "several processes train together"
     if reference_of(config.method) not in (None, "precompute"):
         return "the reference answers by the same layers or by a copy of them"

@@ -86,7 +86,7 @@ def streams(config: RunConfig, facts: Facts) -> bool:
 
 @rule(reads=(SETTING, fields.run.devices))
 def layer_offloading_needs_one_device(config: RunConfig, facts: Facts) -> Iterator[Finding]:
-    path, count = fields.run.devices.path, counts.device_count(config, facts)
+    path, count = fields.run.devices.path, counts.device_count(config)
     if streams(config, facts) and count > 1:
         todo = "Each process would lock a copy of all layers in the host's memory, and all would share its bus."
         yield must(path, "1 with layer_offloading", count, todo, fix=Fix("take one", {path: 1}))
