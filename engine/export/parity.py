@@ -364,9 +364,7 @@ def open_folder(
         raise differs("transformers", f"it cannot be loaded ({first})") from problem
     for what in ("missing_keys", "unexpected_keys", "mismatched_keys"):
         if notes.get(what):
-            raise differs(
-                "transformers", f"it has {what.replace('_', ' ')}, such as {sorted(map(str, notes[what]))[0]}"
-            )
+            raise differs("transformers", f"it has {what.replace('_', ' ')}, such as {min(map(str, notes[what]))}")
     if made is not None:
         return streamed.outputs(made, ids, together=config.method.head != "score")
     _as_trained(model)
