@@ -112,7 +112,6 @@ class Inspector:
         self._lock = threading.Lock()
         self._process: subprocess.Popen[bytes] | None = None
         self._reader: threading.Thread | None = None
-        self._log: IO[bytes] | None = None
         self._open: dict[int, Ticket] = {}
         self._number = 0
         self._closed = False
@@ -181,7 +180,7 @@ class Inspector:
             env={**without_tokens(os.environ, ALL_TOKENS), **ENVIRONMENT, **self._environment},
             start_new_session=True,  # Ctrl-C in the terminal is for the frontend alone
         )
-        self._process, self._log = process, log
+        self._process = process
         self._reader = threading.Thread(target=self._read, args=(process, log), name="inspector-reader", daemon=True)
         self._reader.start()
 
@@ -242,6 +241,17 @@ class Inspector:
         last = f": {visible(redact(lines[-1]))[:200]}" if lines and code else ""
         how = f"signal {-code}" if code < 0 else f"exit code {code}"
         return WorkbenchError(f"{self._name} ended ({how}){last}", "Ask again; it starts anew.")
+
+
+def ask_once(do: str, *, on_progress: Progress | None = None, **params: Any) -> Any:
+    """The answer of an inspector of its own; what ends the waiting, Ctrl-C say, cancels the question too."""
+    with Inspector() as inspector:
+        ticket = inspector.ask(do, on_progress=on_progress, **params)
+        try:
+            return ticket.result()
+        except BaseException:
+            ticket.cancel()
+            raise
 
 
 def _error(problem: dict[str, Any]) -> WorkbenchError:

@@ -195,6 +195,16 @@ def visible(text: str, *, lines: bool = False) -> str:
     return _hidden().sub(lambda match: f"\\u{ord(match.group()):04x}", text)
 
 
+def first_line(problem: BaseException) -> str:
+    """What the error of another library says first; those behind it are its traces and advice."""
+    return str(problem).strip().partition("\n")[0]
+
+
+def full_text(problem: BaseException) -> str:
+    """All that an error says: one of ours with its way out."""
+    return problem.full_message if isinstance(problem, WorkbenchError) else str(problem)
+
+
 def nearest(word: str, known: Iterable[str], *, cutoff: float = 0.6) -> str | None:
     """The known name that `word` was probably meant to be, or nothing; `cutoff` is how alike they must be, up to 1."""
     return _nearest(word[:100], tuple(known), cutoff)

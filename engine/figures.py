@@ -6,8 +6,9 @@ Standard library only.
 
 from __future__ import annotations
 
+import json
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 NONE = "-"
@@ -45,6 +46,12 @@ def _scientific(value: float, digits: int) -> str:
 def count(value: float | None) -> str:
     """A whole number with thousands marked."""
     return NONE if value is None else f"{value:,.0f}"
+
+
+def alternatives(values: Sequence[object]) -> str:
+    """A choice in words: 2, 4 or 8."""
+    words = [str(value) for value in values]
+    return " or ".join(filter(None, (", ".join(words[:-1]), *words[-1:])))
 
 
 def large(value: float | None) -> str:
@@ -101,6 +108,15 @@ def size_of(used: float, total: float, between: str = " of ", places: int = 1) -
     unit = size(total).split(" ")[1]
     scale = 1024 ** UNITS.index(unit)
     return f"{used / scale:.1f}{between}{total / scale:.{places}f} {unit}"
+
+
+def plain(value: Any) -> str:
+    """A value of any kind in a cell: on, 1,024, `all-linear`, ["q", "v"]."""
+    if isinstance(value, bool):
+        return "on" if value else "off"
+    if isinstance(value, int):
+        return f"{value:,}"
+    return value if isinstance(value, str) else json.dumps(value)
 
 
 def unit_of(what: str) -> str:

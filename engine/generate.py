@@ -15,6 +15,7 @@ from typing import Any, Protocol, cast
 
 import torch
 
+from engine.compat.instances import in_mode
 from engine.data.chat import Chat
 from engine.data.plan import own_template
 from engine.models.expert_shards import is_divided
@@ -132,17 +133,11 @@ def end_of_turn(tokenizer: Any, chat: Chat | None) -> list[int]:
 @contextlib.contextmanager
 def preserving_state(model: torch.nn.Module) -> Iterator[None]:
     """Evaluation mode inside; afterwards every module's mode and the random state are what they were."""
-    modes = [(module, module.training) for module in model.modules()]
     devices = sorted(
         {p.device.index for p in model.parameters() if p.device.type == "cuda" and p.device.index is not None}
     )
-    with torch.random.fork_rng(devices=devices), without_router_loss(model):
-        model.eval()
-        try:
-            yield
-        finally:
-            for module, training in modes:
-                module.training = training
+    with torch.random.fork_rng(devices=devices), without_router_loss(model), in_mode(model, training=False):
+        yield
 
 
 @contextlib.contextmanager

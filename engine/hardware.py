@@ -158,13 +158,17 @@ def this_machine(folder: str | Path = ".") -> Machine:
     )
 
 
-def disk_free(folder: str | Path) -> int | None:
-    """Free bytes where `folder` is or would be made; nothing when the place cannot be asked."""
-    place = Path(folder).expanduser().absolute()
+def existing_folder(place: Path) -> Path:
+    """The folder itself, or the nearest one above that is there: where it would be made."""
     while not place.exists() and place != place.parent:
         place = place.parent
+    return place
+
+
+def disk_free(folder: str | Path) -> int | None:
+    """Free bytes where `folder` is or would be made; nothing when the place cannot be asked."""
     try:
-        space = os.statvfs(place)
+        space = os.statvfs(existing_folder(Path(folder).expanduser().absolute()))
         return space.f_bavail * space.f_frsize
     except (OSError, AttributeError):
         return None
@@ -260,9 +264,9 @@ def _slow_bfloat16(cpuinfo: str = "/proc/cpuinfo") -> bool:
     return not {"avx512bw", "avx512vl", "avx512dq"} <= known and "avx_ne_convert" not in known
 
 
-def _shared_memory_bytes(place: str = "/dev/shm") -> int | None:
+def _shared_memory_bytes() -> int | None:
     try:
-        space = os.statvfs(place)
+        space = os.statvfs("/dev/shm")
     except (OSError, AttributeError):
         return None
     # All of it, not what is free: two looks at one config must not differ by what others do.

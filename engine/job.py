@@ -141,13 +141,10 @@ def choose_here(run: RunFolder) -> None:
         return
     mapping = parse(run.read_config(), path=run.config).mapping
     facts = look_at(read(mapping).config, run.path)
-    reading = read(mapping, facts)
-    for finding in reading.findings:
-        if finding.severity == "error":
-            raise WorkbenchError(f"This node cannot run it: {finding.message}")
-    text = dump(resolved(reading.config, facts))
+    config = read(mapping, facts).accepted("This node cannot run it:")
+    text = dump(resolved(config, facts))
     inside.replace(run, run.config, text)
-    run.update_json(config=text, **of_machine(reading.config, facts))
+    run.update_json(config=text, **of_machine(config, facts))
 
 
 def take_part(run: RunFolder, rank: int) -> int:

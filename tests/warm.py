@@ -61,8 +61,7 @@ def sharing(inspector: Inspector) -> Iterator[None]:
     import pytest
 
     with pytest.MonkeyPatch.context() as patch:
-        for module in ("engine.client", "workbench.cli.preview", "engine.session.resume"):
-            patch.setattr(f"{module}.Inspector", lambda: contextlib.nullcontext(inspector))
+        patch.setattr("engine.client.Inspector", lambda: contextlib.nullcontext(inspector))
         yield
 
 

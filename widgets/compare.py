@@ -5,8 +5,6 @@ The curves come as a monitor's do, run by run; what differs is told here, and tr
 
 from __future__ import annotations
 
-import json
-import zlib
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any
@@ -24,7 +22,7 @@ from engine.run.view import RunView
 from widgets.curves import MOST as MOST_CURVES
 from widgets.curves import drawn
 from widgets.monitor import monitoring
-from widgets.protocol import NotebookWidget, Part, bundle, shown, style, verb
+from widgets.protocol import NotebookWidget, Part, bundle, news, shown, style, verb
 from widgets.reader import Runs
 from widgets.run_actions import Run
 
@@ -50,9 +48,7 @@ class ComparePart(Part):
         """What differs between these runs now, in words; nothing but its mark where the asker has it already."""
         if len(set(runs)) < len(runs):
             raise UsageError("A run was named twice; name runs that are different.")
-        answer = _in_words(*self._found(runs))
-        now = zlib.crc32(json.dumps(answer).encode())
-        return {"mark": now} if now == mark else {"mark": now, **answer}
+        return news(_in_words(*self._found(runs)), mark)
 
     def data(self) -> dict[str, Any]:
         """All that differs between the given runs as plain values, every curve and answer of theirs among it.

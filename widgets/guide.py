@@ -5,8 +5,6 @@ Nothing is looked for until a view opens it. A view asks again and again and get
 
 from __future__ import annotations
 
-import json
-import zlib
 from collections.abc import Callable
 from typing import Annotated, Any
 
@@ -20,7 +18,7 @@ from engine.session.guide import Guide
 from engine.session.guided_rehearsal import DATES
 from engine.session.start import GUIDED
 from widgets.pages import drawn
-from widgets.protocol import Part, shown, verb
+from widgets.protocol import Part, news, shown, verb
 from widgets.reader import Runs
 
 
@@ -74,8 +72,7 @@ class GuidePart(Part):
             "chats": guide.chats,
             "question": guide.first.question,
         }
-        now = zlib.crc32(json.dumps(state).encode())
-        return {"mark": now} if now == mark else {"mark": now, **state}
+        return news(state, mark)
 
     @verb
     def guide_go(self, *, at: Annotated[int, Field(ge=0, lt=len(PAGES))]) -> dict[str, Any]:

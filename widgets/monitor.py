@@ -7,10 +7,8 @@ only when they changed, numbers as arrays, whole curves thinned once. One reader
 from __future__ import annotations
 
 import asyncio
-import json
 import math
 import time
-import zlib
 from array import array
 from functools import partial
 from pathlib import Path
@@ -28,7 +26,7 @@ from engine.run.view import RunView
 from widgets import telling
 from widgets.chat import ChatPart
 from widgets.curves import devices, entries
-from widgets.protocol import Answer, NotebookWidget, Part, bundle, shown, style, verb
+from widgets.protocol import Answer, NotebookWidget, Part, bundle, mark_of, shown, style, verb
 from widgets.reader import Reader, Runs
 from widgets.run_actions import ActionsPart, Run
 
@@ -70,11 +68,11 @@ class MonitorPart(Part):
             view = reader.poll()
             held = marks or {}
             parts = self._parts(run, reader, view, page)
-            fresh = {name: part for name, part in parts.items() if _mark(part) != held.get(name)}
+            fresh = {name: part for name, part in parts.items() if mark_of(part) != held.get(name)}
             data: dict[str, Any] = {"loading": round(reader.watch.loading, 3)}
             if fresh:
                 data["parts"] = fresh
-                data["marks"] = {name: _mark(part) for name, part in fresh.items()}
+                data["marks"] = {name: mark_of(part) for name, part in fresh.items()}
             if epoch != reader.epoch:
                 data["epoch"], series, seq = reader.epoch, {}, -1
             names = [entry["name"] for entry in parts["names"]]
@@ -181,10 +179,6 @@ def monitoring(runs: Runs) -> tuple[MonitorPart, ActionsPart]:
 def _summary_of(folder: RunFolder, view: RunView) -> str:
     lines = [f"  {what:<13}  {words}" for what, words in card(view, folder, folder.id)]
     return "\n".join([telling.summary_of(view), *lines])
-
-
-def _mark(part: Any) -> int:
-    return zlib.crc32(json.dumps(part, sort_keys=True, default=str).encode())
 
 
 def _floats(kind: str, values: Any) -> bytes:

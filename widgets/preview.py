@@ -21,7 +21,7 @@ from engine.config.tree import fields
 from engine.data.gather_facts import outcome
 from engine.errors import WorkbenchError, visible
 from engine.session.draft import Draft
-from engine.session.rows import RowQuestion, image_text, pack_text, reward_text, trained_text, why_none
+from engine.session.rows import RowQuestion, documents_of, image_text, pack_text, reward_text, trained_text, why_none
 from widgets.asking import Asker
 from widgets.columns import ColumnsPart
 from widgets.protocol import NotebookWidget, Part, bundle, shown, style, verb
@@ -227,14 +227,8 @@ def _part(name: str, tokens: list[dict[str, Any]]) -> dict[str, Any]:
 
 def _marks(row: dict[str, Any]) -> list[list[Any]]:
     """`[place, words, band]` where a turn or a packed document begins, a document with a band."""
-    marks: list[list[Any]] = [[turn["start"], visible(str(turn["role"])), False] for turn in row.get("turns") or []]
-    rows, positions, place = row.get("source_rows") or [], row.get("positions") or [], 0
-    for number, length in enumerate(row.get("documents") or []):
-        words = f"row {rows[number]:,}" if number < len(rows) else f"document {number + 1}"
-        where = f", position ids from {positions[place]:,}" if place < len(positions) else ""
-        marks.append([place, f"{words}: {length:,} tokens at {place:,}{where}", True])
-        place += length
-    return marks
+    turns = [[turn["start"], visible(str(turn["role"])), False] for turn in row.get("turns") or []]
+    return turns + [[place, words, True] for place, words in documents_of(row).items()]
 
 
 class Preview(NotebookWidget):

@@ -12,10 +12,12 @@ several parts, and ends their threads when it is closed, taken over by a newer c
 from __future__ import annotations
 
 import atexit
+import json
 import queue
 import re
 import threading
 import weakref
+import zlib
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -167,6 +169,17 @@ def shown(text: str, limit: int = 2000) -> str:
     """Text from outside as a view may show it: no secrets, hidden characters visible, not endless."""
     clean = visible(redact(str(text)), lines=True)
     return clean if len(clean) <= limit else clean[: limit - 1] + "…"
+
+
+def mark_of(content: Any) -> int:
+    """By which a view knows again what it holds already."""
+    return zlib.crc32(json.dumps(content, sort_keys=True, default=str).encode())
+
+
+def news(content: dict[str, Any], mark: int) -> dict[str, Any]:
+    """The content with its mark; the mark alone where the asker has it already."""
+    now = mark_of(content)
+    return {"mark": now} if now == mark else {"mark": now, **content}
 
 
 class NotebookWidget(anywidget.AnyWidget):

@@ -5,14 +5,13 @@ Pure functions of a view. Each part is plain JSON, so that its mark tells whethe
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 from engine.errors import redact, visible
 from engine.export.llama_cpp import makes_k_quants, offered_quants
 from engine.export.places import forms_of
-from engine.figures import size
+from engine.figures import plain, size
 from engine.run import proposals, silence
 from engine.run.best import best_text
 from engine.run.curves import concern, watch_for
@@ -222,19 +221,9 @@ def _completion(completion: Mapping[str, Any], names: Sequence[str]) -> dict[str
 def receipt_row(entry: dict[str, Any]) -> list[str]:
     return [
         shown(entry["feature"], 80),
-        *(_cell(entry[key]) for key in ("requested", "effective", "count")),
+        *("" if entry[key] is None else shown(plain(entry[key]), 120) for key in ("requested", "effective", "count")),
         shown(entry["detail"], 300),
     ]
-
-
-def _cell(value: Any) -> str:
-    if value is None:
-        return ""
-    if isinstance(value, bool):
-        return "on" if value else "off"
-    if isinstance(value, int):
-        return f"{value:,}"
-    return shown(value if isinstance(value, str) else json.dumps(value), 120)
 
 
 def config(folder: RunFolder) -> str:

@@ -6,7 +6,6 @@ starts a process of its own: nothing that happens to the notebook touches a run.
 
 from __future__ import annotations
 
-import zlib
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
@@ -30,7 +29,7 @@ from widgets.guide import GuidePart
 from widgets.ledger import LedgerPart
 from widgets.monitor import monitoring
 from widgets.preview import PreviewPart
-from widgets.protocol import NotebookWidget, Part, bundle, shown, style, verb
+from widgets.protocol import NotebookWidget, Part, bundle, news, shown, style, verb
 from widgets.reader import Runs
 from widgets.template import TemplatePart
 
@@ -87,8 +86,7 @@ class RunsPart(Part):
         root = self._runs_dir()
         newest = sorted(runs_in(root), key=_touched, reverse=True)[:MOST_RUNS]
         listed = [self._summary(run) for run in newest]
-        now = zlib.crc32(repr((str(root), listed)).encode())
-        return {"mark": now} if now == mark else {"mark": now, "runs": listed, "folder": visible(str(root))}
+        return news({"runs": listed, "folder": visible(str(root))}, mark)
 
     def _summary(self, run: RunFolder) -> dict[str, Any]:
         stamp = _stamp(run)

@@ -22,6 +22,10 @@ from engine.planning.auto import AUTO
 
 LEARNED = ("model", "method", "adapter", "data", "optim")
 """The sections whose settings say what is learned."""
+BALANCED = unsupported(
+    "Good and bad answers are not balanced by their numbers there: set it to false, and the weights by hand."
+)
+"""KTO's weights by the numbers of good and bad answers."""
 PLAIN_OPTIMIZERS = (
     "adamw_torch_fused", "adamw_torch", "adafactor", "sgd", "adagrad", "rmsprop", "adamw_8bit", "paged_adamw_8bit",
     "lion_32bit", "lion_8bit", "ademamix", "ademamix_8bit", "schedule_free_adamw", "galore_adamw",
@@ -73,12 +77,27 @@ def placed(name: str) -> Meaning:
 
 def filled(name: str) -> Meaning:
     """A list, a mapping or a text under this key, where there is something in it."""
-    return lambda value, giving: mapped({name: value}) if value else needless("It is empty.")
+    return off("It is empty.", key(name))
+
+
+def off(words: str, means: Meaning) -> Meaning:
+    """Nothing is written where the setting is off or empty; else what `means` says."""
+    return lambda value, giving: means(value, giving) if value else needless(words)
+
+
+def always(answer: Answer) -> Meaning:
+    """The same answer, whatever the value."""
+    return lambda value, giving: answer
+
+
+def choice(answers: Mapping[Any, Answer], otherwise: Answer) -> Meaning:
+    """A value out of some, each with its own answer."""
+    return lambda value, giving: answers.get(value, otherwise)
 
 
 def by_itself(words: str) -> Meaning:
     """Nothing is written, whatever the value: what happens there says it."""
-    return lambda value, giving: needless(words)
+    return always(needless(words))
 
 
 def write_for(
@@ -152,6 +171,35 @@ def optimizer(key: str, more: Mapping[str, str]) -> Meaning:
     return means
 
 
+def of_galore(means: Meaning) -> Meaning:
+    """What GaLore projects, which counts with it alone."""
+    return lambda value, giving: (
+        means(value, giving) if "galore" in giving.config.optim.optim else needless("It counts with GaLore.")
+    )
+
+
+def save_steps(counted: str) -> Meaning:
+    """Steps between checkpoints, where `counted`, the key for so many an epoch, does not say it."""
+    return lambda value, giving: (
+        needless(f"{counted} says it.")
+        if giving.config.run.saves_per_epoch is not None
+        else mapped({"save_steps": value})
+    )
+
+
+def eval_steps(counted: str, auto: Answer) -> Meaning:
+    """Steps between measurements, where there are held-out rows and `counted` does not say it."""
+
+    def means(value: Any, giving: Giving) -> Answer:
+        if not giving.config.data.evaluates:
+            return needless("No rows are held out.")
+        if giving.config.run.evals_per_epoch is not None:
+            return needless(f"{counted} says it.")
+        return auto if value == "auto" else mapped({"eval_steps": value})
+
+    return means
+
+
 def quantization(tool: str, four_bits: Callable[[str], Mapping[str, Any]]) -> Meaning:
     """The base in few bits; `four_bits` gives the tool's keys beside `load_in_4bit` for nf4 and fp4."""
 
@@ -200,15 +248,6 @@ def reference(tool: str) -> Meaning:
         return needless("It is so by itself.") if same else unsupported(f"{tool}'s reference is {usual} here.")
 
     return mean
-
-
-def balance(value: Any, giving: Giving) -> Answer:
-    """KTO's weights by the numbers of good and bad answers."""
-    if not value:
-        return needless("Good and bad answers are not balanced there.")
-    return unsupported(
-        "Good and bad answers are not balanced by their numbers there: set it to false, and the weights by hand."
-    )
 
 
 def rewards(value: list[str], giving: Giving) -> tuple[list[RewardSpec], str]:

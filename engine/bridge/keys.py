@@ -167,6 +167,11 @@ def flag(settings: Mapping[str, Any], default: Any = NO_DEFAULT, off: str = "", 
     return Key(means, default, why)
 
 
+def anything(settings: Mapping[str, Any], off: str = "") -> Key:
+    """Settings that every value stands for but an empty one, which asks for nothing."""
+    return Key(lambda value, file: needless(off or OFF) if is_off(value) else mapped(settings))
+
+
 def choice(words: Mapping[Any, Answer], otherwise: str = "", default: Any = NO_DEFAULT, why: str = "") -> Key:
     """A value out of some, each with its own answer."""
 

@@ -16,7 +16,9 @@ from engine.bridge.keys import (
     Answer,
     File,
     Key,
+    anything,
     changed,
+    choice,
     flag,
     mapped,
     needless,
@@ -51,18 +53,8 @@ def _is_lora(file: File) -> bool:
 
 
 def _stage(value: Any, file: File) -> Answer:
-    if value == "dpo":
-        loss = file.get("pref_loss", "sigmoid")
-        return (
-            mapped({"method.kind": _PREFERENCES[loss]})
-            if loss in _PREFERENCES
-            else unsupported("method.kind names the methods there are.")
-        )
-    return (
-        mapped({"method.kind": _STAGES[value]})
-        if value in _STAGES
-        else unsupported("method.kind names the methods there are.")
-    )
+    kind = _PREFERENCES.get(file.get("pref_loss", "sigmoid")) if value == "dpo" else _STAGES.get(value)
+    return mapped({"method.kind": kind}) if kind else unsupported("method.kind names the methods there are.")
 
 
 def _pref_loss(value: Any, file: File) -> Answer:
@@ -75,22 +67,8 @@ def _pref_loss(value: Any, file: File) -> Answer:
     )
 
 
-def _beta(value: Any, file: File) -> Answer:
-    return mapped({"method.beta": value})
-
-
 def _beta_default(file: File) -> Any:
     return 0.1 if method_of(file) in ("dpo", "ipo", "orpo", "simpo", "kto") else NO_DEFAULT
-
-
-def _finetuning(value: Any, file: File) -> Answer:
-    if value == "full":
-        return mapped({"adapter.kind": "none"})
-    return (
-        mapped({"adapter.kind": "lora"})
-        if value == "lora"
-        else unsupported("adapter.kind is lora or none; adapter.unfrozen_parameters trains some weights alone.")
-    )
 
 
 def _alpha_default(file: File) -> Any:
@@ -99,16 +77,12 @@ def _alpha_default(file: File) -> Any:
 
 
 def _targets(value: Any, file: File) -> Answer:
-    names = value if isinstance(value, list) else [name.strip() for name in str(value).split(",") if name.strip()]
+    names = _names(value)
     return mapped({"adapter.target_modules": "all-linear" if names == ["all"] else names})
 
 
-def _texts(setting: str) -> Any:
-    def means(value: Any, file: File) -> Answer:
-        names = value if isinstance(value, list) else [name.strip() for name in str(value).split(",") if name.strip()]
-        return mapped({setting: names})
-
-    return means
+def _names(value: Any) -> list[Any]:
+    return value if isinstance(value, list) else [name.strip() for name in str(value).split(",") if name.strip()]
 
 
 def _bits(value: Any, file: File) -> Answer:
@@ -148,10 +122,6 @@ def _packing(value: Any, file: File) -> Answer:
     return mapped({"data.packing": True, "data.packing_cross_doc_attn_mask": file.on("neat_packing")})
 
 
-def _neat(value: Any, file: File) -> Answer:
-    return needless(OFF) if is_off(value) else mapped({"data.packing": True, "data.packing_cross_doc_attn_mask": True})
-
-
 def _max_samples(value: Any, file: File) -> Answer:
     _, listed = sources_of(file)
     names = str(file.get("dataset", ""))
@@ -161,24 +131,6 @@ def _max_samples(value: Any, file: File) -> Answer:
         if known
         else unsupported(sentence_for("max_samples"))
     )
-
-
-def _learns_prompt(value: Any, file: File) -> Answer:
-    return needless(OFF) if is_off(value) else mapped({"data.trained_turns": "all"})
-
-
-def _last_turn(value: Any, file: File) -> Answer:
-    return needless(OFF) if is_off(value) else mapped({"data.trained_turns": "last"})
-
-
-def _no_checkpointing(value: Any, file: File) -> Answer:
-    if is_off(value):
-        return mapped({"memory.gradient_checkpointing": True})
-    return mapped({"memory.gradient_checkpointing": False})
-
-
-def _bf16(value: Any, file: File) -> Answer:
-    return needless(OFF) if is_off(value) else mapped({"model.dtype": "bfloat16"})
 
 
 def _pure(value: Any, file: File) -> Answer:
@@ -193,21 +145,6 @@ def _pure(value: Any, file: File) -> Answer:
     )
 
 
-def _attention(value: Any, file: File) -> Answer:
-    words = {
-        "auto": "auto",
-        "disabled": "eager",
-        "sdpa": "sdpa",
-        "fa2": "flash_attention_2",
-        "fa3": "flash_attention_3",
-    }
-    return (
-        mapped({"model.attention": words[value]})
-        if value in words
-        else unsupported("model.attention names what there is.")
-    )
-
-
 def _rewards(value: Any, file: File) -> Answer:
     kind = file.get("reward_model_type", "lora")
     if method_of(file) != "ppo":
@@ -215,10 +152,6 @@ def _rewards(value: Any, file: File) -> Answer:
     if kind == "full":
         return mapped({"method.reward_funcs": [f"model:{file.place(str(value))}"]})
     return unsupported("A reward model stands in method.reward_funcs as `model:NAME`, merged with its adapter.")
-
-
-def _galore(value: Any, file: File) -> Answer:
-    return needless(OFF) if is_off(value) else mapped({"optim.optim": "galore_adamw"})
 
 
 def _of_galore(key: str) -> Any:
@@ -235,10 +168,6 @@ def _of_galore(key: str) -> Any:
 
 def _galore_default(value: Any) -> Any:
     return lambda file: value if file.on("use_galore") else NO_DEFAULT
-
-
-def _shuffled(value: Any, file: File) -> Answer:
-    return mapped({"data.shuffle": bool(is_off(value))})
 
 
 _BADAM = nothing("It counts with use_badam.")
@@ -267,14 +196,23 @@ KEYS: dict[str, Key] = {
     "model_revision": same("model.revision"),
     "low_cpu_mem_usage": nothing("Weights are loaded piece by piece."),
     "rope_scaling": unless_off("A model is taken as its config.json has it: change that in a folder of your own."),
-    "flash_attn": Key(_attention),
+    "flash_attn": choice(
+        {
+            "auto": mapped({"model.attention": "auto"}),
+            "disabled": mapped({"model.attention": "eager"}),
+            "sdpa": mapped({"model.attention": "sdpa"}),
+            "fa2": mapped({"model.attention": "flash_attention_2"}),
+            "fa3": mapped({"model.attention": "flash_attention_3"}),
+        },
+        otherwise="model.attention names what there is.",
+    ),
     "shift_attn": unless_off("model.attention names what there is."),
     "mixture_of_depths": unless_off("A model is taken as its config.json has it."),
     "use_unsloth": unless_off(),
     "use_unsloth_gc": unless_off(),
     "enable_liger_kernel": unless_off(),
     "moe_aux_loss_coef": unless_off("The router's loss counts as the model's config.json says."),
-    "disable_gradient_checkpointing": Key(_no_checkpointing),
+    "disable_gradient_checkpointing": Key(lambda value, file: mapped({"memory.gradient_checkpointing": is_off(value)})),
     "use_reentrant_gc": nothing(sentence_for("gradient_checkpointing_kwargs")),
     "upcast_layernorm": same("memory.fp32_norms"),
     "upcast_lmhead_output": unless_off("Log-probabilities are computed in float32 from the head's own numbers."),
@@ -311,16 +249,20 @@ KEYS: dict[str, Key] = {
     "freeze_vision_tower": nothing("model.train_vision says which parts that see learn; a model of text has none."),
     "freeze_multi_modal_projector": nothing("model.train_vision says it."),
     "freeze_language_model": unless_off(),
-    "bf16": Key(_bf16),
+    "bf16": anything({"model.dtype": "bfloat16"}),
     "fp16": flag({"model.dtype": "float16"}),
     "pure_bf16": Key(_pure, default=False),
     # The adapter
-    "finetuning_type": Key(_finetuning, default="lora"),
+    "finetuning_type": choice(
+        {"full": mapped({"adapter.kind": "none"}), "lora": mapped({"adapter.kind": "lora"})},
+        otherwise="adapter.kind is lora or none; adapter.unfrozen_parameters trains some weights alone.",
+        default="lora",
+    ),
     "lora_rank": same("adapter.r", default=lambda file: 8 if _is_lora(file) else NO_DEFAULT),
     "lora_alpha": same("adapter.lora_alpha", default=_alpha_default, why="It is twice lora_rank there."),
     "lora_dropout": trainer_keys.lora_dropout(method_of),
     "lora_target": Key(_targets),
-    "additional_target": Key(_texts("adapter.modules_to_save")),
+    "additional_target": Key(lambda value, file: mapped({"adapter.modules_to_save": _names(value)})),
     "loraplus_lr_ratio": unless_off(),
     "loraplus_lr_embedding": nothing("It counts with LoRA+."),
     "use_rslora": same("adapter.use_rslora"),
@@ -338,7 +280,7 @@ KEYS: dict[str, Key] = {
     "freeze_extra_modules": _FREEZE,
     # The method
     "stage": Key(_stage),
-    "pref_beta": Key(_beta, default=_beta_default),
+    "pref_beta": same("method.beta", default=_beta_default),
     "pref_loss": Key(_pref_loss),
     "pref_ftx": same("method.rpo_alpha"),
     "pref_bco_weight": unless_off("method.loss_type bco_pair is that loss alone."),
@@ -366,8 +308,8 @@ KEYS: dict[str, Key] = {
     "dataset_dir": nothing(f"Its {LIST} is read, and each source has a path of its own."),
     "template": Key(_template),
     "cutoff_len": Key(_length, default=2048),
-    "train_on_prompt": Key(_learns_prompt),
-    "mask_history": Key(_last_turn),
+    "train_on_prompt": anything({"data.trained_turns": "all"}),
+    "mask_history": anything({"data.trained_turns": "last"}),
     "streaming": flag({"data.streaming": True}),
     "buffer_size": nothing("It counts with streaming."),
     "mix_strategy": unless("concat", "weight below a source says how often its rows are used in an epoch.", "Sources are laid together, here too."),
@@ -381,17 +323,17 @@ KEYS: dict[str, Key] = {
     "val_size": where_known("data.val_set_size", unless_off()),
     "eval_on_each_dataset": unless_off("All rows of data.eval are measured together."),
     "packing": Key(_packing, default=_packing_default),
-    "neat_packing": Key(_neat),
+    "neat_packing": anything({"data.packing": True, "data.packing_cross_doc_attn_mask": True}),
     "tool_format": unless_off("The chat template says how tools are written."),
     "default_system": unless_off("A system turn stands in the rows or in the template."),
     "enable_thinking": Key(lambda value, file: mapped({"model.chat_template_kwargs": {"enable_thinking": value}})),
     "tokenized_path": unless_off("data.dataset_prepared_path is a folder for rows that were prepared here."),
     "data_shared_file_system": nothing("A run works on one machine."),
-    "disable_shuffling": Key(_shuffled),
+    "disable_shuffling": Key(lambda value, file: mapped({"data.shuffle": is_off(value)})),
     # The optimizer
     "label_smoothing_factor": trainer_keys.label_smoothing(method_of),
     "save_total_limit": trainer_keys.KEEPS_ALL,
-    "use_galore": Key(_galore),
+    "use_galore": anything({"optim.optim": "galore_adamw"}),
     "galore_target": Key(_of_galore("target")),
     "galore_rank": Key(_of_galore("rank"), default=_galore_default(16)),
     "galore_update_interval": Key(_of_galore("update_proj_gap"), default=_galore_default(200)),

@@ -12,7 +12,20 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-from engine.bridge.keys import BY_HAND, OFF, Answer, File, Key, Part, changed, mapped, needless, nothing, unsupported
+from engine.bridge.keys import (
+    BY_HAND,
+    OFF,
+    Answer,
+    File,
+    Key,
+    Part,
+    anything,
+    changed,
+    mapped,
+    needless,
+    nothing,
+    unsupported,
+)
 from engine.config.renames import is_off
 from engine.errors import visible
 
@@ -95,9 +108,7 @@ _FSDP: dict[str, Key] = {
     "offload_params": Key(_offload),
     "cpu_offload": Key(_offload),
     "state_dict_type": Key(_state_dict),
-    "activation_checkpointing": Key(
-        lambda value, file: needless(OFF) if is_off(value) else mapped({"memory.gradient_checkpointing": True})
-    ),
+    "activation_checkpointing": anything({"memory.gradient_checkpointing": True}),
     "mixed_precision_policy": nothing("model.dtype says it."),
     **dict.fromkeys(
         ("auto_wrap_policy", "transformer_layer_cls_to_wrap", "transformer_cls_names_to_wrap", "min_num_params"), _LAYERS
@@ -113,25 +124,22 @@ _FSDP: dict[str, Key] = {
 def _fsdp_settings(value: Any, file: File) -> Answer | list[Part]:
     if not isinstance(value, Mapping):
         return needless(OFF) if is_off(value) else unsupported(f"Its settings stand in a file of their own: {BY_HAND}")
-    return _inner(value, _FSDP, file, "", "fsdp_")
+    return _inner(value, _FSDP, file, "fsdp_")
 
 
-def _inner(
-    section: Mapping[str, Any], table: Mapping[str, Key], file: File, within: str, prefix: str = ""
-) -> list[Part]:
+def _inner(section: Mapping[str, Any], table: Mapping[str, Key], file: File, prefix: str = "") -> list[Part]:
     """A row for each key of a mapping, by its table."""
     parts: list[Part] = []
     for name, value in section.items():
         known = table.get(str(name).removeprefix(prefix))
-        at = f"{within}{name}"
         if known is None:
-            parts.append((at, value, unsupported(f"It is not known here: {BY_HAND}")))
+            parts.append((str(name), value, unsupported(f"It is not known here: {BY_HAND}")))
         elif value is None:
-            parts.append((at, value, needless(OFF)))
+            parts.append((str(name), value, needless(OFF)))
         else:
             answer = known.means(value, file)
-            parts += [(f"{at}.{more}", item, answered) for more, item, answered in answer] if isinstance(answer, list) else [
-                (at, value, answer)
+            parts += [(f"{name}.{more}", item, answered) for more, item, answered in answer] if isinstance(answer, list) else [
+                (str(name), value, answer)
             ]  # fmt: skip
     return parts
 
@@ -152,7 +160,7 @@ def _section(table: Mapping[str, Key], otherwise: Key | None = None) -> Key:
         if not isinstance(value, Mapping):
             return unsupported(f"Settings stand there, no single value: {BY_HAND}")
         known = table if otherwise is None else {**dict.fromkeys(map(str, value), otherwise), **table}
-        return _inner(value, known, file, "")
+        return _inner(value, known, file)
 
     return Key(means)
 
@@ -197,7 +205,7 @@ _DEEPSPEED: dict[str, Key] = {
 def _deepspeed(value: Any, file: File) -> Answer | list[Part]:
     """The settings, which stand in the file or in one that it names."""
     if isinstance(value, Mapping):
-        return _inner(value, _DEEPSPEED, file, "")
+        return _inner(value, _DEEPSPEED, file)
     if is_off(value):
         return needless(OFF)
     name = str(value)
@@ -216,7 +224,7 @@ def _deepspeed(value: Any, file: File) -> Answer | list[Part]:
         document = None
     if not isinstance(document, Mapping):
         return unsupported(f"It is no JSON file of DeepSpeed's settings: {BY_HAND}")
-    return [("", name, needless("Its settings are the rows below.")), *_inner(document, _DEEPSPEED, file, "")]
+    return [("", name, needless("Its settings are the rows below.")), *_inner(document, _DEEPSPEED, file)]
 
 
 def ring_of(file: File) -> int:

@@ -6,38 +6,44 @@ from typing import Any
 
 from engine.bridge.axolotl.values import NO_WARMUP, PAIRS
 from engine.bridge.giving import (
+    BALANCED,
     Giving,
     Meaning,
+    always,
     attention,
-    balance,
     by_itself,
     checkpointing,
+    choice,
+    eval_steps,
     filled,
     key,
     module_of,
+    of_galore,
+    off,
     optimizer,
     placed,
     quantization,
     reference,
     resolved_rate,
     rewards,
+    save_steps,
     sliced,
 )
 from engine.bridge.keys import Answer, changed, mapped, needless, unsupported
 from engine.config.data import DataSource
 from engine.config.tree import fields
 
+_KINDS = {
+    **{kind: mapped({"rl": kind}) for kind in ("dpo", "ipo", "simpo", "orpo", "kto", "grpo", "gdpo")},
+    "reward": mapped({"reward_model": True, "model_type": "AutoModelForSequenceClassification", "num_labels": 1}),
+    "prm": mapped({"process_reward_model": True, "model_type": "AutoModelForTokenClassification", "num_labels": 2}),
+    "pretrain": needless("A source of type completion says it."),
+    "sft": needless("It is the method without rl."),
+}
+
 
 def _kind(value: Any, giving: Giving) -> Answer:
-    if value in ("dpo", "ipo", "simpo", "orpo", "kto", "grpo", "gdpo"):
-        return mapped({"rl": value})
-    if value == "reward":
-        return mapped({"reward_model": True, "model_type": "AutoModelForSequenceClassification", "num_labels": 1})
-    if value == "prm":
-        return mapped({"process_reward_model": True, "model_type": "AutoModelForTokenClassification", "num_labels": 2})
-    if value == "pretrain":
-        return needless("A source of type completion says it.")
-    return needless("It is the method without rl.") if value == "sft" else unsupported(f"Axolotl has no {value}.")
+    return _KINDS.get(value) or unsupported(f"Axolotl has no {value}.")
 
 
 def _template(value: Any, giving: Giving) -> Answer:
@@ -48,12 +54,6 @@ def _template(value: Any, giving: Giving) -> Answer:
     if str(value).lower().endswith((".jinja", ".j2")):
         return mapped({"chat_template": "jinja", "chat_template_jinja": giving.place(value)})
     return unsupported("Axolotl has no template of that name: write it into a Jinja file.")
-
-
-def _dtype(value: Any, giving: Giving) -> Answer:
-    if value == "float16":
-        return mapped({"bf16": False, "fp16": True})
-    return mapped({"bf16": True} if value == "bfloat16" else {"bf16": False, "float32": True})
 
 
 def _experts(value: Any, giving: Giving) -> Answer:
@@ -87,8 +87,6 @@ def _loss(value: Any, giving: Giving) -> Answer:
 
 
 def _smoothing(value: Any, giving: Giving) -> Answer:
-    if not value:
-        return needless("It is 0 by itself.")
     if giving.config.method.kind == "dpo":
         return mapped({"dpo_label_smoothing": value})
     return unsupported("Axolotl smooths the labels of pairs alone.")
@@ -216,12 +214,8 @@ def _too_long(value: Any, giving: Giving) -> Answer:
         if value == "split":
             return needless("Texts of type completion are split by themselves.")
         return changed({}, "Texts of type completion are split there, whatever is said.")
-    words = {"error": "raise", "drop": "drop", "truncate": "truncate"}
-    return (
-        mapped({"excess_length_strategy": words[value]})
-        if value in words
-        else unsupported("Axolotl splits plain text alone.")
-    )
+    word = {"error": "raise", "drop": "drop", "truncate": "truncate"}.get(value)
+    return mapped({"excess_length_strategy": word}) if word else unsupported("Axolotl splits plain text alone.")
 
 
 def _side(value: Any, giving: Giving) -> Answer:
@@ -230,40 +224,16 @@ def _side(value: Any, giving: Giving) -> Answer:
     return unsupported("Rows are cut at their end there.")
 
 
-def _turns(value: Any, giving: Giving) -> Answer:
-    if value == "flag":
-        return mapped({}, "message_field_training of each source says it.")
-    if value == "all":
-        return mapped({"train_on_inputs": True})
-    return (
-        needless("Assistant turns are learned by themselves.")
-        if value == "assistant"
-        else unsupported("Axolotl has nothing that learns the last turn alone.")
-    )
-
-
 def _packing(value: Any, giving: Giving) -> Answer:
     if value and not giving.config.data.packing_cross_doc_attn_mask:
         return unsupported("Packs keep their rows apart there: set data.packing_cross_doc_attn_mask to true.")
     return mapped({"sample_packing": value})
 
 
-def _deduplicated(value: Any, giving: Giving) -> Answer:
-    return mapped({"dataset_exact_deduplication": True}) if value else needless("All rows are taken there too.")
-
-
-def _shuffled(value: Any, giving: Giving) -> Answer:
-    return mapped(
-        {"shuffle_merged_datasets": True} if value else {"shuffle_merged_datasets": False, "curriculum_sampling": True}
-    )
-
-
 # The optimizer and the run
 
 
 def _projected(value: Any, giving: Giving) -> Answer:
-    if "galore" not in giving.config.optim.optim:
-        return needless("It counts with GaLore.")
     return mapped({"optim_target_modules": "all_linear" if value == "all-linear" else value})
 
 
@@ -275,35 +245,11 @@ def _warmup(value: Any, giving: Giving) -> Answer:
     return mapped({"warmup_steps": int(value)}) if value == int(value) else unsupported("Axolotl counts whole steps.")
 
 
-def _offloading(value: Any, giving: Giving) -> Answer:
-    if value is None:
-        return needless("It is off by itself.")
-    return mapped({"activation_offloading": "disk" if value == "disk" else True})
-
-
 def _trackers(value: Any, giving: Giving) -> Answer:
-    return mapped({f"use_{name}": True for name in value}) if value else needless("No tracker is asked for.")
-
-
-def _eval_steps(value: Any, giving: Giving) -> Answer:
-    if not giving.config.data.evaluates:
-        return needless("No rows are held out.")
-    if giving.config.run.evals_per_epoch is not None:
-        return needless("evals_per_epoch says it.")
-    if value == "auto":
-        return changed({"eval_strategy": "epoch"}, "Ten times a run cannot be said there: each epoch ends with it.")
-    return mapped({"eval_steps": value})
-
-
-def _save_steps(value: Any, giving: Giving) -> Answer:
-    if giving.config.run.saves_per_epoch is not None:
-        return needless("saves_per_epoch says it.")
-    return mapped({"save_steps": value})
+    return mapped({f"use_{name}": True for name in value})
 
 
 def _held_out_of(value: Any, giving: Giving) -> Answer:
-    if not value:
-        return needless("Nothing is held out of the training data.")
     size = int(value) if value >= 1 else value
     return changed({"val_set_size": size}, "As many rows there, but others: each row is drawn for itself.")
 
@@ -318,16 +264,22 @@ TABLE: dict[str, Meaning] = {
     "model.tokenizer": placed("tokenizer_config"),
     "model.chat_template": _template,
     "model.chat_template_kwargs": filled("chat_template_kwargs"),
-    "model.dtype": _dtype,
+    "model.dtype": choice(
+        {
+            "bfloat16": mapped({"bf16": True}),
+            "float16": mapped({"bf16": False, "fp16": True}),
+        },
+        otherwise=mapped({"bf16": False, "float32": True}),
+    ),
     "model.quantization": quantization("Axolotl", lambda value: {"bnb_config_kwargs": {"bnb_4bit_quant_type": value}} if value == "fp4" else {}),
     "model.quantize_moe_experts": _experts,
     "model.attention": attention,
     "method.kind": _kind,
     "method.beta": _beta,
     "method.loss_type": _loss,
-    "method.label_smoothing": _smoothing,
+    "method.label_smoothing": off("It is 0 by itself.", _smoothing),
     "method.reference": reference("Axolotl"),
-    "method.balance_weights": balance,
+    "method.balance_weights": off("Good and bad answers are not balanced there.", always(BALANCED)),
     "method.desirable_weight": key("kto_desirable_weight"),
     "method.undesirable_weight": key("kto_undesirable_weight"),
     "method.simpo_gamma": key("simpo_gamma"),
@@ -362,17 +314,27 @@ TABLE: dict[str, Meaning] = {
     "adapter.autocast_adapter_dtype": key("peft_autocast_adapter_dtype"),
     "data.train": _sources("datasets"),
     "data.eval": _sources("test_datasets"),
-    "data.val_set_size": _held_out_of,
+    "data.val_set_size": off("Nothing is held out of the training data.", _held_out_of),
     "data.max_length": key("sequence_len"),
     "data.excess_length": _too_long,
     "data.truncation_side": _side,
-    "data.trained_turns": _turns,
+    "data.trained_turns": choice(
+        {
+            "assistant": needless("Assistant turns are learned by themselves."),
+            "all": mapped({"train_on_inputs": True}),
+            "flag": mapped({}, "message_field_training of each source says it."),
+        },
+        otherwise=unsupported("Axolotl has nothing that learns the last turn alone."),
+    ),
     "data.packing": _packing,
     "data.packing_cross_doc_attn_mask": by_itself("Packs keep their rows apart there."),
     "data.dataset_prepared_path": by_itself("It concerns where prepared rows are kept."),
     "data.on_bad_row": by_itself("It counts where a row cannot be read."),
-    "data.deduplicate": _deduplicated,
-    "data.shuffle": _shuffled,
+    "data.deduplicate": off("All rows are taken there too.", key("dataset_exact_deduplication")),
+    "data.shuffle": choice(
+        {True: mapped({"shuffle_merged_datasets": True})},
+        otherwise=mapped({"shuffle_merged_datasets": False, "curriculum_sampling": True}),
+    ),
     "optim.learning_rate": resolved_rate,
     "optim.per_device_train_batch_size": key("micro_batch_size"),
     "optim.per_device_eval_batch_size": key("eval_batch_size"),
@@ -381,7 +343,7 @@ TABLE: dict[str, Meaning] = {
     "optim.max_steps": key("max_steps"),
     "optim.optim": optimizer("optimizer", {"adopt": "adopt_adamw", "came": "came_pytorch"}),
     "optim.optim_args": filled("optim_args"),
-    "optim.optim_target_modules": _projected,
+    "optim.optim_target_modules": of_galore(_projected),
     "optim.lr_scheduler_type": key("lr_scheduler"),
     "optim.lr_scheduler_kwargs": filled("lr_scheduler_kwargs"),
     "optim.warmup_steps": _warmup,
@@ -393,18 +355,24 @@ TABLE: dict[str, Meaning] = {
     "optim.tf32": key("tf32", "auto"),
     "optim.early_stopping_patience": key("early_stopping_patience"),
     "memory.gradient_checkpointing": checkpointing,
-    "memory.activation_offloading": _offloading,
+    "memory.activation_offloading": choice(
+        {
+            None: needless("It is off by itself."),
+            "disk": mapped({"activation_offloading": "disk"}),
+        },
+        otherwise=mapped({"activation_offloading": True}),
+    ),
     "memory.layer_offloading": key("layer_offloading", False),
     "memory.tiled_mlp": key("tiled_mlp", False),
     "run.output_dir": key("output_dir"),
     "run.name": key("wandb_name"),
     "run.seed": key("seed"),
     "run.logging_steps": key("logging_steps"),
-    "run.save_steps": _save_steps,
+    "run.save_steps": save_steps("saves_per_epoch"),
     "run.saves_per_epoch": key("saves_per_epoch"),
     "run.save_total_limit": key("save_total_limit"),
-    "run.eval_steps": _eval_steps,
-    "run.report_to": _trackers,
+    "run.eval_steps": eval_steps("evals_per_epoch", auto=changed({"eval_strategy": "epoch"}, "Ten times a run cannot be said there: each epoch ends with it.")),
+    "run.report_to": off("No tracker is asked for.", _trackers),
     "run.metric_for_best_model": key("metric_for_best_model"),
     "run.greater_is_better": key("greater_is_better"),
     "run.save_best": by_itself("It concerns which checkpoints are kept."),

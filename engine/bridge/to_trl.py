@@ -5,21 +5,27 @@ from __future__ import annotations
 from typing import Any
 
 from engine.bridge.giving import (
+    BALANCED,
     Giving,
     Meaning,
+    always,
     attention,
-    balance,
     by_itself,
     checkpointing,
+    choice,
+    eval_steps,
     filled,
     key,
     module_of,
+    of_galore,
+    off,
     optimizer,
     placed,
     quantization,
     reference,
     resolved_rate,
     rewards,
+    save_steps,
     sliced,
 )
 from engine.bridge.keys import Answer, changed, mapped, needless, unsupported
@@ -62,14 +68,6 @@ def _kind(value: Any, giving: Giving) -> Answer:
     return mapped(more, f"`trl {COMMANDS[value]} --config FILE` trains it.")
 
 
-def _dtype(value: Any, giving: Giving) -> Answer:
-    if value == "float32":
-        return mapped({"dtype": "float32", "bf16": False})
-    return mapped(
-        {"dtype": value, "bf16": True} if value == "bfloat16" else {"dtype": value, "bf16": False, "fp16": True}
-    )
-
-
 def _experts(value: Any, giving: Giving) -> Answer:
     if giving.config.model.quantization == "none":
         return needless("Weights stay as they are by themselves.")
@@ -86,15 +84,9 @@ def _template(value: Any, giving: Giving) -> Answer:
 
 
 def _template_values(value: Any, giving: Giving) -> Answer:
-    if not value:
-        return needless("It is empty.")
     if giving.config.method.kind in ("grpo", "gdpo"):
         return mapped({"chat_template_kwargs": value})
     return unsupported("TRL takes values for the template from a column of the rows.")
-
-
-def _adapter(value: Any, giving: Giving) -> Answer:
-    return needless("All weights are trained without an adapter.") if value == "none" else mapped({"use_peft": True})
 
 
 def _autocast(value: Any, giving: Giving) -> Answer:
@@ -126,8 +118,7 @@ def _loss(value: Any, giving: Giving) -> Answer:
 
 
 def _smoothing(value: Any, giving: Giving) -> Answer:
-    name = "label_smoothing" if giving.config.method.kind == "dpo" else "label_smoothing_factor"
-    return mapped({name: value}) if value else needless("It is 0 by itself.")
+    return mapped({"label_smoothing" if giving.config.method.kind == "dpo" else "label_smoothing_factor": value})
 
 
 def _rewards(value: Any, giving: Giving) -> Answer:
@@ -259,14 +250,6 @@ def _packing(value: Any, giving: Giving) -> Answer:
     return mapped({"packing": value})
 
 
-def _deduplicated(value: Any, giving: Giving) -> Answer:
-    return (
-        unsupported("TRL takes every row: leave equal ones out of the files.")
-        if value
-        else needless("TRL takes every row too.")
-    )
-
-
 def _shuffled(value: Any, giving: Giving) -> Answer:
     kind = giving.config.method.kind
     if kind in ("grpo", "gdpo"):
@@ -275,34 +258,7 @@ def _shuffled(value: Any, giving: Giving) -> Answer:
 
 
 def _optim_args(value: Any, giving: Giving) -> Answer:
-    text = ",".join(f"{name}={item}" for name, item in value.items())
-    return mapped({"optim_args": text}) if value else needless("It is empty.")
-
-
-def _projected(value: Any, giving: Giving) -> Answer:
-    if "galore" not in giving.config.optim.optim:
-        return needless("It counts with GaLore.")
-    return mapped({"optim_target_modules": value})
-
-
-def _offloading(value: Any, giving: Giving) -> Answer:
-    if value is None:
-        return needless("It is off by itself.")
-    return (
-        mapped({"activation_offloading": True})
-        if value == "cpu"
-        else changed({"activation_offloading": True}, "They move to the host's memory there.")
-    )
-
-
-def _eval_steps(value: Any, giving: Giving) -> Answer:
-    if not giving.config.data.evaluates:
-        return needless("No rows are held out.")
-    if giving.config.run.evals_per_epoch is not None:
-        return needless("run.evals_per_epoch says it.")
-    if value == "auto":
-        return changed({"eval_steps": 0.1}, "A tenth of all steps there.")
-    return mapped({"eval_steps": value})
+    return mapped({"optim_args": ",".join(f"{name}={item}" for name, item in value.items())})
 
 
 def _of_an_epoch(name: str) -> Meaning:
@@ -319,34 +275,28 @@ def _of_an_epoch(name: str) -> Meaning:
     return means
 
 
-def _save_steps(value: Any, giving: Giving) -> Answer:
-    if giving.config.run.saves_per_epoch is not None:
-        return needless("run.saves_per_epoch says it.")
-    return mapped({"save_steps": value})
-
-
-def _held_out_of(value: Any, giving: Giving) -> Answer:
-    if not value:
-        return needless("Nothing is held out of the training data.")
-    return unsupported("TRL takes held-out rows from another split: write them into a file of their own.")
-
-
 TABLE: dict[str, Meaning] = {
     "model.name": placed("model_name_or_path"),
     "model.revision": key("model_revision"),
     "model.chat_template": _template,
-    "model.chat_template_kwargs": _template_values,
-    "model.dtype": _dtype,
+    "model.chat_template_kwargs": off("It is empty.", _template_values),
+    "model.dtype": choice(
+        {
+            "bfloat16": mapped({"dtype": "bfloat16", "bf16": True}),
+            "float16": mapped({"dtype": "float16", "bf16": False, "fp16": True}),
+        },
+        otherwise=mapped({"dtype": "float32", "bf16": False}),
+    ),
     "model.quantization": quantization("TRL's command", lambda value: {"bnb_4bit_quant_type": value, "use_bnb_nested_quant": True}),
     "model.quantize_moe_experts": _experts,
     "model.attention": attention,
     "method.kind": _kind,
     "method.beta": key("beta"),
     "method.loss_type": _loss,
-    "method.label_smoothing": _smoothing,
+    "method.label_smoothing": off("It is 0 by itself.", _smoothing),
     "method.rpo_alpha": by_itself("loss_weights says it."),
     "method.reference": reference("TRL"),
-    "method.balance_weights": balance,
+    "method.balance_weights": off("Good and bad answers are not balanced there.", always(BALANCED)),
     "method.desirable_weight": key("desirable_weight"),
     "method.undesirable_weight": key("undesirable_weight"),
     "method.center_rewards_coefficient": key("center_rewards_coefficient"),
@@ -361,7 +311,9 @@ TABLE: dict[str, Meaning] = {
     },
     "method.reward_timeout": by_itself("Nothing bounds a reward's time there."),
     "method.rollout_groups": by_itself("It concerns what is kept to look at."),
-    "adapter.kind": _adapter,
+    "adapter.kind": choice(
+        {"none": needless("All weights are trained without an adapter.")}, otherwise=mapped({"use_peft": True})
+    ),
     "adapter.r": key("lora_r"),
     "adapter.lora_alpha": key("lora_alpha"),
     "adapter.lora_dropout": key("lora_dropout"),
@@ -373,7 +325,10 @@ TABLE: dict[str, Meaning] = {
     "adapter.autocast_adapter_dtype": _autocast,
     "data.train": _sources,
     "data.eval": _held_out,
-    "data.val_set_size": _held_out_of,
+    "data.val_set_size": off(
+        "Nothing is held out of the training data.",
+        always(unsupported("TRL takes held-out rows from another split: write them into a file of their own.")),
+    ),
     "data.max_length": _length,
     "data.excess_length": _too_long,
     "data.truncation_side": by_itself("truncation_mode says it."),
@@ -382,7 +337,9 @@ TABLE: dict[str, Meaning] = {
     "data.packing_cross_doc_attn_mask": by_itself("Packs keep their rows apart there."),
     "data.dataset_prepared_path": by_itself("It concerns where prepared rows are kept."),
     "data.on_bad_row": by_itself("It counts where a row cannot be read."),
-    "data.deduplicate": _deduplicated,
+    "data.deduplicate": off(
+        "TRL takes every row too.", always(unsupported("TRL takes every row: leave equal ones out of the files."))
+    ),
     "data.shuffle": _shuffled,
     "optim.learning_rate": resolved_rate,
     **{
@@ -394,22 +351,28 @@ TABLE: dict[str, Meaning] = {
         )
     },
     "optim.optim": optimizer("optim", {}),
-    "optim.optim_args": _optim_args,
-    "optim.optim_target_modules": _projected,
+    "optim.optim_args": off("It is empty.", _optim_args),
+    "optim.optim_target_modules": of_galore(key("optim_target_modules")),
     "optim.lr_scheduler_kwargs": filled("lr_scheduler_kwargs"),
     "optim.tf32": key("tf32", "auto"),
     "optim.bf16_full_eval": key("bf16_full_eval", False),
     "memory.gradient_checkpointing": checkpointing,
-    "memory.activation_offloading": _offloading,
+    "memory.activation_offloading": choice(
+        {
+            None: needless("It is off by itself."),
+            "cpu": mapped({"activation_offloading": True}),
+        },
+        otherwise=changed({"activation_offloading": True}, "They move to the host's memory there."),
+    ),
     "run.output_dir": key("output_dir"),
     "run.name": key("run_name"),
     "run.seed": key("seed"),
     "run.full_determinism": key("full_determinism", False),
     "run.logging_steps": key("logging_steps"),
-    "run.save_steps": _save_steps,
+    "run.save_steps": save_steps("run.saves_per_epoch"),
     "run.saves_per_epoch": _of_an_epoch("save_steps"),
     "run.save_total_limit": key("save_total_limit"),
-    "run.eval_steps": _eval_steps,
+    "run.eval_steps": eval_steps("run.evals_per_epoch", auto=changed({"eval_steps": 0.1}, "A tenth of all steps there.")),
     "run.report_to": key("report_to", []),
     "run.metric_for_best_model": key("metric_for_best_model"),
     "run.greater_is_better": key("greater_is_better"),

@@ -16,8 +16,9 @@ from engine.config.absent import other_file
 from engine.config.data import DataSource
 from engine.config.files import Document
 from engine.config.method import METHODS
-from engine.config.tree import SECTIONS, VERSION, RunConfig
+from engine.config.tree import SECTIONS, VERSION, RunConfig, fields
 from engine.errors import UsageError, nearest, visible
+from engine.figures import alternatives
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,7 +53,7 @@ def tool_named(name: str) -> Tool:
         return TOOLS[word]
     close = nearest(word, TOOLS)
     hint = f"Did you mean {close}?" if close else ""
-    raise UsageError(f"{visible(name)}: must be {', '.join(list(TOOLS)[:-1])} or {list(TOOLS)[-1]}.", hint)
+    raise UsageError(f"{visible(name)}: must be {alternatives([*TOOLS])}.", hint)
 
 
 def take_over(
@@ -127,8 +128,6 @@ def export(
     def named(entry: DataSource) -> DataSource:
         return entry.model_copy(update={"format": entry.format or seen.get(entry.path)})
 
-    data = config.data.model_copy(
-        update={"train": [*map(named, config.data.train)], "eval": [*map(named, config.data.eval)]}
-    )
-    config = config.model_copy(update={"data": data})
+    rows = {spec: [*map(named, spec.value(config))] for spec in (fields.data.train, fields.data.eval)}
+    config = config.with_values(rows)
     return write_for(target, TOOLS[target].title, TARGETS[target], config, source, folder, (out or folder).absolute())

@@ -16,6 +16,7 @@ from engine.bridge.keys import (
     Key,
     Part,
     changed,
+    choice,
     mapped,
     needless,
     nothing,
@@ -53,10 +54,6 @@ def _optim_args(value: Any, file: File) -> Answer | list[Part]:
     return mapped({"optim.optim_args": settings}) if settings else unsupported("optim.optim_args takes `key: value`.")
 
 
-def _checkpointing(value: Any, file: File) -> Answer:
-    return mapped({"memory.gradient_checkpointing": value})
-
-
 def _eval_strategy(value: Any, file: File) -> Answer:
     if value in ("no", False):
         return needless("Nothing is measured while data.eval names no rows.")
@@ -80,13 +77,15 @@ BEST = Key(
 )
 
 
-def _counted(setting: str) -> Any:
+def steps(setting: str, default: Any = NO_DEFAULT) -> Key:
+    """So many steps under our name; a share of all steps is none."""
+
     def means(value: Any, file: File) -> Answer:
         if isinstance(value, float) and 0 < value < 1:
             return unsupported(f"{setting} counts steps; a share of all steps is not known before the run.")
         return mapped({setting: value})
 
-    return means
+    return Key(means, default)
 
 
 def _report(value: Any, file: File) -> Answer:
@@ -108,6 +107,12 @@ def tracker(name: str) -> Key:
         return needless(OFF) if is_off(value) else mapped({"run.report_to": wanted})
 
     return Key(means)
+
+
+def sampling(default: Any = NO_DEFAULT) -> Key:
+    """The order of rows: drawn or as they stand."""
+    orders = {"random": mapped({"data.shuffle": True}), "sequential": mapped({"data.shuffle": False})}
+    return choice(orders, sentence_for("group_by_length"), default)
 
 
 def _target(value: Any, file: File) -> Answer:
@@ -185,9 +190,9 @@ KEYS: dict[str, Key] = {
     "tf32": same("optim.tf32"),
     "bf16_full_eval": same("optim.bf16_full_eval"),
     "fp16_full_eval": unless_off("optim.bf16_full_eval evaluates in bfloat16."),
-    "gradient_checkpointing": Key(_checkpointing),
+    "gradient_checkpointing": same("memory.gradient_checkpointing"),
     "gradient_checkpointing_kwargs": nothing(sentence_for("gradient_checkpointing_kwargs")),
-    "activation_checkpointing": Key(_checkpointing),
+    "activation_checkpointing": same("memory.gradient_checkpointing"),
     "activation_checkpointing_kwargs": nothing(sentence_for("gradient_checkpointing_kwargs")),
     "torch_compile": same("kernels.torch_compile"),
     "torch_compile_backend": unless("inductor", "Layers are compiled by torch's inductor."),
@@ -202,7 +207,7 @@ KEYS: dict[str, Key] = {
     "torch_empty_cache_steps": nothing("Memory is given back by itself."),
     "auto_find_batch_size": unless_off("`workbench estimate` says beforehand what fits."),
     "logging_strategy": unless("steps", "run.logging_steps counts steps."),
-    "logging_steps": Key(_counted("run.logging_steps")),
+    "logging_steps": steps("run.logging_steps"),
     "logging_dir": nothing("Curves lie in the run folder."),
     "logging_first_step": nothing("The first step is always written down."),
     "logging_nan_inf_filter": nothing("A loss that is not finite is always seen: run.on_nan."),
@@ -220,7 +225,7 @@ KEYS: dict[str, Key] = {
     "trackio_static_space_id": unless_off(),
     "eval_strategy": Key(_eval_strategy),
     "evaluation_strategy": Key(_eval_strategy),
-    "eval_steps": Key(_counted("run.eval_steps")),
+    "eval_steps": steps("run.eval_steps"),
     "eval_delay": unless_off(_EVAL),
     "eval_on_start": unless_off(_EVAL),
     "prediction_loss_only": nothing(_EVAL),
@@ -230,7 +235,7 @@ KEYS: dict[str, Key] = {
     "include_for_metrics": nothing(_EVAL),
     "batch_eval_metrics": nothing(_EVAL),
     "save_strategy": Key(_save_strategy),
-    "save_steps": Key(_counted("run.save_steps"), default=500),
+    "save_steps": steps("run.save_steps", default=500),
     "save_total_limit": same("run.save_total_limit"),
     "save_only_model": unless_off(sentence_for("save_only_model")),
     "save_on_each_node": nothing("A run works on one machine."),
@@ -264,13 +269,7 @@ KEYS: dict[str, Key] = {
     "dataloader_in_order": nothing(_LOADER),
     "remove_unused_columns": nothing("A row gives what its method learns from, whatever columns stand beside."),
     "label_names": nothing("What is learned from a row follows from the method."),
-    "train_sampling_strategy": Key(
-        lambda value, file: (
-            mapped({"data.shuffle": value == "random"})
-            if value in ("random", "sequential")
-            else unsupported(sentence_for("group_by_length"))
-        )
-    ),
+    "train_sampling_strategy": sampling(),
     "group_by_length": unless_off(sentence_for("group_by_length")),
     "length_column_name": nothing("It counts where rows are grouped by length."),
     "ddp_find_unused_parameters": nothing(_DDP),

@@ -18,6 +18,7 @@ from engine.bridge.keys import (
     File,
     Key,
     Part,
+    anything,
     changed,
     flag,
     mapped,
@@ -351,17 +352,9 @@ def _weights(value: Any, file: File) -> Answer:
     return needless("method.rpo_alpha says it.") if taken else unsupported("method.loss_type takes one loss.")
 
 
-def _precompute(value: Any, file: File) -> Answer:
-    return needless(OFF) if is_off(value) else mapped({"method.reference": "precompute"})
-
-
 def _scaled(value: Any, file: File) -> Answer:
     words = {True: "group", False: "none", "true": "group", "false": "none"}
     return mapped({"method.scale_rewards": words.get(value, value)})
-
-
-def _aggregation(value: Any, file: File) -> Answer:
-    return needless("method.kind says it: gdpo compares each reward by itself, grpo their sum.")
 
 
 def _rewards(value: Any, file: File) -> Answer:
@@ -391,14 +384,6 @@ def _reward_model(value: Any, file: File) -> Answer:
 
 def _by_command(values: Mapping[str, Any]) -> Any:
     return lambda file: values.get(command_of(file)[0], NO_DEFAULT)
-
-
-def _sampling(value: Any, file: File) -> Answer:
-    return (
-        mapped({"data.shuffle": value == "random"})
-        if value in ("random", "sequential")
-        else unsupported(sentence_for("group_by_length"))
-    )
 
 
 _SAMPLED = "Answers are sampled and compared without it here."
@@ -469,7 +454,7 @@ KEYS: dict[str, Key] = {
     "eval_packing": Key(lambda value, file: needless("Held-out rows are packed as the others are, here too.") if value == file.get("packing", False) else unsupported("Held-out rows are packed as data.packing says of all rows.")),
     "completion_only_loss": Key(_turns),
     "assistant_only_loss": Key(_turns, default=_turns_default),
-    "train_sampling_strategy": Key(_sampling, default=_by_command({"kto": "sequential"})),
+    "train_sampling_strategy": trainer_keys.sampling(default=_by_command({"kto": "sequential"})),
     "activation_offloading": flag({"memory.activation_offloading": "cpu"}),
     # The method
     "loss_type": Key(_loss),
@@ -483,7 +468,7 @@ KEYS: dict[str, Key] = {
     "use_weighting": unless_off("Pairs are weighed alike here."),
     "discopop_tau": unless(0.05, "It is 0.05 here.", SAME_HERE),
     "reference_free": unless_off("method.kind simpo and orpo need no reference."),
-    "precompute_ref_log_probs": Key(_precompute),
+    "precompute_ref_log_probs": anything({"method.reference": "precompute"}),
     "precompute_ref_batch_size": nothing("It concerns how they are computed."),
     "sync_ref_model": unless_off(_SYNC),
     "ref_model_mixup_alpha": nothing("It counts with sync_ref_model."),
@@ -515,7 +500,7 @@ KEYS: dict[str, Key] = {
     "sapo_temperature_pos": unless(1.0, "It is 1.0 here.", SAME_HERE),
     **dict.fromkeys(("vespo_k_pos", "vespo_lambda_pos", "vespo_k_neg", "vespo_lambda_neg"), nothing("It counts with a loss that is not here.")),
     "importance_sampling_level": same("method.importance_sampling_level"),
-    "multi_objective_aggregation": Key(_aggregation),
+    "multi_objective_aggregation": nothing("method.kind says it: gdpo compares each reward by itself, grpo their sum."),
     "scale_rewards": Key(_scaled),
     "mask_truncated_completions": same("method.mask_truncated_completions"),
     "top_entropy_quantile": unless(1.0, _ENTROPY, "All tokens are learned from here too."),

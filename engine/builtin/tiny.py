@@ -16,19 +16,19 @@ import json
 import os
 import shutil
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from engine import model_files
 from engine.builtin import dates
 from engine.caches import user_cache
-from engine.errors import ModelError, redact, visible
+from engine.errors import ModelError, first_line, redact, visible
 from engine.hub import commit_of, reaching_hub
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
-    from transformers import PreTrainedTokenizerBase
+    from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 NAME = "builtin/tiny"
 SHAPE: dict[str, Any] = {
@@ -99,8 +99,7 @@ def shape(vocabulary: int = VOCABULARY) -> dict[str, Any]:
 
 def _write(tokenizer: PreTrainedTokenizerBase, target: Path) -> None:
     import torch
-    from safetensors.torch import save_file
-    from transformers import GenerationConfig, Qwen3Config, Qwen3ForCausalLM
+    from transformers import Qwen3Config, Qwen3ForCausalLM
 
     ids = {
         "pad_token_id": tokenizer.pad_token_id,
@@ -110,14 +109,21 @@ def _write(tokenizer: PreTrainedTokenizerBase, target: Path) -> None:
     with torch.random.fork_rng(devices=[]), torch.device("cpu"):
         torch.manual_seed(SEED)
         model = Qwen3ForCausalLM(Qwen3Config(vocab_size=len(tokenizer), dtype="float32", **SHAPE, **ids)).float()
-    model.generation_config = GenerationConfig(do_sample=False, **ids)
+    save_model(model, target, ids)
+    tokenizer.save_pretrained(target)
+
+
+def save_model(model: PreTrainedModel, target: Path, ids: Mapping[str, Any]) -> None:
+    """Writes weights and configs; `ids` are the special tokens that end and pad what it generates."""
+    from safetensors.torch import save_file
+    from transformers import GenerationConfig
+
     # By hand, not `save_pretrained`: that draws a progress bar on whatever terminal this process has.
     weights = {name: value.contiguous() for name, value in model.state_dict().items() if name != "lm_head.weight"}
     save_file(weights, target / "model.safetensors", metadata={"format": "pt"})
     model.config.architectures = [type(model).__name__]
     model.config.save_pretrained(target)
-    model.generation_config.save_pretrained(target)
-    tokenizer.save_pretrained(target)
+    GenerationConfig(do_sample=False, **ids).save_pretrained(target)
 
 
 def _own_tokenizer() -> PreTrainedTokenizerBase:
@@ -176,7 +182,7 @@ def _other_tokenizer(name: str) -> PreTrainedTokenizerBase:
             model_files.refuse_without_tokens(model_files.checked(name, revision))
             return AutoTokenizer.from_pretrained(name, revision=revision, trust_remote_code=False)
     except (ModelError, *model_files.UNREADABLE) as problem:
-        first = visible(redact(str(problem).strip().partition("\n")[0]))
+        first = visible(redact(first_line(problem)))
         raise ModelError(
             f"model.tokenizer: no tokenizer can be read from {visible(name)}: {first}",
             "Give a folder with tokenizer.json, or a hub id.",

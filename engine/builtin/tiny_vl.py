@@ -66,9 +66,7 @@ def folder() -> Path:
 
 def _write(target: Path) -> None:
     import torch
-    from safetensors.torch import save_file
     from transformers import (
-        GenerationConfig,
         Idefics3Config,
         Idefics3ForConditionalGeneration,
         Idefics3ImageProcessorPil,
@@ -98,12 +96,7 @@ def _write(target: Path) -> None:
     with torch.random.fork_rng(devices=[]), torch.device("cpu"):
         torch.manual_seed(SEED)
         model = Idefics3ForConditionalGeneration(config).float()
-    model.generation_config = GenerationConfig(do_sample=False, **ids)
-    weights = {name: value.contiguous() for name, value in model.state_dict().items() if name != "lm_head.weight"}
-    save_file(weights, target / "model.safetensors", metadata={"format": "pt"})
-    model.config.architectures = [type(model).__name__]
-    model.config.save_pretrained(target)
-    model.generation_config.save_pretrained(target)
+    tiny.save_model(model, target, ids)
     processor.save_pretrained(target)
 
 

@@ -17,7 +17,6 @@ from typing import TYPE_CHECKING, Any
 from engine import model_files
 from engine.config.adapter import Lora
 from engine.config.files import parse
-from engine.config.method import METHODS
 from engine.config.tree import RunConfig
 from engine.errors import ModelError, WorkbenchError, redact, visible
 from engine.features.packed_experts import EXPERTS_ALONE
@@ -121,8 +120,8 @@ def config_of(run: RunFolder) -> RunConfig:
     from engine.rules import read
 
     reading = read(parse(run.read_config(), path=run.config).mapping)
-    for finding in reading.findings:
-        if finding.severity == "error" and finding.path.startswith(("model", "method", "adapter")):
+    for finding in reading.errors:
+        if finding.path.startswith(("model", "method", "adapter")):
             raise WorkbenchError(finding.message)
     return resolved(reading.config)
 
@@ -196,7 +195,7 @@ def _weights_of(side: Side, folder: Path | None, number: int) -> str:
     config, commits = side.config, (side.commits or b"").decode()
     model, adapter = config.model, config.adapter
     alone = folder is not None and (adapter.kind == "none" or adapter.bias != "none" or bool(adapter.target_parameters))
-    head = METHODS[config.method.kind].head
+    head = config.method.head
     held = [model.dtype, model.quantization, model.quantize_moe_experts]
     key = [model.name, model.revision, model.tokenizer, *held, model.attention, head, commits]
     return json.dumps([*key, number if alone else -1], default=str)
@@ -274,7 +273,7 @@ def _finish(side: Side, model: PreTrainedModel | PeftModel) -> None:
     text = model.config.get_text_config() if hasattr(model.config, "get_text_config") else model.config
     positions = getattr(text, "max_position_embeddings", None)
     side.positions = positions if isinstance(positions, int) and positions > 0 else None
-    if METHODS[side.config.method.kind].head == "score":
+    if side.config.method.head == "score":
         # The score is read at the last token that is no padding.
         pad = side.tokenizer.pad_token_id
         model.config.pad_token_id = side.tokenizer.eos_token_id if pad is None else pad

@@ -10,6 +10,8 @@ from collections.abc import Callable, Iterator
 from contextvars import ContextVar
 from typing import Any
 
+import torch
+
 _ABSENT = object()
 _MADE: ContextVar[list[Callable[[], None]] | None] = ContextVar("made", default=None)
 
@@ -51,6 +53,18 @@ def whole() -> Iterator[None]:
         _MADE.reset(token)
     if outer is not None:
         outer.extend(made)
+
+
+@contextlib.contextmanager
+def in_mode(model: torch.nn.Module, *, training: bool) -> Iterator[None]:
+    """Training or evaluation mode within; afterwards the mode of each module is what it was."""
+    modes = [(module, module.training) for module in model.modules()]
+    model.train(training)
+    try:
+        yield
+    finally:
+        for module, was in modes:
+            module.training = was
 
 
 def all_of(undos: list[Callable[[], None]]) -> Callable[[], None]:

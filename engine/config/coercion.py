@@ -13,6 +13,7 @@ from typing import Any
 from engine.config.findings import shown
 from engine.config.text_values import entries
 from engine.config.tree import FieldSpec
+from engine.figures import alternatives
 
 _NO = {"no", "off", "false", "none", "null", "~", ""}
 _NOTHING = {"", "null", "none", "~"}
@@ -253,8 +254,7 @@ def _kind_in_words(spec: FieldSpec) -> str:
     if spec.path == "run.devices":
         return "a number of GPUs, a list of GPU numbers such as [0, 2]"
     if spec.control == "choice":
-        words = [shown(choice) for choice in spec.choices if choice not in spec.unsupported]
-        return " or ".join([", ".join(words[:-1]), words[-1]] if len(words) > 1 else words)
+        return alternatives([shown(choice) for choice in spec.choices if choice not in spec.unsupported])
     if spec.control in ("int", "float"):
         return ("a whole number" if spec.control == "int" else "a number") + _bounds_in_words(spec)
     return {

@@ -60,6 +60,10 @@ SEEING = "AutoModelForImageTextToText"
 """The class of models that write and see, of which some are not among those that write alone."""
 
 
+LABELS: dict[Head, dict[str, int]] = {"score": {"num_labels": 1}, "steps": {"num_labels": 2}}
+"""What transformers' config of a model says of a head that is put in the place of its own."""
+
+
 def loader_of(head: Head, served: frozenset[str] | None) -> str:
     """The transformers class that loads a model of an architecture that these serve; `None` where that is not known. One that
     sees is loaded whole: of Qwen3.5 and Llama 4 the class for text takes the language model alone, and images reach no one."""

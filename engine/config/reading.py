@@ -28,7 +28,7 @@ from engine.config.migrate import migrate
 from engine.config.renames import CHANGES, ENTRY_TYPES, NAMES, SAME_HERE, is_needless, is_off, sentence_for, translate
 from engine.config.section import Section
 from engine.config.tree import SECTIONS, VERSION, FieldSpec, RunConfig, fields
-from engine.errors import nearest, visible
+from engine.errors import WorkbenchError, nearest, visible
 
 Rules = Callable[[RunConfig, Facts, Collection[str]], Iterable[Finding]]
 """The findings for a config and facts; what reads one of the invalid paths is left out."""
@@ -44,9 +44,20 @@ class Reading:
     given: frozenset[str]
 
     @property
+    def errors(self) -> tuple[Finding, ...]:
+        """What keeps a run from being started."""
+        return tuple(finding for finding in self.findings if finding.severity == "error")
+
+    @property
     def ok(self) -> bool:
         """Whether nothing of severity error was found."""
-        return not any(finding.severity == "error" for finding in self.findings)
+        return not self.errors
+
+    def accepted(self, refusal: str = "") -> RunConfig:
+        """The config. Raises WorkbenchError with the first error in it, behind `refusal`."""
+        for finding in self.errors:
+            raise WorkbenchError(f"{refusal} {finding.message}".lstrip())
+        return self.config
 
 
 def read(mapping: Mapping[str, Any] | None, facts: Facts | None, rules: Rules) -> Reading:

@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from engine import figures
 from engine.config.facts import Facts
 from engine.config.findings import Finding, Fix, Severity, must
 from engine.config.tree import FieldSpec, RunConfig
@@ -128,7 +129,7 @@ def must_divide(spec: FieldSpec, size: int, processes: int, todo: str) -> Iterat
     if size == 1 or processes % size == 0:
         return
     served = [many for many in range(1, processes + 1) if processes % many == 0]
-    known = " or ".join(filter(None, (", ".join(map(str, served[:-1])), str(served[-1]))))
+    known = figures.alternatives(served)
     beside = f"with {processes} process{'' if processes == 1 else 'es'} (run.devices times distributed.nodes)"
     fewer = max(many for many in served if many < size)
     yield must(spec.path, f"{known} {beside}", size, todo, fix=take(spec, fewer))

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import types
 import typing
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import cache
 from inspect import get_annotations
@@ -61,6 +61,15 @@ class RunConfig(BaseModel):
     kernels: Kernels = Kernels.model_construct()
     distributed: Distributed = Distributed.model_construct()
     run: Run = Run.model_construct()
+
+    def with_values(self, values: Mapping[FieldSpec, Any]) -> RunConfig:
+        """This config with other values of some settings, which are taken as they are: nothing is read or judged."""
+        sections: dict[str, dict[str, Any]] = {}
+        for spec, value in values.items():
+            sections.setdefault(spec.section, {})[spec.name] = value
+        return self.model_copy(
+            update={name: getattr(self, name).model_copy(update=own) for name, own in sections.items()}
+        )
 
 
 AnyMethod = TypeVar("AnyMethod", bound=MethodSection)
@@ -213,7 +222,7 @@ def _spec(section: str, owner: type[Section], name: str, kinds: tuple[str, ...],
             plain.append(part)
     if bool in plain and choices:
         choices = [False, True, *choices]
-    control = _control(name, plain, choices, by_kind.get(Control))
+    control = _control(plain, choices, by_kind.get(Control))
     words = by_kind.get(Words)
     unsupported = by_kind.get(Unsupported)
     return FieldSpec(
@@ -245,7 +254,7 @@ def _spec(section: str, owner: type[Section], name: str, kinds: tuple[str, ...],
     )
 
 
-def _control(name: str, plain: list[Any], choices: list[Any], control: Control | None) -> str:
+def _control(plain: list[Any], choices: list[Any], control: Control | None) -> str:
     if control:
         return control.name
     if choices:

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from engine.config.method import METHODS, learns_from_images
+from engine.config.method import learns_from_images
 from engine.config.tree import RunConfig, fields
 from engine.data.pretokenized import IGNORED
 from engine.data.teacher_logprobs import NOTHING
@@ -163,7 +163,7 @@ def collator_for(config: RunConfig, processing_class: Any) -> Callable[[Rows], A
     """The collator of this config's method; hand it to the trainer as `data_collator`."""
     from engine.data.vision import ImageBatch, images_of
 
-    rows = METHODS[config.method.kind].rows
+    rows = config.method.rows
     if rows == "prompts":
         return PromptCollator()
     tokenizer = getattr(processing_class, "tokenizer", processing_class)

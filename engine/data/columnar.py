@@ -20,7 +20,7 @@ import pyarrow as arrow
 import pyarrow.parquet as parquet
 
 from engine.data.cache_entries import Held
-from engine.data.mapped import Rows
+from engine.data.mapped import CountedRows
 from engine.data.parsing import Row
 from engine.errors import DataError, visible
 
@@ -32,24 +32,16 @@ _footers: OrderedDict[str, Any] = OrderedDict()
 _changing = threading.Lock()
 
 
-class ArrowRows(Rows):
-    """Rows whose number is known at once."""
+class ArrowRows(CountedRows):
+    """Rows of Arrow's tables."""
 
     _count = 0
 
-    @property
-    def length(self) -> int | None:
+    def __len__(self) -> int:
         return self._count
 
-    @property
-    def progress(self) -> float:
-        return 1.0
-
-    def wait(self, timeout: float | None = None) -> int | None:
-        return self._count
-
-    def first(self, count: int) -> list[Row]:
-        return [self[index] for index in range(min(count, self._count))]
+    def error(self, index: int, message: str, hint: str = "") -> DataError:
+        return DataError(f"row {index}: {message}", hint, path=visible(self.path))
 
 
 class ParquetRows(ArrowRows):
@@ -89,9 +81,6 @@ class ParquetRows(ArrowRows):
         """Let go of the row group in memory; it is read again where rows of it are asked for."""
         self._group = (-1, None)
 
-    def error(self, index: int, message: str, hint: str = "") -> DataError:
-        return DataError(f"row {index}: {message}", hint, path=visible(self.path))
-
 
 class SavedRows(ArrowRows):
     """A `datasets.Dataset`: from `save_to_disk` (a folder) or already loaded from the hub."""
@@ -125,9 +114,6 @@ class SavedRows(ArrowRows):
     def __getitem__(self, index: int) -> Row:
         return dict(self._dataset[index]) if self._raw is None else self._raw[index].to_pylist()[0]
 
-    def error(self, index: int, message: str, hint: str = "") -> DataError:
-        return DataError(f"row {index}: {message}", hint, path=visible(self.path))
-
 
 class FarRows(ArrowRows):
     """All rows of Parquet files that lie elsewhere, of which one row group is in memory."""
@@ -153,9 +139,6 @@ class FarRows(ArrowRows):
             self._open = number, ParquetRows(*self._files[number])
         rows = self._open[1]
         return rows[index - self._ends[number] + len(rows)]
-
-    def error(self, index: int, message: str, hint: str = "") -> DataError:
-        return DataError(f"row {index}: {message}", hint, path=visible(self.path))
 
 
 def _far_file(url: str, far: RawIOBase) -> Any:

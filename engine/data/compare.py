@@ -18,7 +18,7 @@ from typing import Any
 from engine.data.prepare import Prepared
 from engine.data.prepared_rows import Row
 from engine.data.pretokenized import IGNORED
-from engine.data.shown import token_texts
+from engine.data.token_parts import token_texts
 from engine.errors import WorkbenchError, visible
 from engine.run import checkpoint, data_record
 from engine.run.data_record import DataChanged, RowHashes, SplitRecord, files_of

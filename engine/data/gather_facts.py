@@ -24,7 +24,7 @@ from engine.config.tree import RunConfig, fields
 from engine.data.image_folder import is_image_folder, metadata_of
 from engine.data.image_limits import BOMB, FORMATS, UNREADABLE, why_refused
 from engine.data.image_references import DATA, ImageFolder, content_of, folder_of, short
-from engine.data.parts import FormatError
+from engine.data.parts import FormatError, columns_of
 from engine.data.stored_counts import load_counts
 from engine.errors import WorkbenchError, nearest, visible
 from engine.facts import compiler_waits, step_times
@@ -84,11 +84,7 @@ def resolved_config(
 
     `launched` is what run.json keeps of the choices of a launch, by path: `mapping` is then what that launch stored.
     """
-    reading = read(mapping if launched is None else as_launched(mapping, launched))
-    for finding in reading.findings:
-        if finding.severity == "error":
-            raise WorkbenchError(finding.message)
-    config = reading.config
+    config = read(mapping if launched is None else as_launched(mapping, launched)).accepted()
     asked = any(entry.requested == "auto" for entry in effective(config))
     return resolved(config, look_at(config, base)) if asked else resolved(config)
 
@@ -398,7 +394,6 @@ def _builtin(entry: Any) -> SourceFacts:
 
 def _file(entry: Any, place: Path, image_base_dir: str | None) -> SourceFacts:
     from engine.data.detect import detect
-    from engine.data.parts import columns_of
     from engine.data.rows import open_rows
 
     size = place.stat().st_size

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from engine.data.mapped import Rows
+from engine.data.mapped import CountedRows, DerivedRows, Rows
 from engine.data.parsing import Row
 from engine.errors import DataError, visible
 
@@ -40,7 +40,7 @@ def _images(folder: Path) -> list[Path]:
     )
 
 
-class MetadataRows(Rows):
+class MetadataRows(DerivedRows):
     """The rows of a metadata file, the images that they name as `images`; a caption alone becomes a `text`."""
 
     kind = "imagefolder"
@@ -74,23 +74,8 @@ class MetadataRows(Rows):
     def known(self) -> int:
         return self._rows.known()
 
-    def size(self, index: int) -> int:
-        return self._rows.size(index)
 
-    def place(self, index: int) -> tuple[str, int | None]:
-        return self._rows.place(index)
-
-    def named(self, index: int) -> str:
-        return self._rows.named(index)
-
-    def error(self, index: int, message: str, hint: str = "") -> DataError:
-        return self._rows.error(index, message, hint)
-
-    def close(self) -> None:
-        self._rows.close()
-
-
-class CaptionRows(Rows):
+class CaptionRows(CountedRows):
     """Images in the order of their names, each with the text file of its name."""
 
     kind = "imagefolder"
@@ -99,15 +84,7 @@ class CaptionRows(Rows):
     def __init__(self, folder: Path) -> None:
         self.path, self._images = str(folder), _images(folder)
 
-    @property
-    def length(self) -> int | None:
-        return len(self._images)
-
-    @property
-    def progress(self) -> float:
-        return 1.0
-
-    def wait(self, timeout: float | None = None) -> int | None:
+    def __len__(self) -> int:
         return len(self._images)
 
     def __getitem__(self, index: int) -> Row:
@@ -123,9 +100,6 @@ class CaptionRows(Rows):
         if not text:
             raise self.error(index, f"{visible(caption.name)} is empty", "A caption says what the image shows.")
         return _row([image.name], {"text": text})
-
-    def first(self, count: int) -> list[Row]:
-        return [self[index] for index in range(min(count, len(self._images)))]
 
     def named(self, index: int) -> str:
         return visible(self._images[index].name)

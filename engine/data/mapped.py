@@ -97,6 +97,51 @@ class Rows(ABC):
         return
 
 
+class CountedRows(Rows):
+    """Rows whose number is known at once: `__len__` gives it."""
+
+    @abstractmethod
+    def __len__(self) -> int: ...
+
+    @property
+    def length(self) -> int | None:
+        return len(self)
+
+    @property
+    def progress(self) -> float:
+        return 1.0
+
+    def wait(self, timeout: float | None = None) -> int | None:
+        return len(self)
+
+    def first(self, count: int) -> list[Row]:
+        return [self[index] for index in range(min(count, len(self)))]
+
+
+class DerivedRows(Rows):
+    """Rows each of which is made of one of others, `_at` of which number: where it lies and what it is called, that one says."""
+
+    _rows: Rows
+
+    def _at(self, index: int) -> int:
+        return index
+
+    def size(self, index: int) -> int:
+        return self._rows.size(self._at(index))
+
+    def place(self, index: int) -> tuple[str, int | None]:
+        return self._rows.place(self._at(index))
+
+    def named(self, index: int) -> str:
+        return self._rows.named(self._at(index))
+
+    def error(self, index: int, message: str, hint: str = "") -> DataError:
+        return self._rows.error(self._at(index), message, hint)
+
+    def close(self) -> None:
+        self._rows.close()
+
+
 class Lines:
     """The line and column, from 1, of a byte offset. Newlines are counted once a block, up to the furthest block that somebody
     asked about."""

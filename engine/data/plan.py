@@ -24,7 +24,7 @@ from engine.data.formats import read_example
 from engine.data.hub_fetch import hub_rows
 from engine.data.hub_sets import is_hub_set, rows_by_parts
 from engine.data.image_references import folder_of, references
-from engine.data.mapped import Rows
+from engine.data.mapped import CountedRows, Rows
 from engine.data.parsing import Row
 from engine.data.parts import Example, FormatError, columns_of
 from engine.data.rows import open_rows, refuse_special
@@ -321,7 +321,7 @@ def source_rows(
     return open_rows(path)
 
 
-class ListRows(Rows):
+class ListRows(CountedRows):
     """Rows that are already here, or made as they are asked for: generated ones."""
 
     kind = "generated"
@@ -331,22 +331,11 @@ class ListRows(Rows):
         self.content = content
         """All that decides which rows these are, where that can be told without reading them."""
 
-    @property
-    def length(self) -> int | None:
-        return len(self._rows)
-
-    @property
-    def progress(self) -> float:
-        return 1.0
-
-    def wait(self, timeout: float | None = None) -> int | None:
+    def __len__(self) -> int:
         return len(self._rows)
 
     def __getitem__(self, index: int) -> Row:
         return self._rows[index]
-
-    def first(self, count: int) -> list[Row]:
-        return list(self._rows[:count])
 
     def error(self, index: int, message: str, hint: str = "") -> DataError:
         return DataError(f"row {index}: {message}", hint, path=self.path)

@@ -172,13 +172,7 @@ class Rated(Answers):
         return super().flaw(row) or ("identical" if row.get("identical") else "")
 
     def lacking(self, rows: Mapping[str, int]) -> tuple[str, str] | None:
-        for name, other in (("true", "false"), ("false", "true")):
-            if not rows.get(name):
-                told = (
-                    f"every row is labelled {other}, and good answers are only told from bad ones where both are there"
-                )
-                return told, OTHER_SORT
-        return None
+        return _of_one_sort(rows, "row", "good answers are only told from bad ones")
 
 
 class TeacherRows(Language):
@@ -211,11 +205,15 @@ class Steps(Language):
         return ["true" if label else "false" for label in row["labels"] if label != IGNORED]
 
     def lacking(self, rows: Mapping[str, int]) -> tuple[str, str] | None:
-        for name, other in (("true", "false"), ("false", "true")):
-            if not rows.get(name):
-                told = f"every step is labelled {other}, and right steps are only told from wrong ones where both are there"
-                return told, OTHER_SORT
-        return None
+        return _of_one_sort(rows, "step", "right steps are only told from wrong ones")
+
+
+def _of_one_sort(rows: Mapping[str, int], what: str, told_apart: str) -> tuple[str, str] | None:
+    """What is wrong where all labels are alike; None where both are there."""
+    for name, other in (("true", "false"), ("false", "true")):
+        if not rows.get(name):
+            return f"every {what} is labelled {other}, and {told_apart} where both are there", OTHER_SORT
+    return None
 
 
 class Texts(Shape):

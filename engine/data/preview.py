@@ -25,12 +25,11 @@ from engine.data.image_references import short
 from engine.data.plan import Plan, Source, plan_of, use_template
 from engine.data.prepare import FIXED_ROWS, Prepared, fingerprint, prepare
 from engine.data.prepared_rows import SHAPES, shape_of
-from engine.data.pretokenized import IGNORED
 from engine.data.prompts import reward_columns
 from engine.data.row_counts import Counts
-from engine.data.shown import parts_of, token_texts, window_start
 from engine.data.streaming.files import looked_at_plan
 from engine.data.streaming.stream import open_stream
+from engine.data.token_parts import learned, parts_of, token_texts, tokens_of, window_start
 from engine.data.token_rows import fit as fit_row
 from engine.data.token_rows import token_rows
 from engine.data.tokens import Piece, Tokens
@@ -337,11 +336,7 @@ def _shown_pack(collate: Any, tokens: Tokens, prepared: Prepared, index: int) ->
     row = prepared.dataset[index]
     batch = collate([row])
     ids, labels = batch["input_ids"][0].tolist(), batch["labels"][0].tolist()
-    texts = token_texts(tokens.tokenizer, ids)
-    items = [
-        {"id": each, "text": text, "trained": label != IGNORED and place > 0}
-        for place, (each, text, label) in enumerate(zip(ids, texts, labels, strict=True))
-    ]
+    items = tokens_of(ids, token_texts(tokens.tokenizer, ids), learned(labels))
     lengths = row.get("seq_lengths") or row.get("documents") or [len(ids)]
     positions = batch["position_ids"][0].tolist() if "position_ids" in batch else list(range(len(ids)))
     return {

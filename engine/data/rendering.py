@@ -189,13 +189,19 @@ def _serve(mine: socket.socket, parent: int, make: Callable[[], Served]) -> NoRe
         os._exit(_OWN_ERROR)
 
 
+def close_others(kept: int) -> None:
+    """No open file of the parent in a process that was forked (a lock of its run among them), but the standard streams and
+    this one."""
+    for name in os.listdir("/proc/self/fd"):
+        if int(name) > 2 and int(name) != kept:
+            with contextlib.suppress(OSError):
+                os.close(int(name))
+
+
 def _alone(descriptor: int) -> None:
     """No open file of the parent, no handler of its signals, and no more memory than allowed."""
     if sys.platform == "linux":
-        for name in os.listdir("/proc/self/fd"):
-            if int(name) > 2 and int(name) != descriptor:
-                with contextlib.suppress(OSError):
-                    os.close(int(name))
+        close_others(descriptor)
         with open("/proc/self/statm", encoding="ascii") as file:
             used = int(file.read().split()[0]) * resource.getpagesize()
         resource.setrlimit(resource.RLIMIT_AS, (used + MEMORY, used + MEMORY))

@@ -13,7 +13,7 @@ from engine.data.parts import Example, Message
 from engine.data.plan import Plan, named_template
 from engine.data.pretokenized import IGNORED
 from engine.data.preview import locate
-from engine.data.shown import slices
+from engine.data.token_parts import learned, slices, tokens_of
 from engine.data.tokens import Piece, Tokens
 from engine.errors import DataError, WorkbenchError
 from engine.facts.template_flaws import TEMPLATE_FLAWS
@@ -82,11 +82,7 @@ def conversation(example: Example) -> list[Message]:
 def _turns(piece: Piece, row: dict[str, Any]) -> list[dict[str, Any]]:
     """The tokens of each turn; what stands before the first is one without a role, what follows a turn belongs to it."""
     offsets = row["offsets"]
-    texts = slices(piece.text, offsets)
-    items = [
-        {"id": token, "text": text, "trained": label != IGNORED and place > 0}
-        for place, (token, text, label) in enumerate(zip(row["input_ids"], texts, row["labels"], strict=True))
-    ]
+    items = tokens_of(row["input_ids"], slices(piece.text, offsets), learned(row["labels"]))
     starts = [next((at for at, (_, end) in enumerate(offsets) if end > turn.start), len(items)) for turn in piece.turns]
     found = []
     if (first := starts[0] if starts else len(items)) > 0:

@@ -25,7 +25,7 @@ from engine.data.image_limits import BOMB, FORMATS, UNREADABLE, why_refused
 from engine.data.image_references import DATA, content_of, embedded, short, stamp_image
 from engine.data.parts import IMAGE, Example, FormatError
 from engine.data.pretokenized import IGNORED
-from engine.errors import DataError
+from engine.errors import DataError, first_line
 
 if TYPE_CHECKING:
     import torch
@@ -313,7 +313,7 @@ class ImageTokens:
                 return_tensors="pt",
             )
         except ValueError as problem:
-            reason = str(problem).strip().split("\n")[0].rstrip(".")
+            reason = first_line(problem).rstrip(".")
             raise _bad(reference, f"{type(self.processor).__name__} does not take it ({reason[:200]})") from None
         tokens = str(made["text_replacement_offsets"][0][0]["replacement"])
         if (grid := made.get("image_grid_thw")) is not None:

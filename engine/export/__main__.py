@@ -67,11 +67,7 @@ def _config(run: RunFolder) -> RunConfig:
     from engine.config.files import parse
     from engine.rules import read
 
-    reading = read(parse(run.read_config(), path=run.config).mapping)
-    for finding in reading.findings:
-        if finding.severity == "error":
-            raise WorkbenchError(finding.message)
-    return reading.config
+    return read(parse(run.read_config(), path=run.config).mapping).accepted()
 
 
 if __name__ == "__main__":

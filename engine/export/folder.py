@@ -14,10 +14,11 @@ from typing import Any
 import torch
 
 from engine import model_files
-from engine.config.method import METHODS
+from engine.config.kinds import LABELS
 from engine.config.tree import RunConfig
-from engine.errors import WorkbenchError, redact, visible
-from engine.export import parity
+from engine.errors import WorkbenchError, first_line, redact, visible
+from engine.export import parity, to_packed
+from engine.export import per_expert as single
 from engine.export.card import card
 from engine.export.merge import DTYPES, merge
 from engine.export.places import Source
@@ -69,7 +70,7 @@ class Model:
                 revision = commit_of(name, wanted_revision(config))
                 return model_files.complete(name, revision)
         except UNREADABLE as problem:
-            first = visible(redact(str(problem).strip().split("\n")[0]))[:200]
+            first = visible(redact(first_line(problem)))[:200]
             raise WorkbenchError(
                 f"model.name: the base {visible(redact(name))} of this run cannot be read: {first}",
                 "Put it back, or give the network.",
@@ -235,8 +236,6 @@ def write_model(model: Model, into: Path, report: Report) -> parity.Parity:
 def write_packed(model: Model, into: Path, report: Report) -> parity.Parity:
     """The whole model in its base's own packed format. What rounding did is told; raises ParityError where weights are read back
     as others than were written, WorkbenchError for a base that is not packed in a format that serves."""
-    from engine.export import to_packed
-
     held = to_packed.refuse_unserved(model.config, model.base)
     model.refuse_little_memory()
     into.mkdir()
@@ -265,8 +264,6 @@ def write_adapter(model: Model, into: Path, report: Report, *, per_expert: bool 
 
     Raises ParityError where it differs, WorkbenchError for an adapter that cannot be written `per_expert`.
     """
-    from engine.export import per_expert as single
-
     at = model.source.checkpoint
     if per_expert:
         single.refuse_without_experts(at)
@@ -318,16 +315,14 @@ def _write_config(model: Model, into: Path, *, packed: bool = False) -> None:
     stored, before = model_files.stored_weights(into), model.stored
     if any(name.endswith("lm_head.weight") for name in stored):
         _untie(content)  # also where the base held one and the same weight twice: readers that tie would drop the other
-    head = METHODS[model.config.method.kind].head
-    labels = {"score": 1, "steps": 2}.get(head)
-    if labels is not None:
+    if labels := LABELS.get(model.config.method.head):
         from transformers import AutoConfig
 
         shape = AutoConfig.from_pretrained(model.base)
+        shape.update(labels)
         with torch.device("meta"):
-            shape.num_labels = labels
             name = type(parity.loader_of(model.config, model.base).from_config(shape)).__name__
-        content |= {"architectures": [name], "num_labels": labels} | {
+        content |= {"architectures": [name], **labels} | {
             key: value for key, value in shape.to_dict().items() if key in ("id2label", "label2id")
         }
         content["pad_token_id"] = model.tokenizer.pad_token_id

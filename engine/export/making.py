@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from engine.errors import WorkbenchError
-from engine.export import modelfile, record
+from engine.export import modelfile, mxfp4_of_gguf, record
 from engine.export.folder import Model, bytes_of, write_adapter, write_model, write_packed
 from engine.export.parity import Parity
 from engine.export.places import K_QUANTS, MXFP4, placed
@@ -69,7 +69,6 @@ def _gguf(model: Model, place: Path, part: Path, request: dict[str, Any], report
     """Out of the merged folder, which is compared by its logits first; one that this export made already is taken."""
     from transformers import AutoConfig
 
-    from engine.export import mxfp4_of_gguf
     from engine.export.to_gguf import architecture, write
 
     architecture(AutoConfig.from_pretrained(model.whole).get_text_config())

@@ -19,7 +19,7 @@ import torch
 from safetensors import safe_open
 
 from engine import model_files
-from engine.config.method import METHODS
+from engine.config.kinds import LABELS
 from engine.config.tree import RunConfig
 from engine.errors import ModelError, visible
 from engine.export.parity import loader_of
@@ -50,10 +50,8 @@ _ITEMS = {name: dtype.itemsize for dtype, name in _NAMES.items()}
 class Plan:
     """What becomes of each weight of the base, by its name in the model."""
 
-    skeleton: torch.nn.Module
-    """The model with its adapter's layers, without memory (on the meta device)."""
     bare: torch.nn.Module
-    """The model without them, as its weights' own names are."""
+    """The model without its adapter, as its weights' own names are; without memory (on the meta device), like the layers."""
     layers: dict[str, LoraLayer]
     """Layers with an adapter by their path."""
     trained: dict[str, str]
@@ -108,13 +106,11 @@ def plan(config: RunConfig, base: Path, adapter: Path, *, merging: bool = True) 
     from peft.tuners.lora import LoraLayer
     from peft.tuners.lora.layer import ParamWrapper
 
-    head = METHODS[config.method.kind].head
-    labels = {"score": 1, "steps": 2}.get(head)
+    head = config.method.head
     settings = LoraConfig.from_pretrained(str(adapter))
     shape = transformers.AutoConfig.from_pretrained(base)
+    shape.update(LABELS.get(head, {}))
     with torch.device("meta"):
-        if labels is not None:
-            shape.num_labels = labels
         loader = loader_of(config, base)
         model, bare = (loader.from_config(shape, dtype=torch.float32) for _ in range(2))
     tied = _tied(model)
@@ -153,8 +149,8 @@ def plan(config: RunConfig, base: Path, adapter: Path, *, merging: bool = True) 
     names = [*trained, *(f"{path}.weight" for path in layers)]
     renamed = {there: name for name in names if (there := stored_name(bare, name, stored)) != name}
     packed = _packed(config, bare, stored) if merging else {}
-    left_out = _words_head(shape, bare) & stored.keys() if labels is not None else set()
-    return Plan(skeleton, bare, layers, trained, low_rank, quantized, tied, wrapped, held, renamed, packed, left_out)
+    left_out = _words_head(shape, bare) & stored.keys() if head in LABELS else set()
+    return Plan(bare, layers, trained, low_rank, quantized, tied, wrapped, held, renamed, packed, left_out)
 
 
 def _words_head(shape: Any, judge: Any) -> set[str]:

@@ -17,12 +17,12 @@ import torch
 
 from engine import figures, model_files
 from engine.config.architectures import loaders_of
+from engine.config.kinds import LABELS
 from engine.config.kinds import loader_of as choose_loader
-from engine.config.method import METHODS
 from engine.config.tree import RunConfig
 from engine.data.chat import Chat
 from engine.data.plan import own_template
-from engine.errors import WorkbenchError, visible
+from engine.errors import WorkbenchError, first_line, visible
 from engine.export import streamed
 from engine.export.streamed import Numbers, Streamed
 from engine.generate import end_of_turn
@@ -207,7 +207,7 @@ def loader_of(config: RunConfig, folder: Path) -> Any:
     import transformers
 
     known = loaders_of(str(model_files.read_json(folder / "config.json").get("model_type", "")))
-    return getattr(transformers, choose_loader(METHODS[config.method.kind].head, known))
+    return getattr(transformers, choose_loader(config.method.head, known))
 
 
 def reference(
@@ -230,7 +230,7 @@ def reference(
         if restore is not None:
             restore(model)
         return Reference(outputs(model, ids))
-    plain = None if METHODS[config.method.kind].head in ("score", "steps") else outputs(model, ids)
+    plain = None if config.method.head in LABELS else outputs(model, ids)
     from peft import PeftModel
 
     mixture = any(weight.ndim == 3 for weight in model.parameters())
@@ -252,15 +252,14 @@ def in_layers(
     import transformers
 
     shape = transformers.AutoConfig.from_pretrained(folder, trust_remote_code=False)
-    labels = {"score": 1, "steps": 2}.get(METHODS[config.method.kind].head)
-    if adapted and labels is not None:
-        shape.num_labels = labels
+    new_head = LABELS.get(config.method.head, {}) if adapted else {}
+    shape.update(new_head)
     made = streamed.opened(folder, loader_of(config, folder), shape, config if adapted else None, numbers)
     if made is None:
         return None
     _fit_padding(made.model)
     made.report = report or made.report
-    return made if streamed.complete(made, new_head=adapted and labels is not None) else None
+    return made if streamed.complete(made, new_head=bool(new_head)) else None
 
 
 def _serves(
@@ -283,12 +282,10 @@ def _reference_in_layers(
     ids: Sequence[list[int]],
     format_of: Callable[[str], torch.dtype] | None,
 ) -> Reference:
-    together = METHODS[config.method.kind].head != "score"
+    together = config.method.head != "score"
     if adapter is None:
         return Reference(streamed.outputs(made, ids, together=together))
-    plain = None
-    if METHODS[config.method.kind].head not in ("score", "steps"):
-        plain = streamed.outputs(made, ids, together=together)
+    plain = None if config.method.head in LABELS else streamed.outputs(made, ids, together=together)
     try:
         whole = streamed.adapted(made, adapter)
     except ValueError as problem:
@@ -306,31 +303,27 @@ def trained_base(config: RunConfig, base: Path, *, adapted: bool) -> Any:
     from engine.models.stored_fp8 import load_fp8, stored_fp8
     from engine.models.stored_packed.loading import load_packed, stored_packed
 
-    labels = {"score": 1, "steps": 2}.get(METHODS[config.method.kind].head)
+    new_head = LABELS.get(config.method.head, {}) if adapted else {}
+    dtype = getattr(torch, config.model.dtype) if adapted else torch.float32
     if (packs := stored_packed(str(base), None)) is not None:
-        if adapted and labels is not None:
-            packs.config.num_labels = labels
-        dtype = getattr(torch, config.model.dtype) if adapted else torch.float32
-        head = METHODS[config.method.kind].head
-        made: Any = load_packed(loader_of(config, base), packs, {"dtype": dtype}, head, keep=False)[0].float()
+        packs.config.update(new_head)
+        loader, head = loader_of(config, base), config.method.head
+        made: Any = load_packed(loader, packs, {"dtype": dtype}, head, keep=False)[0].float()
         _fit_padding(made)
         return made
     if (stored := stored_fp8(str(base), None)) is not None:
-        if adapted and labels is not None:
-            stored.config.num_labels = labels
-        dtype = getattr(torch, config.model.dtype) if adapted else torch.float32
+        stored.config.update(new_head)
         scaled: Any = load_fp8(loader_of(config, base), stored, {"dtype": dtype}, keep=False)[0].float()
         _fit_padding(scaled)
         return scaled
     settings: dict[str, Any] = {"dtype": torch.float32, "trust_remote_code": False}
     quantized = weight_settings(config, str(base), None) if adapted else {}
     if quantized:
-        settings |= {"dtype": getattr(torch, config.model.dtype), **quantized}
-    if adapted and labels is not None:
-        if "config" in settings:
-            settings["config"].num_labels = labels
-        else:
-            settings["num_labels"] = labels
+        settings |= {"dtype": dtype, **quantized}
+    if "config" in settings:
+        settings["config"].update(new_head)
+    else:
+        settings |= new_head
     model = loader_of(config, base).from_pretrained(base, **settings)
     if quantized:
         for name, packed in list(packed_experts(model)):
@@ -367,15 +360,13 @@ def open_folder(
             folder, dtype=torch.float32, output_loading_info=True, trust_remote_code=False, **where
         )
     except model_files.UNREADABLE as problem:
-        first = visible(str(problem).strip().split("\n")[0])[:200]
+        first = visible(first_line(problem))[:200]
         raise differs("transformers", f"it cannot be loaded ({first})") from problem
     for what in ("missing_keys", "unexpected_keys", "mismatched_keys"):
         if notes.get(what):
-            raise differs(
-                "transformers", f"it has {what.replace('_', ' ')}, such as {sorted(map(str, notes[what]))[0]}"
-            )
+            raise differs("transformers", f"it has {what.replace('_', ' ')}, such as {min(map(str, notes[what]))}")
     if made is not None:
-        return streamed.outputs(made, ids, together=METHODS[config.method.kind].head != "score")
+        return streamed.outputs(made, ids, together=config.method.head != "score")
     _as_trained(model)
     return outputs(model, ids)
 
@@ -397,10 +388,10 @@ def open_packed(
     try:
         made = in_layers(config, folder, adapted=True, report=report)
         if made is not None:
-            return streamed.outputs(made, ids, together=METHODS[config.method.kind].head != "score")
+            return streamed.outputs(made, ids, together=config.method.head != "score")
         return outputs(trained_base(config, folder, adapted=True), ids)
     except model_files.UNREADABLE as problem:
-        first = visible(str(problem).strip().split("\n")[0])[:200]
+        first = visible(first_line(problem))[:200]
         raise differs("the workbench", f"it cannot be loaded ({first})") from problem
 
 
@@ -410,7 +401,7 @@ def outputs_with(
     """Outputs of a model folder with other `numbers` for its weights, which are read one layer at a time; None where its files
     do not hold each weight as the model has it."""
     made = in_layers(config, folder, adapted=False, numbers=numbers)
-    return None if made is None else streamed.outputs(made, ids, together=METHODS[config.method.kind].head != "score")
+    return None if made is None else streamed.outputs(made, ids, together=config.method.head != "score")
 
 
 def judged(found: Parity, ours: Reference, theirs: Sequence[torch.Tensor], bound: float) -> Parity:

@@ -14,6 +14,7 @@ from filelock import FileLock, Timeout
 
 from engine import figures
 from engine.errors import WorkbenchError, redact, visible
+from engine.hardware import existing_folder
 from engine.model_files import ADAPTER, read_json
 from engine.run import checkpoint, disk, inside
 from engine.run.store import RunFolder
@@ -215,10 +216,7 @@ def refuse_existing(final: Path) -> None:
 
 def need_room(final: Path, needed: int) -> None:
     """Raises WorkbenchError where the disk of `final` has less than `needed` bytes."""
-    place = final.parent
-    while not place.exists() and place != place.parent:
-        place = place.parent
-    free = shutil.disk_usage(place).free
+    free = shutil.disk_usage(existing_folder(final.parent)).free
     if free < needed:
         raise WorkbenchError(
             f"{visible(redact(str(final)))}: needs {figures.size(needed)}, and the disk has {figures.size(free)} free.",

@@ -13,7 +13,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from engine.errors import WorkbenchError, redact, visible
+from engine.errors import WorkbenchError, first_line, redact, visible
 
 Report = Callable[[str, int, int], None]
 PATIENCE = float(os.environ.get("WORKBENCH_HUB_PATIENCE", "60"))
@@ -52,7 +52,7 @@ def upload(folder: Path, name: str, *, private: bool, report: Report) -> str:
     except (HfHubHTTPError, OSError, ValueError, RuntimeError) as problem:
         if isinstance(told := problem.__cause__ or problem.__context__, WorkbenchError):
             raise told from problem  # the client says of a file only that it did not arrive
-        first = str(problem).strip().split("\n")[0].replace(token, "[hidden]")
+        first = first_line(problem).replace(token, "[hidden]")
         raise WorkbenchError(
             f"push: the hub refused {visible(name)}: {visible(redact(first))[:300]}",
             "Look whether the token may write there, then push again.",

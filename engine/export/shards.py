@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from engine import model_files
-from engine.errors import ModelError, visible
+from engine.errors import ModelError, first_line, visible
 from engine.export.parity import differs
 from engine.export.places import Source, need_room, not_written, parents
 
@@ -204,7 +204,7 @@ def _saved(skeleton: PreTrainedModel, weights: dict[str, torch.Tensor]) -> dict[
     try:
         return dict(revert_weight_conversion(skeleton, weights))
     except (ValueError, KeyError, AttributeError, TypeError, IndexError, RuntimeError) as problem:
-        first = visible(str(problem).strip().split("\n")[0])[:200]
+        first = visible(first_line(problem))[:200]
         raise ModelError(f"the installed transformers cannot say how files hold this model ({first}).") from problem
 
 

@@ -198,7 +198,7 @@ def adapted(made: Streamed, adapter: Path) -> Streamed:
         elif base in made.sources:
             sources[name] = made.sources[base]
     if left:
-        raise ValueError(f"{sorted(left)[0]} has no place in the model")
+        raise ValueError(f"{min(left)} has no place in the model")
     return Streamed(model, sources, made.report, units=_units(model))
 
 

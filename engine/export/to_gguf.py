@@ -329,7 +329,7 @@ def _read_back(
     written = {tensor.name: tensor for tensor in reader.tensors}
     held = tensors(config, arch, model_files.stored_weights(folder))
     if lost := held.keys() - written.keys():
-        raise parity.differs("gguf", f"it lacks {sorted(lost)[0]}")
+        raise parity.differs("gguf", f"it lacks {min(lost)}")
     for theirs, ours in held.items():
         tensor, kind = written[theirs], written[theirs].tensor_type.name
         for number, (each, value) in enumerate(_weights(folder, ours)):

@@ -10,23 +10,22 @@ import math
 from dataclasses import dataclass
 
 from engine.config.facts import Facts, ModelFacts
-from engine.config.method import METHODS
 from engine.config.tree import RunConfig
 from engine.facts.stored_linears import MAMBA
 from engine.facts.unfrozen import matrices_by_name, trained_by_name
 
 
-def device_count(config: RunConfig, facts: Facts) -> int:
+def device_count(config: RunConfig) -> int:
     """How many devices the run would use, over all its nodes."""
     return devices_a_node(config) * config.distributed.nodes
 
 
-def shard_count(config: RunConfig, facts: Facts) -> int:
+def shard_count(config: RunConfig) -> int:
     """Over how many devices a model is shared out: those of one replica with fsdp2, else one."""
     asked = config.distributed
     if asked.strategy != "fsdp2":
         return 1
-    return asked.dp_shard_size or max(1, device_count(config, facts) // asked.dp_replicate_size)
+    return asked.dp_shard_size or max(1, device_count(config) // asked.dp_replicate_size)
 
 
 def smaller_batch(batch: int, accumulation: int) -> tuple[int, int]:
@@ -44,15 +43,15 @@ def devices_a_node(config: RunConfig) -> int:
     return devices if isinstance(devices, int) else 1
 
 
-def batch_count(config: RunConfig, facts: Facts) -> int:
+def batch_count(config: RunConfig) -> int:
     """How many batches are computed at once: one on each device, or on each group of those that divide rows."""
-    return max(1, device_count(config, facts) // config.distributed.context_parallel_size)
+    return max(1, device_count(config) // config.distributed.context_parallel_size)
 
 
-def effective_batch(config: RunConfig, facts: Facts) -> int:
+def effective_batch(config: RunConfig) -> int:
     """Rows (or packs) that one optimizer step sees over all devices."""
     optim = config.optim
-    return optim.per_device_train_batch_size * optim.gradient_accumulation_steps * batch_count(config, facts)
+    return optim.per_device_train_batch_size * optim.gradient_accumulation_steps * batch_count(config)
 
 
 def train_rows(config: RunConfig, facts: Facts) -> int | None:
@@ -109,8 +108,8 @@ def batches_per_epoch(config: RunConfig, facts: Facts) -> int | None:
             return None
         # best-fit packing fills about 97 % of each pack
         rows = math.ceil(facts.data.tokens / (0.97 * config.data.max_length))
-    batch = config.optim.per_device_train_batch_size * batch_count(config, facts)
-    if METHODS[config.method.kind].rows == "prompts":
+    batch = config.optim.per_device_train_batch_size * batch_count(config)
+    if config.method.rows == "prompts":
         return _sampled_batches(config, rows, batch)
     return math.ceil(rows / batch)
 
@@ -129,7 +128,7 @@ def sampled_together(config: RunConfig) -> int:
 
 def steps_a_sampling(config: RunConfig) -> int:
     """Optimizer steps that are trained on the answers of one sampling; 1 where a method samples none."""
-    if METHODS[config.method.kind].rows != "prompts":
+    if config.method.rows != "prompts":
         return 1
     uses = sampled_together(config) * getattr(config.method, "num_iterations", 1)
     return max(1, math.ceil(uses / config.optim.gradient_accumulation_steps))
@@ -261,7 +260,7 @@ def longest_row(config: RunConfig, facts: Facts) -> int:
     """Tokens of the longest row of a batch: a pack is full, a prompt has its longest answer, otherwise
     as counted, else a guess within the limit."""
     limit = config.data.max_length
-    if METHODS[config.method.kind].rows == "prompts":
+    if config.method.rows == "prompts":
         prompt = min(limit, facts.data.longest) if facts.data is not None and facts.data.longest else limit
         return prompt + int(getattr(config.method, "max_completion_length", 0))
     if config.data.packing or config.method.kind == "pretrain":
@@ -273,7 +272,7 @@ def longest_row(config: RunConfig, facts: Facts) -> int:
 
 def tokens_and_length(config: RunConfig, facts: Facts) -> tuple[int, int]:
     """Tokens of a batch that gradients flow through on one device, and of its longest sequence."""
-    method, length = METHODS[config.method.kind], longest_row(config, facts)
+    method, length = config.method, longest_row(config, facts)
     # The other half of a batch of rated answers only measures the drift, without gradients.
     sequences = 1 if method.rows == "rated" else method.sequences
     # Of devices that divide rows each has as many pieces of a row as every other.

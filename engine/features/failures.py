@@ -6,6 +6,7 @@ from __future__ import annotations
 import contextlib
 import subprocess
 
+from engine import errors
 from engine.errors import WorkbenchError, visible
 
 
@@ -24,4 +25,4 @@ def known() -> tuple[type[Exception], ...]:
 
 def first_line(problem: Exception) -> str:
     """Its message's first line, fit for a terminal; its type's name where it says nothing."""
-    return visible(str(problem).strip().split("\n")[0])[:300] or type(problem).__name__
+    return visible(errors.first_line(problem))[:300] or type(problem).__name__

@@ -10,7 +10,6 @@ from dataclasses import replace
 import torch
 from transformers import PreTrainedModel
 
-from engine.config.method import METHODS
 from engine.config.tree import RunConfig
 from engine.features import failures
 from engine.features.attention_backend.backend import TRIED, settle
@@ -78,4 +77,4 @@ def stays_on_the_card(config: RunConfig) -> bool:
     """
     shared = config.distributed.strategy == "fsdp2" or config.distributed.cpu_offload
     plain = config.model.quantization == "none" and not config.memory.layer_offloading
-    return plain and not shared and METHODS[config.method.kind].head == "vocabulary"
+    return plain and not shared and config.method.head == "vocabulary"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Callable
-from dataclasses import asdict, is_dataclass
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -104,7 +104,7 @@ def _model(warm: Warm, params: Params) -> Any:
     template, name = template_of(config, processing_class)
     return {
         "name": config.model.name,
-        "facts": asdict(facts) if is_dataclass(facts) and not isinstance(facts, type) else None,
+        "facts": asdict(facts) if facts is not None else None,
         "tokenizer": {
             "class": type(tokenizer).__name__,
             "size": len(tokenizer),

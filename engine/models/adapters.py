@@ -12,9 +12,8 @@ from typing import TYPE_CHECKING, cast
 
 from engine.config.adapter import Lora
 from engine.config.kinds import Head
-from engine.config.method import METHODS
 from engine.config.tree import RunConfig
-from engine.errors import ModelError, nearest, visible
+from engine.errors import ModelError, first_line, nearest, visible
 
 if TYPE_CHECKING:
     import torch
@@ -33,7 +32,7 @@ def lora_config(config: RunConfig, adapter: Lora) -> LoraConfig:
     """PEFT's LoraConfig from the adapter section."""
     from peft import LoraConfig
 
-    head = METHODS[config.method.kind].head
+    head = config.method.head
     return LoraConfig(
         # PEFT trains a new head whole beside the adapter where the task has one; `all-linear` must then leave it out.
         task_type=TASKS[head],
@@ -83,7 +82,7 @@ def add_adapter(model: PreTrainedModel, config: RunConfig) -> PreTrainedModel | 
         with as_if_whole(model), as_named(model):
             adapted = get_peft_model(model, asked, autocast_adapter_dtype=in_float32)
     except ValueError as problem:
-        first = visible(str(problem).strip().split("\n")[0])
+        first = visible(first_line(problem))
         raise ModelError(
             f"adapter.target_modules: PEFT has no such adapter for this model: {first}",
             "Name other layers, and experts that are one weight in adapter.target_parameters.",
@@ -216,7 +215,7 @@ def _check_head(model: PreTrainedModel, config: RunConfig) -> None:
     """Losses read the head's own weight, so an adapter beside it would never be trained."""
     from peft.tuners.lora import LoraLayer
 
-    head = model.get_output_embeddings() if METHODS[config.method.kind].head == "vocabulary" else None
+    head = model.get_output_embeddings() if config.method.head == "vocabulary" else None
     if isinstance(head, LoraLayer):
         name = next(path for path, module in model.named_modules() if module is head)
         raise ModelError(

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from engine.config.method import METHODS
 from engine.config.tree import RunConfig
 from engine.errors import ModelError, redact, visible
 
@@ -35,7 +34,7 @@ def looks_both_ways(model: PreTrainedModel) -> bool:
 def refuse_the_wrong_direction(config: RunConfig, model: PreTrainedModel) -> None:
     """Raises ModelError for an encoder that is to write, and for the first token as the vector of a causal model."""
     method = config.method
-    if METHODS[method.kind].head == "vocabulary" and looks_both_ways(model):
+    if method.head == "vocabulary" and looks_both_ways(model):
         name = visible(redact(config.model.name))
         raise ModelError(
             f"model.name: must be a model that reads from left to right for {method.kind}; got {name} "

@@ -16,11 +16,10 @@ from safetensors import SafetensorError
 from engine import model_files
 from engine.config.architectures import loaders_of
 from engine.config.facts import Facts, ModelFacts
-from engine.config.kinds import BUILTIN_MODELS, loader_of
-from engine.config.method import METHODS
+from engine.config.kinds import BUILTIN_MODELS, LABELS, loader_of
 from engine.config.rule import raise_first
 from engine.config.tree import RunConfig
-from engine.errors import ModelError, redact, visible
+from engine.errors import ModelError, first_line, redact, visible
 from engine.facts.stored import refuse_without_note, stored_as, with_note
 from engine.features.packed_experts import EXPERTS_ALONE, kind_of
 from engine.hub import commit_of, reaching_hub
@@ -113,7 +112,7 @@ def _model(config: RunConfig, source: str, device: torch.device | None) -> Loade
     from engine.models.capped_scores import keep_capped_scores
     from engine.models.expert_shards import part_of
 
-    head = METHODS[config.method.kind].head
+    head = config.method.head
     revision = commit_of(source, wanted_revision(config))
     try:
         folder = model_files.complete(source, revision)
@@ -178,32 +177,25 @@ def _with_weights(config: RunConfig, source: str, loader: Any, settings: dict[st
     from engine.models.stored_packed.loading import load_packed, stored_packed
     from engine.models.strict_load import load_strictly
 
-    head = METHODS[config.method.kind].head
-    labels = {"score": 1, "steps": 2}.get(head)
+    head = config.method.head
+    labels = LABELS.get(head, {})
     packed = stored_packed(source, settings["revision"])
     if packed is not None:
-        known = Facts(model=ModelFacts(config.model.name, stored=packed.method))
-        for check in (stored_weights_take_no_second_format, weights_stored_in_fp8_take_plain_lora):
-            raise_first(check(config, known))
-        if labels is not None:
-            packed.config.num_labels = labels
+        _refuse_a_second_format(config, packed.method)
+        packed.config.update(labels)
         keep, experts = config.adapter.kind == "lora", bool(kind_of(config, packed.method))
         packed_model, kept = load_packed(loader, packed, settings, head, keep=keep, experts=experts)
         return Loaded(packed_model, stored_packed=kept)
     stored = stored_fp8(source, settings["revision"])
     if stored is None:
-        more: dict[str, Any] = {} if labels is None else {"num_labels": labels}
         if "config" in settings:
-            settings["config"].update(more)
+            settings["config"].update(labels)
             known = Facts(model=ModelFacts(config.model.name, stored="mxfp4"))
             raise_first(stored_weights_take_no_second_format(config, known))
             return Loaded(load_strictly(loader, source, head, **settings), stored_mxfp4=True)
-        return Loaded(load_strictly(loader, source, head, **settings, **more))
-    known = Facts(model=ModelFacts(config.model.name, stored="fp8"))
-    for check in (stored_weights_take_no_second_format, weights_stored_in_fp8_take_plain_lora):
-        raise_first(check(config, known))
-    if labels is not None:
-        stored.config.num_labels = labels
+        return Loaded(load_strictly(loader, source, head, **settings, **labels))
+    _refuse_a_second_format(config, "fp8")
+    stored.config.update(labels)
     from engine.models.expert_shards import part_of
     from engine.models.packed_experts import ExpertsAlone
 
@@ -211,6 +203,13 @@ def _with_weights(config: RunConfig, source: str, loader: Any, settings: dict[st
     packs = ExpertsAlone("keep", "fp8", stored.block, own) if kind_of(config, "fp8") else None
     model, held = load_fp8(loader, stored, settings, keep=config.adapter.kind == "lora", experts=packs)
     return Loaded(model, stored_fp8=held)
+
+
+def _refuse_a_second_format(config: RunConfig, stored: str) -> None:
+    """Raises ModelError where weights that the files hold in a format of fewer bits do not serve this config."""
+    known = Facts(model=ModelFacts(config.model.name, stored=stored))
+    for check in (stored_weights_take_no_second_format, weights_stored_in_fp8_take_plain_lora):
+        raise_first(check(config, known))
 
 
 def weight_settings(config: RunConfig, source: str, revision: str | None) -> dict[str, Any]:
@@ -252,7 +251,7 @@ def quantization_config(config: RunConfig) -> Any:
 
         return ExpertsAlone("pack", kind, part=part) if config.model.quantize_moe_experts else None
     # A new head is trained whole, so it stays as it is.
-    whole = None if METHODS[config.method.kind].head == "vocabulary" else ["score", "lm_head"]
+    whole = None if config.method.head == "vocabulary" else ["score", "lm_head"]
     if kind == "int8":
         asked = BitsAndBytesConfig(load_in_8bit=True, llm_int8_skip_modules=whole)
     else:
@@ -274,7 +273,7 @@ def quantization_config(config: RunConfig) -> Any:
 
 def _cannot_load(what: str, source: str, problem: Exception) -> ModelError:
     name = visible(redact(source))
-    first = visible(redact(str(problem).strip().split("\n")[0]))[:300]
+    first = visible(redact(first_line(problem)))[:300]
     if not isinstance(problem, (OSError, ValueError)):
         first = f"{type(problem).__name__}: {first}"
     if (lacking := re.search(r"for this kind of AutoModel: (\w+)", str(problem))) is not None:

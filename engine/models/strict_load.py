@@ -26,7 +26,7 @@ def load_strictly(loader: Any, source: str, head: Head, **settings: Any) -> Any:
     )
     name = visible(source)
     if wrong := [(entry[0], tuple(entry[1]), tuple(entry[2])) for entry in info["mismatched_keys"]]:
-        key, stored, wanted = sorted(wrong)[0]
+        key, stored, wanted = min(wrong)
         raise ModelError(
             f"model.name: {key} in {name} has the shape {_shape(stored)}, and {_shape(wanted)} is wanted"
             f"{_others(wrong)}.",

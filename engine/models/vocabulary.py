@@ -28,10 +28,8 @@ def refuse_tokens_without_weights(
 
     `datasets` are prepared rows (None where there are none) by the setting that they come from.
     """
-    embeddings: Any = model.get_input_embeddings()
-    weights = int(embeddings.weight.shape[0])
-    tokenizer = getattr(processing_class, "tokenizer", processing_class)
-    if max(tokenizer.get_vocab().values(), default=0) < weights:
+    tokenizer, weights, more = _tokenizer_and_weights(model, processing_class)
+    if not more:
         return
     pad = tokenizer.pad_token_id
     if pad is not None and pad >= weights:
@@ -50,10 +48,8 @@ def check_of_rows(
 ) -> Callable[[Rows], None] | None:
     """What refuses rows of a stream that hold a token beyond the model's embeddings, by a ModelError; None where the
     tokenizer knows no such token."""
-    embeddings: Any = model.get_input_embeddings()
-    weights = int(embeddings.weight.shape[0])
-    tokenizer = getattr(processing_class, "tokenizer", processing_class)
-    if max(tokenizer.get_vocab().values(), default=0) < weights:
+    tokenizer, weights, more = _tokenizer_and_weights(model, processing_class)
+    if not more:
         return None
 
     def check(rows: Rows) -> None:
@@ -65,6 +61,14 @@ def check_of_rows(
                         raise _beyond(config, tokenizer, token, "in a row of data.train", weights)
 
     return check
+
+
+def _tokenizer_and_weights(model: PreTrainedModel | PeftModel, processing_class: Any) -> tuple[Any, int, bool]:
+    """The tokenizer, for how many tokens the model has weights, and whether the tokenizer knows more."""
+    embeddings: Any = model.get_input_embeddings()
+    weights = int(embeddings.weight.shape[0])
+    tokenizer = getattr(processing_class, "tokenizer", processing_class)
+    return tokenizer, weights, max(tokenizer.get_vocab().values(), default=0) >= weights
 
 
 def _beyond(config: RunConfig, tokenizer: Any, token: int, where: str, weights: int) -> ModelError:

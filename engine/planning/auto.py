@@ -59,10 +59,7 @@ TIERS_PAY = 2e12
 
 def _gradient_checkpointing(config: RunConfig, facts: Facts) -> tuple[Any, str]:
     is_compiled = compile.in_force(config, facts) is True
-    is_cut = config.kernels.use_cut_ce
-    is_cut = cut_cross_entropy.chosen(config, facts)[0] if is_cut == "auto" else is_cut
-    taken = {"torch_compile": is_compiled, "use_cut_ce": is_cut}
-    config = config.model_copy(update={"kernels": config.kernels.model_copy(update=taken)})
+    config = config.with_values({fields.kernels.torch_compile: is_compiled, **_cut(config, facts)})
     plain = memory_model.memory(config, facts, checkpointing=False)
     room = memory_model.device_bytes(config, facts)
     if plain is None or room is None:
@@ -99,20 +96,17 @@ WORTH_COMPILING = 1 / 8
 
 
 def _recompute_num_layers(config: RunConfig, facts: Facts) -> tuple[Any, str]:
-    tier = config.memory.gradient_checkpointing
-    tier = _gradient_checkpointing(config, facts)[0] if tier == "auto" else tier
+    tier = _tier(config, facts)
     model, room = counts.known_model(config, facts), memory_model.device_bytes(config, facts)
     if not tier:
         return None, "no layer is computed again"
     if model is None or not model.layers or room is None:
         return None, f"all, as {'the machine' if room is None else 'the model'} is not known yet"
     compiled = compile.in_force(config, facts)
-    cut = cut_cross_entropy.chosen(config, facts)[0] if config.kernels.use_cut_ce == "auto" else None
-    taken = {"torch_compile": compiled} | ({} if cut is None else {"use_cut_ce": cut})
-    config = config.model_copy(update={"kernels": config.kernels.model_copy(update=taken)})
+    config = config.with_values({fields.kernels.torch_compile: compiled, **_cut(config, facts)})
     for again in range(1, model.layers):
-        memory = config.memory.model_copy(update={"recompute_num_layers": again})
-        need = sum((memory_model.memory(config.model_copy(update={"memory": memory}), facts, tier) or {}).values())
+        held = config.with_values({fields.memory.recompute_num_layers: again})
+        need = sum((memory_model.memory(held, facts, tier) or {}).values())
         if need <= FILLED * room:
             break
     else:
@@ -126,27 +120,34 @@ def _recompute_num_layers(config: RunConfig, facts: Facts) -> tuple[Any, str]:
 def _cut_ce_workspace(config: RunConfig, facts: Facts) -> tuple[Any, str]:
     """The largest of the head's sizes that fits beside what the chosen tier keeps: computing layers again costs more than the
     head's scores do."""
-    taken = {"use_cut_ce": cut_cross_entropy.chosen(config, facts)[0]} if config.kernels.use_cut_ce == "auto" else {}
-    if config.kernels.torch_compile == "auto":
-        taken["torch_compile"] = compile.in_force(config, facts)
-    again = config.memory.gradient_checkpointing
-    again = _gradient_checkpointing(config, facts)[0] if again == "auto" else again
+    taken = {**_cut(config, facts), fields.kernels.torch_compile: compile.in_force(config, facts)}
+    again = _tier(config, facts)
     if config.memory.recompute_num_layers == "auto":
-        layers = _recompute_num_layers(config, facts)[0]
-        memory = config.memory.model_copy(update={"recompute_num_layers": layers})
-        config = config.model_copy(update={"memory": memory})
-    kernels = config.kernels.model_copy(update=taken)
-    sizes, why = cut_cross_entropy.room_sizes(config.model_copy(update={"kernels": kernels}), facts)
+        taken[fields.memory.recompute_num_layers] = _recompute_num_layers(config, facts)[0]
+    config = config.with_values(taken)
+    sizes, why = cut_cross_entropy.room_sizes(config, facts)
     # Several processes have no second look at what else lies on their cards; the room is that of the smallest.
-    of_each = " of each card" if counts.device_count(config, facts) > 1 else ""
+    of_each = " of each card" if counts.device_count(config) > 1 else ""
     room = memory_model.device_bytes(config, facts)
     for size in sizes:
-        held = config.model_copy(update={"kernels": kernels.model_copy(update={"cut_ce_workspace": size})})
+        held = config.with_values({fields.kernels.cut_ce_workspace: size})
         need = sum((memory_model.memory(held, facts, again) or {}).values())
         if room and 0 < need <= FILLED * room:
             return size, f"{why}; with {size:,} MiB of them {figures.size(need)} fit into {figures.size(room)}{of_each}"
     lacks = f", for which {'not every' if of_each else 'the'} card has {'' if of_each else 'no '}room" if sizes else ""
     return None, f"the usual size: {why}{lacks}"
+
+
+def _tier(config: RunConfig, facts: Facts) -> Any:
+    """What is computed again, chosen where that is left to us."""
+    asked = config.memory.gradient_checkpointing
+    return _gradient_checkpointing(config, facts)[0] if asked == "auto" else asked
+
+
+def _cut(config: RunConfig, facts: Facts) -> dict[FieldSpec, Any]:
+    """What becomes of the head's kernel where that is left to us."""
+    spec = cut_cross_entropy.SETTING
+    return {spec: cut_cross_entropy.chosen(config, facts)[0]} if spec.value(config) == "auto" else {}
 
 
 def recomputed_within(room: int, config: RunConfig, facts: Facts) -> tuple[Any, str]:
@@ -203,12 +204,8 @@ def _image_backend(config: RunConfig, facts: Facts) -> tuple[Any, str]:
 
 
 def _loader_processes(config: RunConfig, facts: Facts) -> tuple[Any, str]:
-    again = config.memory.gradient_checkpointing
-    if again == "auto":
-        # The time of a batch hangs on what is computed again.
-        memory = config.memory.model_copy(update={"gradient_checkpointing": _gradient_checkpointing(config, facts)[0]})
-        config = config.model_copy(update={"memory": memory})
-    return loading.chosen(config, facts)
+    # The time of a batch hangs on what is computed again.
+    return loading.chosen(config.with_values({fields.memory.gradient_checkpointing: _tier(config, facts)}), facts)
 
 
 def _reads_images(config: RunConfig, facts: Facts) -> bool:
@@ -295,22 +292,14 @@ def _with_strategy(config: RunConfig, facts: Facts) -> RunConfig:
     """The config by which all else is chosen: what fits, and which kernels serve, hangs on how the model is held."""
     if config.distributed.strategy != "auto" or sharding.chosen(config, facts)[0] == "ddp":
         return config
-    taken = config.distributed.model_copy(update={"strategy": "fsdp2"})
-    return config.model_copy(update={"distributed": taken})
+    return config.with_values({sharding.SPEC: "fsdp2"})
 
 
 def resolved(config: RunConfig, facts: Facts | None = None) -> RunConfig:
     """The config with no `auto` left, but for kernels that are chosen by timing: what a run stores and the worker reads."""
-    changes: dict[str, dict[str, Any]] = {}
     # Those that nothing is said of become something, too.
-    quiet = {spec.name: AUTO[spec](config, facts or Facts())[0] for spec in OF_IMAGES if spec.value(config) == "auto"}
-    if quiet:
-        changes["data"] = quiet
-    for entry in effective(config, facts):
-        section, name = entry.path.split(".", 1)
-        changes.setdefault(section, {})[name] = entry.effective
-    updates = {section: getattr(config, section).model_copy(update=values) for section, values in changes.items()}
-    return config.model_copy(update=updates)
+    quiet = {spec: AUTO[spec](config, facts or Facts())[0] for spec in OF_IMAGES if spec.value(config) == "auto"}
+    return config.with_values(quiet | {fields[entry.path]: entry.effective for entry in effective(config, facts)})
 
 
 def choices(config: RunConfig, facts: Facts | None = None) -> dict[str, dict[str, Any]]:

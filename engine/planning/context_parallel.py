@@ -64,7 +64,7 @@ refused(
 @rule(reads=(SPEC, fields.run.devices, fields.distributed.nodes))
 def rows_are_divided_over_the_processes(config: RunConfig, facts: Facts) -> Iterator[Finding]:
     todo = "Groups of so many GPUs each take a batch, and no GPU may be left over."
-    yield from must_divide(SPEC, SPEC.value(config), device_count(config, facts), todo)
+    yield from must_divide(SPEC, SPEC.value(config), device_count(config), todo)
 
 
 @rule(reads=(SPEC, fields.data.max_length))

@@ -105,7 +105,7 @@ def estimate(config: RunConfig, facts: Facts | None = None) -> Estimate:
     tokens = data.tokens if data else None
     sent = _exchange(whole, facts, counts, per_epoch)
     return Estimate(
-        effective_batch=counted.effective_batch(whole, facts),
+        effective_batch=counted.effective_batch(whole),
         steps=steps,
         steps_per_epoch=per_epoch,
         tokens_per_epoch=tokens,

@@ -7,7 +7,6 @@ import math
 
 from engine import figures
 from engine.config.facts import Facts
-from engine.config.method import METHODS
 from engine.config.tree import RunConfig
 from engine.facts import counts
 from engine.planning import memory_model, speed
@@ -29,7 +28,7 @@ KEPT = 0.25
 
 def chosen(config: RunConfig, facts: Facts) -> tuple[int, str]:
     """What `auto` becomes, with its reason."""
-    if METHODS[config.method.kind].rows == "prompts":
+    if config.method.rows == "prompts":
         return 0, "images are read where answers are sampled"
     found = images_of_a_batch(config, facts)
     if found is None:
@@ -58,7 +57,7 @@ def chosen(config: RunConfig, facts: Facts) -> tuple[int, str]:
 def all_waiting_bytes(config: RunConfig, facts: Facts, processes: int) -> int:
     """Shared memory of the batches that wait in so many loader processes of each training process of a machine."""
     found = images_of_a_batch(config, facts)
-    if found is None or METHODS[config.method.kind].rows == "prompts":
+    if found is None or config.method.rows == "prompts":
         return 0
     ahead = processes * config.data.dataloader_prefetch_factor * counts.devices_a_node(config)
     return int(ahead * waiting_bytes(config, facts, *found))

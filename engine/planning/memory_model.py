@@ -13,7 +13,7 @@ from functools import partial
 
 from engine.config.facts import Facts, ModelFacts
 from engine.config.kinds import BUILTIN_MODELS, reference_of
-from engine.config.method import METHODS, learns_from_images
+from engine.config.method import learns_from_images
 from engine.config.optimizers import own_value
 from engine.config.tree import RunConfig
 from engine.facts.counts import (
@@ -109,7 +109,7 @@ def memory(config: RunConfig, facts: Facts, checkpointing: bool | str) -> dict[s
     activations = kept + max(0.0, layer - (0.0 if layers.own_pool else scores))
     activations += packed_experts.buffer_bytes(config, facts, layers.size)
     # With fsdp2 a device holds its share of them all, and of two layers, the embeddings and the head the whole.
-    devices = shard_count(config, facts)
+    devices = shard_count(config)
     together = _put_together(config, layers, weights, experts) if devices > 1 else 0.0
     # A share in main memory takes nothing of the device.
     here = 0.0 if devices > 1 and config.distributed.cpu_offload else 1 / devices
@@ -193,7 +193,7 @@ def _put_together(config: RunConfig, layers: Layers, weights: float, experts: fl
 def _sampling(config: RunConfig, model: ModelFacts, length: int) -> float:
     """What the answers that are sampled at once take at their last token: keys and values of all layers, one layer's
     twice while it grows by a token, and the last token's scores."""
-    if METHODS[config.method.kind].rows != "prompts":
+    if config.method.rows != "prompts":
         return 0.0
     answers = config.optim.per_device_train_batch_size * sampled_together(config)
     width = (model.kv_heads or 0) * (model.head_dim or 0)

@@ -11,7 +11,7 @@ import re
 from dataclasses import dataclass
 
 from engine.config.facts import Facts
-from engine.config.tree import RunConfig
+from engine.config.tree import RunConfig, fields
 from engine.facts.counts import Parameters, device_count, devices_a_node, known_model, shard_count
 from engine.hardware import Gpu
 from engine.planning import memory_model
@@ -72,12 +72,12 @@ def exchange(
 
     None with one device, without a GPU, and where the model's shape is not known.
     """
-    devices = device_count(config, facts)
+    devices = device_count(config)
     if devices == 1 or facts.machine is None or not facts.machine.gpus:
         return None
     ways, batches = _ways(config, facts.machine.gpus[0]), config.optim.gradient_accumulation_steps
     back = batch_seconds * 2 / 3
-    parts = [_gradients(config, facts, parameters, ways, back), _weights(config, facts, ways, batches)]
+    parts = [_gradients(config, parameters, ways, back), _weights(config, facts, ways, batches)]
     parts += [part(config, facts, ways, batches, tokens / devices) for part in (_routed, _ring)]
     sent, seconds = (sum(column) for column in zip(*parts, strict=True))
     return Exchange(sent, seconds + SLOWER * batch_seconds * batches, ways.words)
@@ -99,12 +99,10 @@ def _ways(config: RunConfig, gpu: Gpu) -> _Ways:
     return _Ways(within, between, devices, words)
 
 
-def _gradients(
-    config: RunConfig, facts: Facts, parameters: Parameters, ways: _Ways, back: float
-) -> tuple[float, float]:
+def _gradients(config: RunConfig, parameters: Parameters, ways: _Ways, back: float) -> tuple[float, float]:
     """Sums of what trains, once a step: DDP's and those of replicas by a ring of all-reduces, those of shares scattered. Divided
     experts' are summed over the devices that hold the same ones."""
-    devices, shards = device_count(config, facts), shard_count(config, facts)
+    devices, shards = device_count(config), shard_count(config)
     divided, size = config.distributed.expert_parallel_size, memory_model.trained_size(config)
     held, own = size * (parameters.trained - parameters.on_experts), size * parameters.on_experts
     if divided == 1:
@@ -123,11 +121,11 @@ def _gradients(
 def _weights(config: RunConfig, facts: Facts, ways: _Ways, batches: int) -> tuple[float, float]:
     """Layers that FSDP2 puts together for each pass. Measured they cost what they take: what passes behind the computation slows
     that down by as much."""
-    shards = shard_count(config, facts)
+    shards = shard_count(config)
     if shards == 1:
         return 0.0, 0.0
-    alone = config.distributed.model_copy(update={"strategy": "ddp", "dp_replicate_size": 1, "dp_shard_size": None})
-    plain = config.model_copy(update={"distributed": alone})
+    told = fields.distributed
+    plain = config.with_values({told.strategy: "ddp", told.dp_replicate_size: 1, told.dp_shard_size: None})
     whole = (memory_model.memory(plain, facts, plain.memory.gradient_checkpointing) or {}).get("weights", 0)
     passes = batches * (2 if config.distributed.reshard_after_forward else 1)
     sent = passes * (shards - 1) / shards * whole

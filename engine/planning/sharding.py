@@ -154,12 +154,12 @@ def replicas_need_fsdp2(config: RunConfig, facts: Facts) -> Iterator[Finding]:
 def replicas_divide_the_processes(config: RunConfig, facts: Facts) -> Iterator[Finding]:
     if config.distributed.strategy == "ddp" or not _asked(config):
         return
-    devices, replicas, shares = device_count(config, facts), REPLICAS.value(config), SHARES.value(config)
+    devices, replicas, shares = device_count(config), REPLICAS.value(config), SHARES.value(config)
     processes = f"with {devices} process{'' if devices == 1 else 'es'} (run.devices times distributed.nodes)"
     served = [many for many in range(1, devices // 2 + 1) if devices % many == 0] or [1]
     if replicas not in served:
         fewer = max(many for many in served if many < replicas)
-        known = " or ".join(filter(None, (", ".join(map(str, served[:-1])), str(served[-1]))))
+        known = figures.alternatives(served)
         todo = "Each replica is shared out over as many of them, at least two."
         yield must(REPLICAS.path, f"{known} {processes}", replicas, todo, fix=take(REPLICAS, fewer))
     elif shares not in (None, devices // replicas):
@@ -172,14 +172,14 @@ def replicas_divide_the_processes(config: RunConfig, facts: Facts) -> Iterator[F
 
 @rule(reads=(OFFLOADED, fields.run.devices, fields.distributed.nodes))
 def cpu_offload_needs_several_devices(config: RunConfig, facts: Facts) -> Iterator[Finding]:
-    if config.distributed.cpu_offload and device_count(config, facts) == 1:
+    if config.distributed.cpu_offload and device_count(config) == 1:
         todo = "It moves shares of a model, and one device has no share. memory.layer_offloading keeps frozen layers there."
         yield must(OFFLOADED.path, "left out with one device", True, todo, fix=leave_out(OFFLOADED))
 
 
 @rule(reads=(SPEC, fields.run.devices))
 def fsdp2_needs_several_devices(config: RunConfig, facts: Facts) -> Iterator[Finding]:
-    if config.distributed.strategy == "fsdp2" and device_count(config, facts) == 1:
+    if config.distributed.strategy == "fsdp2" and device_count(config) == 1:
         todo = "It shares the model out over them. Set run.devices to how many there are, or leave it out."
         fix = leave_out(SPEC)
         yield must(SPEC.path, "ddp or auto with one device", "fsdp2", todo, fix=fix)
@@ -223,7 +223,7 @@ def fsdp2_without_parts_that_learn_to_see(config: RunConfig, facts: Facts) -> It
 
 def chosen(config: RunConfig, facts: Facts) -> tuple[Literal["ddp", "fsdp2"], str]:
     """What `auto` takes, and why."""
-    devices = device_count(config, facts)
+    devices = device_count(config)
     if devices == 1:
         return "ddp", "one device has nothing to share"
     if config.distributed.expert_parallel_size > 1:
@@ -250,7 +250,7 @@ def chosen(config: RunConfig, facts: Facts) -> tuple[Literal["ddp", "fsdp2"], st
 
 def _needed(config: RunConfig, facts: Facts, strategy: Literal["ddp", "fsdp2"]) -> int | None:
     """Bytes at the peak on each device, layers computed again where that is left to us."""
-    classes = memory_model.memory(_with(config, strategy), facts, _checkpointing(config))
+    classes = memory_model.memory(config.with_values({SPEC: strategy}), facts, _checkpointing(config))
     return None if classes is None else sum(classes.values())
 
 
@@ -259,14 +259,10 @@ def _checkpointing(config: RunConfig) -> Any:
     return True if asked in ("auto", "full") else asked
 
 
-def _with(config: RunConfig, strategy: Literal["ddp", "fsdp2"]) -> RunConfig:
-    return config.model_copy(update={"distributed": config.distributed.model_copy(update={"strategy": strategy})})
-
-
 def _unserved(config: RunConfig, facts: Facts) -> str | None:
     """What the first row that refuses fsdp2 says it must be."""
     if config.distributed.expert_parallel_size > 1:
         return f"{_DIVIDED}."
-    asked = _with(config, "fsdp2")
+    asked = config.with_values({SPEC: "fsdp2"})
     findings = own_findings(__name__, asked, facts)
     return next((finding.todo for finding in findings if finding.path == SPEC.path), None)

@@ -53,7 +53,7 @@ def card_batch_seconds(config: RunConfig, facts: Facts, parameters: Parameters, 
     if facts.machine is None or not facts.machine.gpus:
         return None
     longer = 1 + (streaming_share(config, facts) or 0.0)
-    devices = device_count(config, facts)
+    devices = device_count(config)
     if (measured := _measured_seconds(config, facts, parameters, tokens / devices)) is not None:
         return measured * longer
     capability = facts.machine.gpus[0].capability

@@ -16,7 +16,7 @@ from engine import model_files
 from engine.config.reward_specs import SEES_NOT, RewardSpec
 from engine.data.chat import Chat
 from engine.data.plan import own_template
-from engine.errors import ModelError, WorkbenchError, redact, visible
+from engine.errors import ModelError, WorkbenchError, first_line, redact, visible
 from engine.hub import commit_of, reaching_hub, snapshot
 from engine.models.capped_scores import keep_capped_scores
 
@@ -44,7 +44,7 @@ class RewardModel:
             sentence = problem.message.removeprefix("model.name: ")
             raise ModelError(f"method.reward_funcs: the reward model {name}: {sentence}", problem.hint) from problem
         except model_files.UNREADABLE as problem:
-            reason = visible(redact(str(problem).strip().split("\n")[0]))
+            reason = visible(redact(first_line(problem)))
             raise ModelError(
                 f"method.reward_funcs: the reward model {name} cannot be loaded: {reason.rstrip('.')}.",
                 "Name a folder or a hub id of a model with a scoring head, such as one that method.kind reward trains; "

@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from engine.config.reward_specs import reward_specs
-from engine.errors import Redacting
+from engine.errors import Redacting, first_line
 from engine.rewards.builtin import builtin
 
 MOST_CHARACTERS = 300
@@ -162,7 +162,7 @@ def _first_failing(function: Callable[..., Any], batch: dict[str, Any], count: i
 
 
 def _said(problem: BaseException) -> str:
-    text = str(problem).strip().split("\n")[0]
+    text = first_line(problem)
     text = text if len(text) <= MOST_CHARACTERS else f"{text[:MOST_CHARACTERS]} ..."
     return f"{type(problem).__name__}: {text}" if text else type(problem).__name__
 

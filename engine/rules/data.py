@@ -9,12 +9,12 @@ from engine.config.facts import DataFacts, Facts, SourceFacts
 from engine.config.files import DATA_SUFFIXES, REMOTE, scheme_of
 from engine.config.findings import Finding, Fix, Severity, must, say
 from engine.config.kinds import BUILTIN_ROWS, example_row
-from engine.config.method import METHODS
 from engine.config.rule import Check, Refused, leave_out, one_of, other_than, refused, rule, take
 from engine.config.tree import FieldSpec, RunConfig, fields
 from engine.errors import visible
-from engine.facts.counts import held_out_of
+from engine.facts.counts import effective_batch, held_out_of, known_model, train_rows
 from engine.facts.template_flaws import TEMPLATE_FLAWS
+from engine.rules.sources import sources
 
 _CUT, _LONG = fields.data.truncation_side, fields.data.excess_length
 _AHEAD = fields.data.dataloader_prefetch_factor
@@ -132,63 +132,52 @@ def training_data_is_named(config: RunConfig, facts: Facts) -> Iterator[Finding]
 
 @rule(reads=(fields.data.train, fields.data.eval))
 def sources_exist(config: RunConfig, facts: Facts) -> Iterator[Finding]:
-    if facts.sources is None:
-        return
-    for spec in (fields.data.train, fields.data.eval):
-        for index, entry in enumerate(spec.value(config)):
-            source = facts.sources.get(entry.path)
-            if source is None:
-                continue
-            path = f"{spec.path}.{index}.path"
-            meant, use = f"Did you mean {source.near}?", Fix(f"use {source.near}", {path: source.near})
-            if source.exists is False:
-                todo = source.problem or "Put your rows there, or give the path from this config's folder."
-                fix = use if source.near and not source.problem else None
-                yield must(path, "a file, folder or data set that exists", entry.path, meant if fix else todo, fix=fix)
-            elif source.problem:
-                yield say(path, source.problem, severity="error")
-            elif source.rows == 0:
-                yield must(path, "a source with at least one row", entry.path, "The file is empty.")
-            elif source.exists is None and not scheme_of(entry.path) and (source.near or "/" not in entry.path):
-                # Most data sets of the hub have an owner; a name alone is mostly a file's, without its ending or misspelled.
-                taken = f"{entry.path} is no file or folder here, so it is taken for a data set on the hub and loaded at launch"
-                todo = f"{meant}" if source.near else "A file's name has an ending such as .jsonl."
-                yield say(
-                    path, f"{taken}; whether the hub has it is seen then. {todo}", fix=use if source.near else None
-                )
+    for place, entry, source in sources(config, facts):
+        path = f"{place}.path"
+        if source is None:
+            continue
+        meant, use = f"Did you mean {source.near}?", Fix(f"use {source.near}", {path: source.near})
+        if source.exists is False:
+            todo = source.problem or "Put your rows there, or give the path from this config's folder."
+            fix = use if source.near and not source.problem else None
+            yield must(path, "a file, folder or data set that exists", entry.path, meant if fix else todo, fix=fix)
+        elif source.problem:
+            yield say(path, source.problem, severity="error")
+        elif source.rows == 0:
+            yield must(path, "a source with at least one row", entry.path, "The file is empty.")
+        elif source.exists is None and not scheme_of(entry.path) and (source.near or "/" not in entry.path):
+            # Most data sets of the hub have an owner; a name alone is mostly a file's, without its ending or misspelled.
+            taken = (
+                f"{entry.path} is no file or folder here, so it is taken for a data set on the hub and loaded at launch"
+            )
+            todo = meant if source.near else "A file's name has an ending such as .jsonl."
+            yield say(path, f"{taken}; whether the hub has it is seen then. {todo}", fix=use if source.near else None)
 
 
 @rule(reads=(fields.data.train, fields.data.eval))
 def sources_elsewhere_can_be_fetched(config: RunConfig, facts: Facts) -> Iterator[Finding]:
-    for spec in (fields.data.train, fields.data.eval):
-        for index, entry in enumerate(spec.value(config)):
-            path, scheme = f"{spec.path}.{index}.path", scheme_of(entry.path)
-            if scheme == "file":
-                local = entry.path.partition("://")[2]
-                fix = Fix("take the path alone", {path: local}) if local.startswith("/") else None
-                yield must(
-                    path, "a path of this machine as it is", entry.path, "It needs no file:// before it.", fix=fix
-                )
-            elif scheme and scheme not in REMOTE:
-                known = ", ".join(f"{each}://" for each in REMOTE)
-                yield must(path, f"a path, a name on the hub or an address of {known}", entry.path, "Name one of them.")
-            elif scheme and facts.packages is not None and facts.packages.get(package := REMOTE[scheme], "") is None:
-                todo = f"Install it: pip install {package}."
-                yield must(
-                    path, f"rows that can be fetched, for which the package {package} is missing", entry.path, todo
-                )
+    for place, entry, _ in sources(config, facts):
+        path, scheme = f"{place}.path", scheme_of(entry.path)
+        if scheme == "file":
+            local = entry.path.partition("://")[2]
+            fix = Fix("take the path alone", {path: local}) if local.startswith("/") else None
+            yield must(path, "a path of this machine as it is", entry.path, "It needs no file:// before it.", fix=fix)
+        elif scheme and scheme not in REMOTE:
+            known = ", ".join(f"{each}://" for each in REMOTE)
+            yield must(path, f"a path, a name on the hub or an address of {known}", entry.path, "Name one of them.")
+        elif scheme and facts.packages is not None and facts.packages.get(package := REMOTE[scheme], "") is None:
+            todo = f"Install it: pip install {package}."
+            yield must(path, f"rows that can be fetched, for which the package {package} is missing", entry.path, todo)
 
 
 @rule(reads=(fields.data.train, fields.data.eval, fields.data.on_bad_row))
 def bad_rows_are_decided(config: RunConfig, facts: Facts) -> Iterator[Finding]:
     """By a first look; once all rows are counted, `rows_can_be_read` knows how many there are."""
-    if facts.sources is None or (facts.data is not None and facts.data.bad is not None):
+    if facts.data is not None and facts.data.bad is not None:
         return
-    for spec in (fields.data.train, fields.data.eval):
-        for index, entry in enumerate(spec.value(config)):
-            source = facts.sources.get(entry.path)
-            if source is not None and source.bad and not source.problem:
-                yield _bad_rows(config, f"{spec.path}.{index}.path", source)
+    for place, _, source in sources(config, facts):
+        if source is not None and source.bad and not source.problem:
+            yield _bad_rows(config, f"{place}.path", source)
 
 
 def _bad_rows(config: RunConfig, path: str, source: SourceFacts) -> Finding:
@@ -205,13 +194,10 @@ def _bad_rows(config: RunConfig, path: str, source: SourceFacts) -> Finding:
 def turns_are_chosen_among_turns(config: RunConfig, facts: Facts) -> Iterator[Finding]:
     """Prompts and completions that are plain texts hold one answer: `last` and `flag` choose nothing in them."""
     path, chosen = fields.data.trained_turns.path, config.data.trained_turns
-    if chosen not in ("last", "flag") or METHODS[config.method.kind].rows != "language" or not facts.sources:
+    if chosen not in ("last", "flag") or config.method.rows != "language" or not facts.sources:
         return
-    sources = [facts.sources.get(entry.path) for entry in config.data.train]
-    if sources and all(
-        source_facts is not None and source_facts.turns is False and source_facts.format in _PAIRS
-        for source_facts in sources
-    ):
+    known = [facts.sources.get(entry.path) for entry in config.data.train]
+    if known and all(seen is not None and seen.turns is False and seen.format in _PAIRS for seen in known):
         yield must(
             path,
             "assistant or all for rows of a prompt and a completion",
@@ -226,12 +212,11 @@ _PAIRS = ("prompt_completion",)
 
 @rule(reads=(fields.data.train, fields.data.eval))
 def roles_are_known(config: RunConfig, facts: Facts) -> Iterator[Finding]:
-    for spec in (fields.data.train, fields.data.eval):
-        for index, entry in enumerate(spec.value(config)):
-            for name, role in entry.roles.items():
-                if role not in _ROLES:
-                    path = f"{spec.path}.{index}.roles.{visible(name)}"
-                    yield must(path, "system, user, assistant or tool", role, "Say which of them this name means.")
+    for place, entry, _ in sources(config, facts):
+        for name, role in entry.roles.items():
+            if role not in _ROLES:
+                path = f"{place}.roles.{visible(name)}"
+                yield must(path, "system, user, assistant or tool", role, "Say which of them this name means.")
 
 
 _ROLES = ("system", "user", "assistant", "tool")
@@ -239,13 +224,12 @@ _ROLES = ("system", "user", "assistant", "tool")
 
 @rule(reads=(fields.data.train, fields.data.eval))
 def builtin_data_are_known(config: RunConfig, facts: Facts) -> Iterator[Finding]:
-    for spec in (fields.data.train, fields.data.eval):
-        for index, entry in enumerate(spec.value(config)):
-            if entry.path.startswith("builtin/") and entry.path not in BUILTIN_ROWS:
-                path = f"{spec.path}.{index}.path"
-                fix = Fix("use builtin/dates", {path: "builtin/dates"})
-                todo = "There are no other built-in data sets."
-                yield must(path, " or ".join(BUILTIN_ROWS), entry.path, todo, fix=fix)
+    for place, entry, _ in sources(config, facts):
+        if entry.path.startswith("builtin/") and entry.path not in BUILTIN_ROWS:
+            path = f"{place}.path"
+            fix = Fix("use builtin/dates", {path: "builtin/dates"})
+            todo = "There are no other built-in data sets."
+            yield must(path, " or ".join(BUILTIN_ROWS), entry.path, todo, fix=fix)
 
 
 @rule(reads=(fields.data.train, fields.data.eval))
@@ -261,8 +245,8 @@ def held_out_rows_are_not_trained_on(config: RunConfig, facts: Facts) -> Iterato
 
 @rule(reads=(fields.model.name, fields.data.max_length))
 def max_length_is_within_the_model(config: RunConfig, facts: Facts) -> Iterator[Finding]:
-    model, path, length = facts.model, fields.data.max_length.path, config.data.max_length
-    if model is None or model.name != config.model.name or not model.max_length or length <= model.max_length:
+    model, path, length = known_model(config, facts), fields.data.max_length.path, config.data.max_length
+    if model is None or not model.max_length or length <= model.max_length:
         return
     todo = f"{model.name} knows no more positions. Rows beyond that would be read as noise."
     # A default that is too long for a small model harms only when rows are that long.
@@ -324,11 +308,11 @@ def _is(number: int) -> str:
 
 def _longer(config: RunConfig, facts: Facts, longest: int | None) -> Fix | None:
     """A limit that lets every row in, or as many as the positions that the model knows."""
-    model = facts.model
+    model = known_model(config, facts)
     if not longest or longest <= config.data.max_length or model is None or not model.max_length:
         return None
     path, most = fields.data.max_length.path, model.max_length
-    if model.name != config.model.name or most <= config.data.max_length:
+    if most <= config.data.max_length:
         return None
     if longest <= most:
         return Fix(f"raise it to {longest:,}", {path: longest})
@@ -476,11 +460,9 @@ def the_template_writes_what_rows_say(config: RunConfig, facts: Facts) -> Iterat
     )
 )
 def a_batch_has_enough_rows(config: RunConfig, facts: Facts) -> Iterator[Finding]:
-    from engine.facts.counts import effective_batch, train_rows
-
-    rows, batch = train_rows(config, facts), effective_batch(config, facts)
+    rows, batch = train_rows(config, facts), effective_batch(config)
     # Batches of methods with rewards are answers, several a row; `there_are_prompts_for_one_sampling` is theirs.
-    by_row = METHODS[config.method.kind].rows != "prompts" and not config.data.packing
+    by_row = config.method.rows != "prompts" and not config.data.packing
     if rows and rows < batch and by_row:
         path = fields.optim.gradient_accumulation_steps.path
         todo = "Each epoch is a single step: take a smaller batch or more rows."

@@ -86,20 +86,17 @@ def _ways(config: RunConfig, facts: Facts, need: int) -> Iterator[Way]:
     if optim.per_device_train_batch_size > 1:
         fewer, more = counts.smaller_batch(optim.per_device_train_batch_size, optim.gradient_accumulation_steps)
         sizes = {fields.optim.per_device_train_batch_size: fewer, fields.optim.gradient_accumulation_steps: more}
-        changed = config.model_copy(
-            update={"optim": optim.model_copy(update={spec.name: each for spec, each in sizes.items()})}
-        )
         changes = {spec.path: each for spec, each in sizes.items()}
-        yield from _way(1, changed, facts, need, f"batches of {fewer}", changes)
+        yield from _way(1, config.with_values(sizes), facts, need, f"batches of {fewer}", changes)
     if adapted and model.quantization == "none" and facts.machine and facts.machine.gpus:
         for rank, kind, words in ((2, "fp8", "FP8 weights"), (3, "nf4", "4-bit weights")):
-            changed = config.model_copy(update={"model": model.model_copy(update={"quantization": kind})})
+            changed = config.with_values({fields.model.quantization: kind})
             # FP8 comes first where layers are compiled: quicker than bfloat16 there, slower elsewhere. It rounds less.
             if kind == "fp8" and resolved(changed, facts).kernels.torch_compile is False:
                 continue
             yield from _way(rank, changed, facts, need, words, {fields.model.quantization.path: kind})
     if memory.gradient_checkpointing not in (True, "full", "auto"):
-        changed = config.model_copy(update={"memory": memory.model_copy(update={"gradient_checkpointing": True})})
+        changed = config.with_values({fields.memory.gradient_checkpointing: True})
         yield from _way(4, changed, facts, need, "checkpointing", {fields.memory.gradient_checkpointing.path: True})
     if not adapted:
         from engine.config.adapter import Lora
@@ -107,7 +104,7 @@ def _ways(config: RunConfig, facts: Facts, need: int) -> Iterator[Way]:
         changed = config.model_copy(update={"adapter": Lora()})
         yield from _way(5, changed, facts, need, "LoRA instead of all weights", {fields.adapter.kind.path: "lora"})
     if adapted and not memory.layer_offloading and facts.machine and facts.machine.gpus:
-        changed = config.model_copy(update={"memory": memory.model_copy(update={"layer_offloading": True})})
+        changed = config.with_values({fields.memory.layer_offloading: True})
         words, change = "layers in the host's memory", {fields.memory.layer_offloading.path: True}
         yield from _way(6, changed, facts, need, words, change)
 
@@ -119,8 +116,7 @@ def _given_back(config: RunConfig, facts: Facts, need: int) -> Iterator[Way]:
         (fields.kernels.cut_ce_workspace, "the usual size for scores"),
     ):
         if isinstance(spec.value(config), int):
-            section = getattr(config, spec.section).model_copy(update={spec.name: None})
-            yield from _way(0, config.model_copy(update={spec.section: section}), facts, need, words, {spec.path: None})
+            yield from _way(0, config.with_values({spec: None}), facts, need, words, {spec.path: None})
 
 
 def _way(

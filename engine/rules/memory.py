@@ -70,8 +70,7 @@ def offloading_to_disk_takes_time(config: RunConfig, facts: Facts) -> Iterator[F
     path = fields.memory.activation_offloading.path
     if config.memory.activation_offloading != "disk":
         return
-    kept_here = config.model_copy(update={"memory": config.memory.model_copy(update={"activation_offloading": None})})
-    whole = resolved(kept_here, facts)
+    whole = resolved(config.with_values({fields.memory.activation_offloading: None}), facts)
     classes = memory_model.memory(whole, facts, checkpointing=whole.memory.gradient_checkpointing)
     if classes is None or not classes.get("activations"):
         return
@@ -232,7 +231,7 @@ def tiled_mlp_has_its_price(config: RunConfig, facts: Facts) -> Iterator[Finding
     if not config.memory.tiled_mlp:
         return
     chosen = resolved(config, facts)
-    whole = chosen.model_copy(update={"memory": chosen.memory.model_copy(update={"tiled_mlp": False})})
+    whole = chosen.with_values({fields.memory.tiled_mlp: False})
     tier, share = chosen.memory.gradient_checkpointing, speed.tiling_share(chosen, facts)
     tiled, plain = (memory_model.memory(either, facts, tier) for either in (chosen, whole))
     if share is None or not tiled or not plain:

@@ -10,6 +10,7 @@ from engine.config.kinds import example_row, reference_of
 from engine.config.method import METHODS
 from engine.config.rule import Refused, leave_out, one_of, other_than, refused, rule, take
 from engine.config.tree import RunConfig, fields
+from engine.rules.sources import formats
 
 _LEARNS = {
     "language": "every token of the text",
@@ -172,7 +173,7 @@ def adapter_off_needs_an_adapter(config: RunConfig, facts: Facts) -> Iterator[Fi
 def trained_turns_need_sft(config: RunConfig, facts: Facts) -> Iterator[Finding]:
     path, turns = fields.data.trained_turns.path, config.data.trained_turns
     if config.method.kind != "sft" and turns != fields.data.trained_turns.default:
-        what = _LEARNS[METHODS[config.method.kind].rows]
+        what = _LEARNS[config.method.rows]
         rule_text = f"left out for {config.method.kind}, which learns from {what}"
         yield must(path, rule_text, turns, "Remove it, or set method.kind to sft.", fix=Fix("remove it", unset=(path,)))
 
@@ -184,7 +185,7 @@ def trained_thinking_needs_answers(config: RunConfig, facts: Facts) -> Iterator[
         return
     fix = Fix("learn the thinking too", unset=(path,))
     if config.method.kind != "sft":
-        what = _LEARNS[METHODS[config.method.kind].rows]
+        what = _LEARNS[config.method.rows]
         rule_text = f"left out for {config.method.kind}, which learns from {what}"
         yield must(path, rule_text, False, "Remove it, or set method.kind to sft.", fix=fix)
     elif config.data.trained_turns == "all":
@@ -205,13 +206,8 @@ def values_of_the_template_need_messages(config: RunConfig, facts: Facts) -> Ite
     path, values = fields.model.chat_template_kwargs.path, config.model.chat_template_kwargs
     if not values or config.run.prompts or config.method.kind in _WITHOUT_TEMPLATE:
         return
-    known = facts.sources or {}
-    formats = METHODS[config.method.kind].formats
-    known_formats = {
-        entry.format or (known[entry.path].format if entry.path in known else None)
-        for entry in (*config.data.train, *config.data.eval)
-    }
-    known_formats = set(formats) if len(formats) == 1 else known_formats
+    fits = config.method.formats
+    known_formats = set(fits) if len(fits) == 1 else {form for _, _, form in formats(config, facts)}
     if known_formats and known_formats <= {"text", "tokens", "synthetic", "distill"}:
         rule_text = "left out where rows are text or tokens and there are no sample prompts"
         todo = "Remove it: no template is filled in."
@@ -221,22 +217,19 @@ def values_of_the_template_need_messages(config: RunConfig, facts: Facts) -> Ite
 @rule(reads=(fields.method.kind, fields.data.train, fields.data.eval))
 def formats_fit_the_method(config: RunConfig, facts: Facts) -> Iterator[Finding]:
     """Each source's format, as written or as detected, is one that the method learns from."""
-    fits = METHODS[config.method.kind].formats
-    for spec in (fields.data.train, fields.data.eval):
-        for index, entry in enumerate(spec.value(config)):
-            source = (facts.sources or {}).get(entry.path)
-            form = entry.format or (source.format if source else None)
-            if form is None or form in fits:
-                continue
-            kind = next(kind for kind, section in METHODS.items() if form in section.formats)
-            example = example_row(METHODS[config.method.kind])
-            such = f", or bring rows such as {example}" if example else ", or name the format and its columns"
-            todo = f"Rows of this kind are for {kind}: set method.kind{such}."
-            # A method that a person wrote is theirs: the rows may be the mistake.
-            written = fields.method.kind.path in facts.given
-            fix = None if written else Fix(f"set method.kind to {kind}", {fields.method.kind.path: kind})
-            read = " or ".join(fit for fit in fits if fit != "synthetic")
-            yield must(f"{spec.path}.{index}.format", f"{read} for {config.method.kind}", form, todo, fix=fix)
+    fits = config.method.formats
+    for place, _, form in formats(config, facts):
+        if form is None or form in fits:
+            continue
+        kind = next(kind for kind, section in METHODS.items() if form in section.formats)
+        example = example_row(type(config.method))
+        such = f", or bring rows such as {example}" if example else ", or name the format and its columns"
+        todo = f"Rows of this kind are for {kind}: set method.kind{such}."
+        # A method that a person wrote is theirs: the rows may be the mistake.
+        written = fields.method.kind.path in facts.given
+        fix = None if written else Fix(f"set method.kind to {kind}", {fields.method.kind.path: kind})
+        read = " or ".join(fit for fit in fits if fit != "synthetic")
+        yield must(f"{place}.format", f"{read} for {config.method.kind}", form, todo, fix=fix)
 
 
 @rule(reads=(fields.method.kind, fields.method.loss_type, fields.optim.per_device_train_batch_size))

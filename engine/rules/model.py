@@ -8,12 +8,12 @@ from engine import figures
 from engine.config.facts import Facts
 from engine.config.findings import Finding, Fix, Severity, must, say
 from engine.config.kinds import BUILTIN_MODELS, loader_of
-from engine.config.method import METHODS
 from engine.config.rule import Refused, leave_out, one_of, other_than, refused, rule, take
 from engine.config.tree import RunConfig, fields
 from engine.errors import visible
 from engine.facts import counts as counted
 from engine.facts import state_kernels
+from engine.facts.counts import known_model
 from engine.facts.stored import PACKED, SERVED
 from engine.features import packed_experts
 from engine.planning import memory_model
@@ -124,8 +124,8 @@ def model_is_named(config: RunConfig, facts: Facts) -> Iterator[Finding]:
 
 @rule(reads=(fields.model.name,))
 def model_exists(config: RunConfig, facts: Facts) -> Iterator[Finding]:
-    model, path = facts.model, fields.model.name.path
-    if model is None or model.name != config.model.name:
+    model, path = known_model(config, facts), fields.model.name.path
+    if model is None:
         return
     if model.missing:
         rule_text = "a hub id, a folder with config.json, or builtin/tiny"
@@ -146,16 +146,16 @@ def model_exists(config: RunConfig, facts: Facts) -> Iterator[Finding]:
 @rule(reads=(fields.model.name, fields.method.kind))
 def model_files_can_be_loaded(config: RunConfig, facts: Facts) -> Iterator[Finding]:
     """What its JSON files and the headers of its weights tell without a library."""
-    model, path = facts.model, fields.model.name.path
-    if model is None or model.name != config.model.name or model.missing:
+    model, path = known_model(config, facts), fields.model.name.path
+    if model is None or model.missing:
         return
-    loader = loader_of(METHODS[config.method.kind].head, model.loaders)
+    loader = loader_of(config.method.head, model.loaders)
     if model.flaw:
         yield say(path, model.flaw.removeprefix(f"{path}: "), severity="error")
     elif model.loaders is not None and loader not in model.loaders:
         what = f"the installed transformers has no {loader} for models of type {visible(model.model_type)}"
         yield say(path, f"{what}, as {config.method.kind} needs. Choose another model or method.", severity="error")
-    elif model.headless and METHODS[config.method.kind].head == "vocabulary":
+    elif model.headless and config.method.head == "vocabulary":
         sentence = (
             "its files hold no lm_head.weight, so it would start from random numbers. Take a folder with its head."
         )
@@ -164,8 +164,8 @@ def model_files_can_be_loaded(config: RunConfig, facts: Facts) -> Iterator[Findi
 
 @rule(reads=(fields.model.name, fields.model.train_vision))
 def vision_parts_need_a_model_that_sees(config: RunConfig, facts: Facts) -> Iterator[Finding]:
-    model, spec = facts.model, fields.model.train_vision
-    if config.model.train_vision == "all" or model is None or model.name != config.model.name:
+    model, spec = known_model(config, facts), fields.model.train_vision
+    if config.model.train_vision == "all" or model is None:
         return
     if model.processor is False:
         fix = Fix("leave it out", unset=(spec.path,))
@@ -267,10 +267,10 @@ def bfloat16_is_slow_on_old_processors(config: RunConfig, facts: Facts) -> Itera
 )
 def messages_need_a_chat_template(config: RunConfig, facts: Facts) -> Iterator[Finding]:
     """A tokenizer without a template cannot write messages; text and ready tokens need none."""
-    model, path = facts.model, fields.model.chat_template.path
+    model, path = known_model(config, facts), fields.model.chat_template.path
     if model is None or model.chat_template is not False or config.model.chat_template or config.model.tokenizer:
         return
-    if config.method.kind == "pretrain" or model.name != config.model.name:
+    if config.method.kind == "pretrain":
         return
     detected = facts.sources or {}
     bare = [entry for entry in config.data.train if not entry.chat_template]

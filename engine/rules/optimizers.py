@@ -11,7 +11,8 @@ from engine.config.findings import Finding, Fix, must
 from engine.config.optimizers import KINDS, MATRICES_ONLY, PROJECTED, own_value
 from engine.config.rule import Refused, leave_out, one_of, other_than, refused, rule, take
 from engine.config.tree import RunConfig, fields
-from engine.rules.own import own_settings
+from engine.facts.counts import known_model
+from engine.rules.own_settings import own_settings
 
 _OPTIM, _BETA1 = fields.optim.optim, fields.optim.adam_beta1
 _ADAMW = leave_out(_OPTIM, "take adamw_torch_fused")
@@ -134,8 +135,8 @@ def projected_layers_are_named(config: RunConfig, facts: Facts) -> Iterator[Find
 
 @rule(reads=(fields.optim.optim, fields.optim.optim_args, fields.model.name))
 def galore_has_a_low_rank(config: RunConfig, facts: Facts) -> Iterator[Finding]:
-    model, name = facts.model, config.optim.optim
-    if name not in PROJECTED or model is None or model.name != config.model.name or not model.linears:
+    model, name = known_model(config, facts), config.optim.optim
+    if name not in PROJECTED or model is None or not model.linears:
         return
     rank = own_value(name, config.optim.optim_args, "rank")
     side = max(min(wide_in, wide_out) for _, wide_in, wide_out, _ in model.linears)

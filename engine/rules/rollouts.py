@@ -53,7 +53,7 @@ refused(
 
 def _method(config: RunConfig) -> Any | None:
     """The method's section where it learns from rewards."""
-    return config.method if METHODS[config.method.kind].rows == "prompts" else None
+    return config.method if config.method.rows == "prompts" else None
 
 
 @rule(reads=(fields.method.kind, fields.method.reward_funcs))
@@ -90,7 +90,7 @@ def batches_hold_whole_groups(config: RunConfig, facts: Facts) -> Iterator[Findi
     """The answers sampled together are so many groups; TRL refuses parts of one."""
     size, path = getattr(config.method, "num_generations", 1), fields.optim.per_device_train_batch_size.path
     batch = config.optim.per_device_train_batch_size
-    times = _together(config, facts)
+    times = _together(config)
     if size < 2 or batch * times % size == 0:
         return
     fitting = next(larger for larger in range(batch + 1, batch + size + 1) if larger * times % size == 0)
@@ -113,7 +113,7 @@ def several_rewards_for_gdpo(config: RunConfig, facts: Facts) -> Iterator[Findin
 @rule(reads=(*_GROUPED, fields.method.steps_per_generation, fields.optim.gradient_accumulation_steps))
 def advantages_need_more_than_one_answer(config: RunConfig, facts: Facts) -> Iterator[Finding]:
     batch, path = config.optim.per_device_train_batch_size, fields.optim.per_device_train_batch_size.path
-    if config.method.kind == "ppo" and batch * _together(config, facts) == 1:
+    if config.method.kind == "ppo" and batch * _together(config) == 1:
         todo = "Advantages are compared over all answers that are sampled together."
         yield must(path, "2 or more for ppo", batch, todo, fix=Fix("set it to 8", {path: 8}))
 
@@ -126,7 +126,7 @@ def held_out_batches_hold_whole_groups(config: RunConfig, facts: Facts) -> Itera
         size < 2
         or config.method.kind == "ppo"
         or not config.data.evaluates
-        or batch * counts.device_count(config, facts) % size == 0
+        or batch * counts.device_count(config) % size == 0
     ):
         return
     todo = "Held-out prompts are answered in groups too."
@@ -141,7 +141,7 @@ def there_are_prompts_for_one_sampling(config: RunConfig, facts: Facts) -> Itera
     if _method(config) is None or rows is None or not rows:
         return
     batch = config.optim.per_device_train_batch_size
-    prompts = batch * _together(config, facts) // size
+    prompts = batch * _together(config) // size
     if rows < prompts:
         todo = "Take more prompts, or sample fewer answers together."
         yield must(fields.data.train.path, f"at least the {prompts} prompts that are sampled together", rows, todo)
@@ -244,7 +244,7 @@ def _always_new(config: RunConfig) -> bool:
     return steps % uses == 0
 
 
-def _together(config: RunConfig, facts: Facts) -> int:
+def _together(config: RunConfig) -> int:
     """Batches whose answers are sampled at once, over all devices."""
     times: int = getattr(config.method, "steps_per_generation", None) or config.optim.gradient_accumulation_steps
-    return times * counts.device_count(config, facts)
+    return times * counts.device_count(config)

@@ -186,14 +186,12 @@ def a_checkpoint_falls_in_the_run(config: RunConfig, facts: Facts) -> Iterator[F
     if steps is not None and config.run.save_steps >= steps and config.run.saves_per_epoch is None:
         todo = "Only its end is kept: a run that is cut off earlier starts again."
         every = max(1, steps // 4)
-        # A short run loses little; the note is for what would hurt.
-        severity = "warning" if steps > 50 else "hint"
         yield must(
             path,
             f"less than the {_steps(steps)} of the run",
             config.run.save_steps,
             todo,
-            severity="warning" if severity == "warning" else "hint",
+            severity="warning" if steps > 50 else "hint",  # a short run loses little; the note is for what would hurt
             fix=Fix("every step" if every == 1 else f"every {every} steps", {path: every}),
         )
 

@@ -12,7 +12,7 @@ from engine.config.schedules import SCHEDULES
 from engine.config.tree import RunConfig, fields
 from engine.errors import nearest
 from engine.facts.counts import total_steps
-from engine.rules.own import own_settings
+from engine.rules.own_settings import own_settings
 
 _SCHEDULE, _OWN = fields.optim.lr_scheduler_type, fields.optim.lr_scheduler_kwargs
 

@@ -5,15 +5,16 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from engine.config.data import IN_MESSAGES, PARTS, WITHOUT_MESSAGES, DataSource
-from engine.config.facts import Facts
+from engine.config.facts import Facts, SourceFacts
 from engine.config.files import DATA_SUFFIXES
 from engine.config.findings import Finding, Fix, must, say
 from engine.config.kinds import SYNTHETIC, TOKENS
-from engine.config.method import METHODS, learns_from_images, seeing_methods
+from engine.config.method import learns_from_images, seeing_methods
 from engine.config.reward_specs import SEES_NOT, BadReward, reward_spec
 from engine.config.rule import rule
 from engine.config.tree import RunConfig, fields
 from engine.errors import nearest
+from engine.facts.counts import known_model
 
 _PLACES = (fields.data.train, fields.data.eval)
 WITHOUT_TEMPLATE = ("text", "tokens", "distill", "embedding", "multimodal_pretrain", "synthetic")
@@ -21,17 +22,22 @@ SEEN = "multimodal_pretrain"
 """Text with images, or its tokens: a processor must read the images as it read those of the tokens."""
 
 
-def _entries(config: RunConfig, facts: Facts) -> Iterator[tuple[str, DataSource, str | None]]:
-    """Each source with its path and its format, as written or as detected."""
+def sources(config: RunConfig, facts: Facts) -> Iterator[tuple[str, DataSource, SourceFacts | None]]:
+    """Each source with its place in the config, and what was seen of it."""
     for spec in _PLACES:
         for index, entry in enumerate(spec.value(config)):
-            seen = (facts.sources or {}).get(entry.path)
-            yield f"{spec.path}.{index}", entry, entry.format or (seen.format if seen else None)
+            yield f"{spec.path}.{index}", entry, (facts.sources or {}).get(entry.path)
+
+
+def formats(config: RunConfig, facts: Facts) -> Iterator[tuple[str, DataSource, str | None]]:
+    """Each source with its place and its format, as written or as detected."""
+    for path, entry, seen in sources(config, facts):
+        yield path, entry, entry.format or (seen.format if seen else None)
 
 
 @rule(reads=_PLACES)
 def columns_name_parts_of_a_row(config: RunConfig, facts: Facts) -> Iterator[Finding]:
-    for path, entry, form in _entries(config, facts):
+    for path, entry, form in formats(config, facts):
         known = (
             PARTS[form] if form in PARTS else tuple(dict.fromkeys(part for parts in PARTS.values() for part in parts))
         )
@@ -51,7 +57,7 @@ def columns_name_parts_of_a_row(config: RunConfig, facts: Facts) -> Iterator[Fin
 
 @rule(reads=(*_PLACES, fields.model.name))
 def templates_of_sources_are_there_and_used(config: RunConfig, facts: Facts) -> Iterator[Finding]:
-    for path, entry, form in _entries(config, facts):
+    for path, entry, form in formats(config, facts):
         place, wanted = f"{path}.chat_template", entry.chat_template
         if wanted and facts.files is not None and facts.files.get(wanted) is False:
             todo = "Known names are chatml, llama3, plain and none; a path starts at the config's folder."
@@ -63,13 +69,11 @@ def templates_of_sources_are_there_and_used(config: RunConfig, facts: Facts) -> 
 
 def _with_images(config: RunConfig, facts: Facts) -> Iterator[tuple[str, str]]:
     """Each source in which a row with images was seen: its path in the config, and what was seen."""
-    for spec in _PLACES:
-        for index, entry in enumerate(spec.value(config)):
-            seen = (facts.sources or {}).get(entry.path)
-            if entry.format == SEEN:
-                yield f"{spec.path}.{index}.format", f"rows with images (format: {SEEN})"
-            elif seen is not None and seen.images:
-                yield f"{spec.path}.{index}.path", f"rows with images ({seen.images})"
+    for path, entry, seen in sources(config, facts):
+        if entry.format == SEEN:
+            yield f"{path}.format", f"rows with images (format: {SEEN})"
+        elif seen is not None and seen.images:
+            yield f"{path}.path", f"rows with images ({seen.images})"
 
 
 @rule(reads=(*_PLACES, fields.method.kind))
@@ -109,7 +113,7 @@ def text_with_images_is_one_source(config: RunConfig, facts: Facts) -> Iterator[
 @rule(reads=(*_PLACES, fields.model.tokenizer))
 def text_with_images_is_read_by_the_processors_own_tokenizer(config: RunConfig, facts: Facts) -> Iterator[Finding]:
     spec = fields.model.tokenizer
-    if config.model.tokenizer and any(form == SEEN for _, _, form in _entries(config, facts)):
+    if config.model.tokenizer and any(form == SEEN for _, _, form in formats(config, facts)):
         fix = Fix("take the model's own", unset=(spec.path,))
         todo = "The processor counts an image's tokens by its own tokenizer."
         yield must(spec.path, f"left out beside format: {SEEN}", config.model.tokenizer, todo, fix=fix)
@@ -136,8 +140,8 @@ def rows_with_images_are_not_packed(config: RunConfig, facts: Facts) -> Iterator
 
 @rule(reads=(*_PLACES, fields.model.name, fields.model.tokenizer, fields.method.kind))
 def rows_with_images_need_a_processor(config: RunConfig, facts: Facts) -> Iterator[Finding]:
-    model = facts.model
-    if model is None or model.name != config.model.name or model.processor is not False or config.model.tokenizer:
+    model = known_model(config, facts)
+    if model is None or model.processor is not False or config.model.tokenizer:
         return
     if learns_from_images(config.method.kind):
         for path, seen in _with_images(config, facts):
@@ -147,12 +151,12 @@ def rows_with_images_need_a_processor(config: RunConfig, facts: Facts) -> Iterat
 
 @rule(reads=(fields.model.name, fields.model.tokenizer, fields.data.image_backend))
 def images_need_what_reads_them(config: RunConfig, facts: Facts) -> Iterator[Finding]:
-    spec, model = fields.data.image_backend, facts.model
+    spec, model = fields.data.image_backend, known_model(config, facts)
     here = None if facts.packages is None else facts.packages.get("torchvision") is not None
     fix = Fix("leave it to what is installed", unset=(spec.path,))
     if config.data.image_backend == "torchvision" and here is False:
         yield must(spec.path, "pil or auto without torchvision", "torchvision", "Or pip install torchvision.", fix=fix)
-    if model is None or model.name != config.model.name or not model.by_torchvision or config.model.tokenizer:
+    if model is None or not model.by_torchvision or config.model.tokenizer:
         return
     if config.data.image_backend == "pil":
         yield must(
@@ -165,12 +169,8 @@ def images_need_what_reads_them(config: RunConfig, facts: Facts) -> Iterator[Fin
 
 @rule(reads=(fields.model.name, fields.data.min_pixels, fields.data.max_pixels))
 def pixel_limits_need_a_processor_that_keeps_shapes(config: RunConfig, facts: Facts) -> Iterator[Finding]:
-    model = facts.model
-    if (
-        model is None
-        or model.name != config.model.name
-        or (model.keeps_shape is not False and model.processor is not False)
-    ):
+    model = known_model(config, facts)
+    if model is None or (model.keeps_shape is not False and model.processor is not False):
         return
     why = "Its processor makes images of sizes of its own." if model.processor else "It has no processor for images."
     for spec in (fields.data.min_pixels, fields.data.max_pixels):
@@ -191,48 +191,44 @@ def pixel_limits_leave_room(config: RunConfig, facts: Facts) -> Iterator[Finding
 @rule(reads=(*_PLACES, fields.data.max_length, fields.data.excess_length))
 def synthetic_rows_are_drawn_in_the_size_that_is_said(config: RunConfig, facts: Facts) -> Iterator[Finding]:
     """`tokens` and `min_tokens` belong to synthetic rows, which come from nowhere else, and fit into `max_length`."""
-    for spec in _PLACES:
-        for index, entry in enumerate(spec.value(config)):
-            path, drawn = f"{spec.path}.{index}", entry.path == SYNTHETIC
-            if drawn and entry.format not in (None, "synthetic"):
-                fix = Fix("leave it out", unset=(f"{path}.format",))
-                yield must(
-                    f"{path}.format", f"synthetic for {SYNTHETIC}", entry.format, "Its rows are tokens alone.", fix=fix
-                )
-            if not drawn and entry.format == "synthetic":
-                fix = Fix("detect the format", unset=(f"{path}.format",))
-                todo = f"Synthetic rows are drawn: take the path {SYNTHETIC}."
-                yield must(f"{path}.path", f"{SYNTHETIC} with format: synthetic", entry.path, todo, fix=fix)
-                continue
-            for name in ("tokens", "min_tokens"):
-                if not drawn and (value := getattr(entry, name)) is not None:
-                    fix = Fix("leave it out", unset=(f"{path}.{name}",))
-                    todo = "Other rows have the tokens that they have; data.max_length bounds them."
-                    yield must(f"{path}.{name}", f"left out for rows other than {SYNTHETIC}", value, todo, fix=fix)
-            if not drawn:
-                continue
-            most, least = entry.tokens or TOKENS, entry.min_tokens
-            if least is not None and least > most:
-                fix = Fix("all rows of one length", unset=(f"{path}.min_tokens",))
-                yield must(
-                    f"{path}.min_tokens",
-                    f"at most {most:,}, which is tokens",
-                    least,
-                    "No length lies between.",
-                    fix=fix,
-                )
-            if most > config.data.max_length and config.data.excess_length == "error":
-                fix = Fix("rows as long as they may be", {f"{path}.tokens": config.data.max_length})
-                todo = "Longer rows are refused, as data.excess_length says."
-                size = most if entry.tokens else f"{most:,}, which an empty one means"
-                limit = f"at most {config.data.max_length:,}, which is data.max_length"
-                yield must(f"{path}.tokens", limit, size, todo, fix=fix)
+    for path, entry, _ in sources(config, facts):
+        yield from _drawn(config, path, entry) if entry.path == SYNTHETIC else _not_drawn(path, entry)
+
+
+def _not_drawn(path: str, entry: DataSource) -> Iterator[Finding]:
+    if entry.format == "synthetic":
+        fix = Fix("detect the format", unset=(f"{path}.format",))
+        todo = f"Synthetic rows are drawn: take the path {SYNTHETIC}."
+        yield must(f"{path}.path", f"{SYNTHETIC} with format: synthetic", entry.path, todo, fix=fix)
+        return
+    for name in ("tokens", "min_tokens"):
+        if (value := getattr(entry, name)) is not None:
+            fix = Fix("leave it out", unset=(f"{path}.{name}",))
+            todo = "Other rows have the tokens that they have; data.max_length bounds them."
+            yield must(f"{path}.{name}", f"left out for rows other than {SYNTHETIC}", value, todo, fix=fix)
+
+
+def _drawn(config: RunConfig, path: str, entry: DataSource) -> Iterator[Finding]:
+    if entry.format not in (None, "synthetic"):
+        fix = Fix("leave it out", unset=(f"{path}.format",))
+        yield must(f"{path}.format", f"synthetic for {SYNTHETIC}", entry.format, "Its rows are tokens alone.", fix=fix)
+    most, least = entry.tokens or TOKENS, entry.min_tokens
+    if least is not None and least > most:
+        fix = Fix("all rows of one length", unset=(f"{path}.min_tokens",))
+        limit = f"at most {most:,}, which is tokens"
+        yield must(f"{path}.min_tokens", limit, least, "No length lies between.", fix=fix)
+    if most > config.data.max_length and config.data.excess_length == "error":
+        fix = Fix("rows as long as they may be", {f"{path}.tokens": config.data.max_length})
+        todo = "Longer rows are refused, as data.excess_length says."
+        size = most if entry.tokens else f"{most:,}, which an empty one means"
+        limit = f"at most {config.data.max_length:,}, which is data.max_length"
+        yield must(f"{path}.tokens", limit, size, todo, fix=fix)
 
 
 @rule(reads=(*_PLACES, fields.method.kind))
 def pairs_are_chosen_of_rankings(config: RunConfig, facts: Facts) -> Iterator[Finding]:
-    pairs = METHODS[config.method.kind].rows == "pairs"
-    for path, entry, form in _entries(config, facts):
+    pairs = config.method.rows == "pairs"
+    for path, entry, form in formats(config, facts):
         place, usual = f"{path}.ranking_pairs", "best_worst"
         if entry.ranking_pairs == usual or (pairs and form in ("ranking", None)):
             continue
@@ -244,7 +240,7 @@ def pairs_are_chosen_of_rankings(config: RunConfig, facts: Facts) -> Iterator[Fi
 
 @rule(reads=_PLACES)
 def properties_name_parts_of_a_message(config: RunConfig, facts: Facts) -> Iterator[Finding]:
-    for path, entry, form in _entries(config, facts):
+    for path, entry, form in formats(config, facts):
         if entry.properties and form in WITHOUT_MESSAGES:
             todo = "Its rows hold no messages; columns names what they hold."
             fix = Fix("remove it", unset=(f"{path}.properties",))
@@ -260,7 +256,7 @@ def properties_name_parts_of_a_message(config: RunConfig, facts: Facts) -> Itera
 
 @rule(reads=_PLACES)
 def files_have_no_splits(config: RunConfig, facts: Facts) -> Iterator[Finding]:
-    for path, entry, _ in _entries(config, facts):
+    for path, entry, _ in formats(config, facts):
         is_file = entry.path.lower().endswith(DATA_SUFFIXES)
         if entry.split is not None and is_file:
             todo = (

@@ -11,6 +11,7 @@ from engine.config.findings import Finding, Fix, must, say
 from engine.config.rule import rule
 from engine.config.tree import RunConfig, fields
 from engine.errors import visible
+from engine.rules.sources import sources
 
 _STEPS = 1000
 _IN_ORDER = (*COMPRESSIONS, ".csv", ".tsv")
@@ -39,17 +40,13 @@ def streams_of_unknown_length_need_max_steps(config: RunConfig, facts: Facts) ->
 
 @rule(reads=(fields.data.streaming, fields.data.train, fields.data.eval))
 def folders_of_files_are_streamed(config: RunConfig, facts: Facts) -> Iterator[Finding]:
-    for spec, entries in ((fields.data.train, config.data.train), (fields.data.eval, config.data.eval)):
-        streamed = spec.path == fields.data.train.path
-        for index, entry in enumerate(entries):
-            known = (facts.sources or {}).get(entry.path)
-            if known is None or not known.several or (streamed and config.data.streaming):
-                continue
-            fix = Fix("stream the rows", {fields.data.streaming.path: True}) if streamed else None
-            todo = "Name one of its files; several are several sources." + (
-                " A stream reads them as one." if fix else ""
-            )
-            yield must(f"{spec.path}.{index}.path", "one file, or a data set that was saved", entry.path, todo, fix=fix)
+    for place, entry, known in sources(config, facts):
+        streamed = place.startswith(fields.data.train.path)
+        if known is None or not known.several or (streamed and config.data.streaming):
+            continue
+        fix = Fix("stream the rows", {fields.data.streaming.path: True}) if streamed else None
+        todo = "Name one of its files; several are several sources." + (" A stream reads them as one." if fix else "")
+        yield must(f"{place}.path", "one file, or a data set that was saved", entry.path, todo, fix=fix)
 
 
 @rule(reads=(fields.data.streaming, fields.data.train))

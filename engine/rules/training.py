@@ -8,7 +8,6 @@ from collections.abc import Iterator
 from engine.config.facts import Facts
 from engine.config.findings import Finding, Fix, must
 from engine.config.kinds import BUILTIN_MODELS
-from engine.config.method import METHODS
 from engine.config.rule import Refused, leave_out, one_of, other_than, refused, rule
 from engine.config.tree import RunConfig, fields
 from engine.errors import nearest
@@ -89,8 +88,8 @@ def _one_word(word: str, path: str) -> Iterator[Finding]:
 
 @rule(reads=(fields.model.name, fields.adapter.kind, fields.adapter.target_modules))
 def target_modules_exist_in_the_model(config: RunConfig, facts: Facts) -> Iterator[Finding]:
-    adapter, model = config.adapter, facts.model
-    if adapter.kind != "lora" or model is None or not model.linears or model.name != config.model.name:
+    adapter, model = config.adapter, known_model(config, facts)
+    if adapter.kind != "lora" or model is None or not model.linears:
         return
     if not isinstance(adapter.target_modules, list):
         return
@@ -109,7 +108,7 @@ def target_modules_exist_in_the_model(config: RunConfig, facts: Facts) -> Iterat
 @rule(reads=(fields.method.kind, fields.adapter.kind, fields.adapter.target_modules))
 def the_head_has_no_adapter(config: RunConfig, facts: Facts) -> Iterator[Finding]:
     adapter, spec = config.adapter, fields.adapter.target_modules
-    if adapter.kind != "lora" or METHODS[config.method.kind].head != "vocabulary":
+    if adapter.kind != "lora" or config.method.head != "vocabulary":
         return
     if not isinstance(adapter.target_modules, list):
         return
@@ -185,8 +184,8 @@ def unfrozen_parameters_are_expressions(config: RunConfig, facts: Facts) -> Iter
 @rule(reads=(fields.adapter.kind, fields.adapter.unfrozen_parameters, fields.model.name))
 def unfrozen_parameters_match_weights(config: RunConfig, facts: Facts) -> Iterator[Finding]:
     """Where the model's shape is known, expressions that none of its weights begins with."""
-    adapter, model = config.adapter, facts.model
-    if adapter.kind != "none" or not adapter.unfrozen_parameters or model is None or model.name != config.model.name:
+    adapter, model = config.adapter, known_model(config, facts)
+    if adapter.kind != "none" or not adapter.unfrozen_parameters or model is None:
         return
     if trained_by_name(model, adapter.unfrozen_parameters) == 0:
         path = fields.adapter.unfrozen_parameters.path
@@ -207,8 +206,8 @@ def biases_change_the_base(config: RunConfig, facts: Facts) -> Iterator[Finding]
 
 @rule(reads=(fields.model.name, fields.adapter.kind, fields.adapter.bias))
 def biases_are_there(config: RunConfig, facts: Facts) -> Iterator[Finding]:
-    adapter, model, path = config.adapter, facts.model, fields.adapter.bias.path
-    if adapter.kind != "lora" or adapter.bias == "none" or model is None or model.name != config.model.name:
+    adapter, model, path = config.adapter, known_model(config, facts), fields.adapter.bias.path
+    if adapter.kind != "lora" or adapter.bias == "none" or model is None:
         return
     if model.biases is False:
         todo = "Its files hold no bias vectors, as those of most decoders of today."
@@ -221,10 +220,10 @@ _HEADS = {"vocabulary": ("lm_head",), "score": ("score", "classifier"), "steps":
 @rule(reads=(fields.model.name, fields.method.kind, fields.adapter.kind, fields.adapter.modules_to_save))
 def saved_modules_exist_in_the_model(config: RunConfig, facts: Facts) -> Iterator[Finding]:
     """Names are matched from their end, as PEFT does, which says nothing of one that matches none."""
-    adapter, model = config.adapter, facts.model
-    if adapter.kind != "lora" or model is None or model.modules is None or model.name != config.model.name:
+    adapter, model = config.adapter, known_model(config, facts)
+    if adapter.kind != "lora" or model is None or model.modules is None:
         return
-    known = model.modules | set(_HEADS[METHODS[config.method.kind].head])
+    known = model.modules | set(_HEADS[config.method.head])
     leaves = sorted({leaf for path in known if not (leaf := path.rpartition(".")[2]).isdigit()})
     for index, name in enumerate(adapter.modules_to_save):
         if name and not any(path.endswith(name) for path in known):

@@ -36,17 +36,14 @@ def start_anew(run: RunFolder, settings: dict[str, object], origin: str) -> RunF
     """A new run beside this one, of its config with other values, from the start; `origin` says where it comes from."""
     mapping = absolute(parse(changed_config(run, settings)).mapping, run.path)
     facts = look_at(read(mapping).config, run.path)
-    reading = read(mapping, facts)
-    if not reading.ok:
-        first = next(finding for finding in reading.findings if finding.severity == "error")
-        raise WorkbenchError(f"No run was started. {first.message}")
+    config = read(mapping, facts).accepted("No run was started.")
     info = run.read_json()
     return launch_config(
-        reading.config,
+        config,
         facts,
         runs_dir=run.path.parent,
         name=str(info.get("name") or "") or None,
-        forecast_bytes=estimate(reading.config, facts).checkpoints_bytes,
+        forecast_bytes=estimate(config, facts).checkpoints_bytes,
         source=info.get("source"),
         origin=origin,
     )

@@ -18,7 +18,6 @@ from typing import Any
 from engine.config.coercion import Uncoerced, coerce
 from engine.config.files import absolute, placed, put
 from engine.config.findings import RANK, Finding
-from engine.config.reading import Reading
 from engine.config.steps import STEPS, step_of_path
 from engine.config.tree import RunConfig, fields
 from engine.errors import WorkbenchError
@@ -34,6 +33,7 @@ from engine.session.paragraph import paragraph
 
 READ_BEFORE = ("review", "launch")
 """The steps on which a person reads what the run will be."""
+_NOT_STARTED = "The config has an error, so no run was started."
 
 
 @dataclass(frozen=True, slots=True)
@@ -189,7 +189,7 @@ class BuildSession:
     @property
     def errors(self) -> int:
         """How much is to mend before the run can start."""
-        return sum(finding.severity == "error" for finding in self.draft.findings)
+        return len(self.draft.reading.errors)
 
     # The run
 
@@ -200,7 +200,7 @@ class BuildSession:
 
         Both raise WorkbenchError where the config has an error, what it returns also where the run cannot be started.
         """
-        _require_no_errors(self.draft.reading)
+        self.draft.reading.accepted(_NOT_STARTED)
         draft, explicit = self.draft, self._explicit_runs
         mapping, config, known = absolute(draft.mapping, draft.base), draft.config, draft.facts
         base, source, warm = draft.base, draft.path, self.warm
@@ -212,9 +212,8 @@ class BuildSession:
             try:
                 facts = placed(completed(known, config, base), base)
                 reading = read(mapping, facts)
-                _require_no_errors(reading)
                 return launch_config(
-                    reading.config,
+                    reading.accepted(_NOT_STARTED),
                     facts,
                     runs_dir=runs_dir_of(reading.config, reading.given, explicit),
                     name=source.stem if source is not None else None,
@@ -252,12 +251,6 @@ class BuildSession:
         """Nothing goes on for a session that is left."""
         self.facts.close()
         self.warm.close()
-
-
-def _require_no_errors(reading: Reading) -> None:
-    if not reading.ok:
-        first = next(finding for finding in reading.findings if finding.severity == "error")
-        raise WorkbenchError(f"The config has an error, so no run was started. {first.message}")
 
 
 def step_statuses(findings: Iterable[Finding]) -> list[StepStatus]:

@@ -24,7 +24,6 @@ from typing import Any, Literal
 
 from engine.client import Inspector, Ticket
 from engine.config.files import parse
-from engine.config.method import METHODS
 from engine.config.tree import RunConfig
 from engine.errors import Cancelled, UsageError, WorkbenchError, visible
 from engine.figures import size
@@ -52,7 +51,7 @@ class Who:
 def kind_of(run: RunFolder) -> tuple[Kind, RunConfig]:
     """What a run's model does with a text, and the run's config. Raises WorkbenchError for one that does neither."""
     config = read(parse(run.read_config(), path=run.config).mapping).config
-    head = METHODS[config.method.kind].head
+    head = config.method.head
     if head == "steps":
         raise WorkbenchError(
             f"{run.id} trained a process reward model, which judges the steps of an answer; the chat shows answers, scores and "
@@ -246,18 +245,16 @@ class ChatSession:
     def _ask_both(self, text: str) -> list[Ticket]:
         turn = Turn(text, [Answer() for _ in self.who])
         self.conversation.turns.append(turn)
-        asked = [
-            lambda on_progress, side=side: self._client.ask(
-                "answer",
-                on_progress=on_progress,
-                side=side,
-                messages=self.conversation.messages(side),
-                tools=self.conversation.tools,
-                sampling=self.conversation.settings.sampling(),
-            )
-            for side in range(len(self.who))
-        ]
-        return self._follow(turn, asked)
+        sampling = self.conversation.settings.sampling()
+        return self._ask_sides(
+            turn,
+            "answer",
+            lambda side: {
+                "messages": self.conversation.messages(side),
+                "tools": self.conversation.tools,
+                "sampling": sampling,
+            },
+        )
 
     def _score(self, answered: str) -> list[Ticket]:
         turn = Turn(answered, [Answer() for _ in self.who])
@@ -265,28 +262,20 @@ class ChatSession:
         messages = [{"role": "user", "content": self.conversation.texts[0]}]
         if self.conversation.settings.system:
             messages.insert(0, {"role": "system", "content": self.conversation.settings.system})
-        asked = [
-            lambda _, side=side: self._client.ask("score", side=side, messages=messages, answer=answered)
-            for side in range(len(self.who))
-        ]
-        return self._follow(turn, asked)
+        return self._ask_sides(turn, "score", lambda side: {"messages": messages, "answer": answered})
 
     def _rank(self) -> list[Ticket]:
         turn = Turn(self.conversation.texts[0], [Answer() for _ in self.who])
         self.conversation.turns = [turn]
-        query, texts = self.conversation.texts[0], self.conversation.texts[1:]
-        asked = [
-            lambda _, side=side: self._client.ask("rank", side=side, query=query, texts=texts)
-            for side in range(len(self.who))
-        ]
-        return self._follow(turn, asked)
+        query, *texts = self.conversation.texts
+        return self._ask_sides(turn, "rank", lambda side: {"query": query, "texts": texts})
 
-    def _follow(self, turn: Turn, asked: Sequence[Callable[[Any], Ticket]]) -> list[Ticket]:
+    def _ask_sides(self, turn: Turn, do: str, question: Callable[[int], dict[str, Any]]) -> list[Ticket]:
         """Ask each side, and let its answer grow in the turn."""
         self._now("answering", "")
         tickets = []
-        for answer, ask in zip(turn.answers, asked, strict=True):
-            ticket = ask(partial(self._grow, answer))
+        for side, answer in enumerate(turn.answers):
+            ticket = self._client.ask(do, on_progress=partial(self._grow, answer), side=side, **question(side))
             tickets.append(ticket)
             ticket.add_done_callback(partial(self._answered, turn, answer))
         return tickets

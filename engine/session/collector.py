@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 from engine.config.facts import DataFacts, Facts, SourceFacts
 from engine.config.files import absolute, place_of
 from engine.config.tree import RunConfig, fields
-from engine.errors import Cancelled, WorkbenchError
+from engine.errors import Cancelled, WorkbenchError, full_text
 from engine.figures import doing
 from engine.session.draft import Draft
 
@@ -240,14 +240,14 @@ class FactsCollector:
                 self._troubles.pop(what, None)
                 self._take(what, look.result())
             elif isinstance(problem, WorkbenchError | OSError):
-                self._troubles[what] = (_told(problem),)
+                self._troubles[what] = (full_text(problem),)
             else:
                 raise problem
         for what, ticket in [(what, ticket) for what, ticket in self._tickets.items() if ticket.done]:
             del self._tickets[what]
             if isinstance(ticket.error, Cancelled):
                 continue
-            self._troubles[what] = (_told(ticket.error),) if ticket.error is not None else ()
+            self._troubles[what] = (full_text(ticket.error),) if ticket.error is not None else ()
             self._take(what, None if ticket.error is not None else ticket.result(0))
 
     def _take(self, what: str, answer: Any) -> None:
@@ -267,10 +267,6 @@ class FactsCollector:
 
     def _learn(self, **facts: Any) -> None:
         self.draft.learn(replace(self.draft.facts, **facts))
-
-
-def _told(problem: BaseException) -> str:
-    return problem.full_message if isinstance(problem, WorkbenchError) else str(problem)
 
 
 # What runs in threads; the imports stand here because the app's first frame does not wait for them.

@@ -40,7 +40,7 @@ class ColumnMap:
     @property
     def formats(self) -> tuple[str, ...]:
         """The formats that the method learns from, first that it is told by the columns."""
-        return (DETECT, *type(self.draft.config.method).formats)
+        return (DETECT, *self.draft.config.method.formats)
 
     @property
     def parts(self) -> list[Mapping[str, Any]]:

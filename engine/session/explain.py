@@ -9,6 +9,7 @@ from typing import Any
 
 from engine.config.coercion import expectation
 from engine.config.findings import shown
+from engine.config.glossary import TERMS
 from engine.config.kinds import MethodSection, example_row, needs_of
 from engine.config.method import LEARNING_RATES, METHODS
 from engine.config.optimizers import KINDS, Own
@@ -16,7 +17,6 @@ from engine.config.recipes import recipe_mapping
 from engine.config.renames import NAMES
 from engine.config.schedules import SCHEDULES
 from engine.config.steps import GOALS
-from engine.config.terms import TERMS
 from engine.config.tree import SECTIONS, FieldSpec, RunConfig, fields
 from engine.errors import nearest
 from engine.planning.auto import AUTO

@@ -13,10 +13,10 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
+from engine.config.glossary import TERMS
 from engine.config.steps import Goal, step_of_path
-from engine.config.terms import TERMS
 from engine.config.tree import fields
-from engine.errors import WorkbenchError, visible
+from engine.errors import WorkbenchError, full_text, visible
 from engine.hardware import Machine, this_machine
 from engine.run.index import Watch, open_view
 from engine.run.store import RunFolder
@@ -219,9 +219,7 @@ class Guide:
         try:
             value = result()
         except (WorkbenchError, OSError) as problem:
-            self._problems[_PAGE_OF.get(what, what)] = (
-                problem.full_message if isinstance(problem, WorkbenchError) else str(problem)
-            )
+            self._problems[_PAGE_OF.get(what, what)] = full_text(problem)
             return
         if what == "machine":
             self._machine = value

@@ -34,8 +34,7 @@ def about(path: Path) -> tuple[str, str, str]:
     if tool is not None:
         return "", f"of {TITLES[tool]}, in {place}", ""
     reading = read(document.mapping)
-    errors = sum(finding.severity == "error" for finding in reading.findings)
-    detail = f"{errors} to mend, in {place}" if errors else f"in {place}"
+    detail = f"{len(reading.errors)} to mend, in {place}" if reading.errors else f"in {place}"
     return reading.config.method.kind, detail, reading.config.model.name
 
 

@@ -13,7 +13,6 @@ from engine.config.adapter import Lora
 from engine.config.data import DataSource
 from engine.config.facts import Facts
 from engine.config.files import short_path
-from engine.config.method import METHODS
 from engine.config.tree import RunConfig
 from engine.errors import visible
 from engine.facts.counts import device_count, train_rows
@@ -28,13 +27,13 @@ NAMED = 2
 
 def paragraph(config: RunConfig, facts: Facts, estimate: Estimate, runs_dir: Path | None = None) -> str:
     """The sentences, in one line. `runs_dir` is where the run would go, if that is known."""
-    sentences = [_learns(config, facts, estimate), _trained(config, estimate), _long(config, facts, estimate)]
+    sentences = [_learns(config, facts), _trained(config, estimate), _long(config, facts, estimate)]
     sentences += [_devices(config, facts), _memory(facts, estimate), _kept(config, facts, estimate, runs_dir)]
     return " ".join(filter(None, sentences))
 
 
-def _learns(config: RunConfig, facts: Facts, estimate: Estimate) -> str:
-    method = METHODS[config.method.kind]
+def _learns(config: RunConfig, facts: Facts) -> str:
+    method = config.method
     aim = method.words.partition(": ")[2] or method.called
     known = facts.model.parameters if facts.model is not None else None
     size_ = f" ({large(known)} parameters)" if known else " (its size is not known yet)" if config.model.name else ""
@@ -115,7 +114,7 @@ def _long(config: RunConfig, facts: Facts, estimate: Estimate) -> str:
 
 def _devices(config: RunConfig, facts: Facts) -> str:
     """How several devices hold the model, and why."""
-    many, strategy = device_count(config, facts), config.distributed.strategy
+    many, strategy = device_count(config), config.distributed.strategy
     if many == 1:
         return ""
     taken, why = (strategy, "") if strategy != "auto" else sharding.chosen(config, facts)

@@ -14,10 +14,10 @@ from typing import Any
 
 from engine.config.coercion import expectation
 from engine.config.findings import shown
+from engine.config.glossary import TERMS
 from engine.config.method import LEARNING_RATES
 from engine.config.optimizers import Own
 from engine.config.section import helps
-from engine.config.terms import TERMS
 from engine.config.tree import SECTIONS, FieldSpec, RunConfig, fields
 from engine.session.explain import own_settings
 

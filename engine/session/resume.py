@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from engine.client import Inspector
+from engine.client import ask_once
 from engine.config.files import absolute, load, parse, put
 from engine.errors import RunBusy, UsageError, WorkbenchError, visible
 from engine.run import checkpoint, data_record, inside, launch, slurm
@@ -95,9 +95,8 @@ def changed_config(run: RunFolder, settings: Mapping[str, Any]) -> str:
     after = copy.deepcopy(before)
     for path, value in settings.items():
         put(after, path, value)
-    for finding in read(after).findings:
-        if finding.severity == "error":
-            raise UsageError(f"run {visible(run.id)} cannot go on so: {finding.message}")
+    for finding in read(after).errors:
+        raise UsageError(f"run {visible(run.id)} cannot go on so: {finding.message}")
     return rewrite(text, before, after)
 
 
@@ -109,18 +108,12 @@ def data_changes(run: RunFolder, on_progress: Progress | None = None) -> list[st
     record = data_record.read(run)
     if record is None or data_record.files_unchanged(record) or checkpoint.newest_valid(run, hashes=False)[0] is None:
         return []
-    with Inspector() as inspector:
-        ticket = inspector.ask(
-            "against",
-            on_progress=on_progress,
-            config=load(run.config).mapping,
-            base=str(run.path),
-            run=str(run.path),
-            count=0,
-        )
-        try:
-            changes = ticket.result()
-        except BaseException:
-            ticket.cancel()
-            raise
+    changes = ask_once(
+        "against",
+        on_progress=on_progress,
+        config=load(run.config).mapping,
+        base=str(run.path),
+        run=str(run.path),
+        count=0,
+    )
     return [entry["sentence"] for entry in changes["splits"].values() if not entry["same"]]

@@ -109,7 +109,7 @@ def trained_text(row: Mapping[str, Any]) -> str:
 
 def of_prompts(draft: Draft) -> bool:
     """The rows are prompts: nothing in them is trained."""
-    return type(draft.config.method).rows == "prompts"
+    return draft.config.method.rows == "prompts"
 
 
 def head_text(draft: Draft, answer: Mapping[str, Any], row: Mapping[str, Any] | None, at: int) -> list[str]:
@@ -146,6 +146,18 @@ def pack_text(row: Mapping[str, Any]) -> str:
     if not row.get("documents"):
         return ""
     return f"a pack of {len(row['documents'])} rows, {'kept apart' if row.get('separate') else 'one stream'}"
+
+
+def documents_of(row: Mapping[str, Any]) -> dict[int, str]:
+    """The rows of a pack in words, each by the place of its first token."""
+    documents, at = {}, 0
+    rows, positions = row.get("source_rows") or [], row.get("positions") or []
+    for number, length in enumerate(row.get("documents") or []):
+        words = f"row {rows[number]:,}" if number < len(rows) else f"document {number + 1}"
+        where = f", position ids from {positions[at]:,}" if at < len(positions) else ""
+        documents[at] = f"{words}: {length:,} tokens at {at:,}{where}"
+        at += length
+    return documents
 
 
 def why_none(wanted: Mapping[str, Any]) -> str:

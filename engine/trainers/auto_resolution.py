@@ -17,7 +17,7 @@ from typing import Any
 import torch
 
 from engine import figures
-from engine.config.tree import FieldSpec, RunConfig, fields
+from engine.config.tree import RunConfig, fields
 from engine.data.gather_facts import look_at
 from engine.planning import memory_model
 from engine.planning.auto import FIT, recomputed_within
@@ -58,7 +58,7 @@ def at_the_card(
     launched = _HEAD.value(config) if _HEAD.path in why else None
     begun = _begun_with(run) if launched is not None else {}
     if launched is not None and begun.get(_HEAD.path, launched) is None:
-        config, why = _with(config, _HEAD, None), {**why, _HEAD.path: "the usual size, as this run took before"}
+        config, why = config.with_values({_HEAD: None}), {**why, _HEAD.path: "the usual size, as this run took before"}
     config, why = by_free_memory(config, why, run.path, card, planned=launched_for(run))
     taken = {_HEAD.path: _HEAD.value(config)}
     if launched is not None and taken != begun and _processes() == 1:
@@ -77,11 +77,6 @@ def _begun_with(run: RunFolder) -> dict[str, Any]:
 
 def _processes() -> int:
     return int(os.environ.get("WORLD_SIZE", "1"))
-
-
-def _with(config: RunConfig, spec: FieldSpec, value: object) -> RunConfig:
-    section = getattr(config, spec.section).model_copy(update={spec.name: value})
-    return config.model_copy(update={spec.section: section})
 
 
 def by_free_memory(
@@ -116,8 +111,8 @@ def by_free_memory(
         if spec.path in why and spec.value(config) is not None and not is_fixed:
             classes = memory_model.memory(config, facts, config.memory.gradient_checkpointing) or {}
             if sum(classes.values()) > FIT * free:
-                config, why = _with(config, spec, None), {**why, spec.path: f"{usual}{less}"}
+                config, why = config.with_values({spec: None}), {**why, spec.path: f"{usual}{less}"}
     if _RECOMPUTED.path not in why:
         return config, why
     value, reason = recomputed_within(free, config, facts)
-    return _with(config, _RECOMPUTED, value), {**why, _RECOMPUTED.path: reason + less}
+    return config.with_values({_RECOMPUTED: value}), {**why, _RECOMPUTED.path: reason + less}

@@ -9,7 +9,7 @@ import os
 from collections.abc import Mapping
 from typing import Any
 
-from engine.errors import Diverged, WorkbenchError, redact, visible
+from engine.errors import Diverged, WorkbenchError, first_line, redact, visible
 from engine.run import checkpoint, proposals
 from engine.run.store import RunFolder
 
@@ -49,7 +49,7 @@ def cause_of(problem: Exception, run: RunFolder | None = None) -> tuple[str, str
             "host_oom",
             f"This machine ran out of memory. {proposals.after_out_of_memory(settings)}",
         )
-    first = str(problem).strip().split("\n")[0]
+    first = first_line(problem)
     if _NO_DETERMINISM in first:
         operation = visible(first.split(" does not have")[0])[:200]
         return "error", f"run.full_determinism: {operation} has no deterministic form on this device. Set it to false."

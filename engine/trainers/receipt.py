@@ -22,7 +22,6 @@ from engine.compat.staging import local
 from engine.compat.state_kernels import computed_by
 from engine.compat.trl_head import FusedForward
 from engine.config.adapter import NoAdapter
-from engine.config.method import METHODS
 from engine.config.optimizers import BUILT_HERE, MATRICES_ONLY, PROJECTED
 from engine.config.tree import RunConfig, fields
 from engine.data.prepare import Prepared
@@ -442,7 +441,7 @@ def _stored_mxfp4(model: PreTrainedModel | PeftModel) -> dict[str, Any]:
 def _loss(config: RunConfig, trainer: RunTrainer, reference: str | None) -> dict[str, Any]:
     """The loss as asked for, the library's trainer that computes it, and what our trainer tells of it."""
     library = next((each for each in type(trainer).__mro__ if each.__module__.startswith("trl.")), type(trainer))
-    section = METHODS[config.method.kind]
+    section = config.method
     plain = "cross-entropy" if section.rows == "language" else config.method.kind
     told = [*filter(None, (trainer.receipt_note(), reference))]
     heads = fused_heads(trainer.built(Notes()))

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from engine.errors import UsageError, visible
+from engine.errors import RunNotFound, UsageError, nearest, visible
 from workbench.cli.output import echo
 from workbench.guard import guarded_terminal
 from workbench.terminal import require_terminal
@@ -123,7 +123,6 @@ def _pairs(settings: Sequence[str]) -> list[tuple[str, Any]]:
 def _find(run: str | RunFolder | None, runs_dir: str | Path | None) -> RunFolder | None:
     if run is None or not isinstance(run, str):
         return run
-    from engine.errors import RunNotFound
     from engine.run.store import find
     from engine.run.store import runs_dir as default_runs_dir
 
@@ -141,7 +140,6 @@ def _find(run: str | RunFolder | None, runs_dir: str | Path | None) -> RunFolder
 
 def _command_like(word: str) -> str | None:
     """The command that was probably meant."""
-    from engine.errors import nearest
     from workbench.__main__ import COMMANDS
 
     return nearest(word, COMMANDS)

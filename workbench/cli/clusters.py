@@ -12,7 +12,7 @@ import click
 
 from engine.errors import UsageError, WorkbenchError, redact, visible
 from engine.figures import size
-from engine.run import slurm
+from engine.run import array, slurm
 from workbench.cli.output import echo, print_json
 
 if TYPE_CHECKING:
@@ -96,16 +96,16 @@ def tasks_of(
 
     Raises WorkbenchError where one is refused, two are alike or the disk has no room for all.
     """
+    from engine.planning.estimate import estimate
     from engine.run.array import Task, require_alike
     from engine.run.from_config import runs_dir_of
-    from workbench.cli.reading import forecast_bytes
 
     tasks: list[Task] = []
     reported: set[str] = set()
     for file, overrides, title, words in asked:
         reading, facts = checked(file, overrides, machine, title, reported)
         config, place = reading.config, runs_dir_of(reading.config, reading.given, runs)
-        tasks.append(Task(file, words, config, facts, place, forecast_bytes(config, facts)))
+        tasks.append(Task(file, words, config, facts, place, estimate(config, facts).checkpoints_bytes))
     require_alike(tasks)
     for place in dict.fromkeys(task.place for task in tasks):
         there = [task for task in tasks if task.place == place]
@@ -116,7 +116,6 @@ def tasks_of(
 def hand_over(tasks: Sequence[Task], name: str, job: slurm.Job, limit: int | None) -> tuple[list[RunFolder], str]:
     """Submit all as one array; the runs and its number. Raises WorkbenchError with nothing left behind."""
     from engine.planning.estimate import estimate
-    from engine.run import array
     from engine.session.paragraph import paragraph
 
     slurm.require_scheduler()

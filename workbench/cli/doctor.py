@@ -14,6 +14,7 @@ from pathlib import Path
 
 import click
 
+from engine import hardware
 from engine.errors import WorkbenchError, redact, visible
 from engine.facts.state_kernels import FLA, FLA_INSTALL, MAMBA_INSTALL, TILELANG_INSTALL, unfit
 from engine.figures import size
@@ -75,9 +76,7 @@ def look(folder: Path) -> Iterator[Check]:
 
 
 def _machine(folder: Path) -> Iterator[Check]:
-    from engine.hardware import GiB, this_machine
-
-    machine = this_machine(folder)
+    machine = hardware.this_machine(folder)
     memory = f", {size(machine.memory_bytes)} of memory" if machine.memory_bytes else ""
     yield Check("machine", "ok", f"{machine.cpu_count or '?'} CPU cores{memory}, Python {sys.version.split()[0]}")
     if not machine.gpus:
@@ -90,15 +89,14 @@ def _machine(folder: Path) -> Iterator[Check]:
     yield from _between_gpus(len(machine.gpus))
     if machine.disk_free_bytes is not None:
         free = machine.disk_free_bytes
-        yield Check("disk", "ok" if free > 5 * GiB else "warning", f"{size(free)} free for runs")
+        yield Check("disk", "ok" if free > 5 * hardware.GiB else "warning", f"{size(free)} free for runs")
 
 
 def _between_gpus(gpus: int) -> Iterator[Check]:
     """What joins the GPUs, and what NCCL is told by the environment."""
-    from engine.hardware import gpu_links
     from engine.run import network
 
-    if gpus > 1 and (links := gpu_links()):
+    if gpus > 1 and (links := hardware.gpu_links()):
         pairs = ", ".join(f"{count} of {sum(links.values())} pairs over {words}" for words, count in links.items())
         slow = "" if set(links) == {"NVLink"} else "; fsdp2 sends every layer over it twice a step, ddp gradients once"
         yield Check("GPU links", "note" if slow else "ok", pairs + slow)
@@ -109,15 +107,13 @@ def _between_gpus(gpus: int) -> Iterator[Check]:
 
 
 def _packages() -> Iterator[Check]:
-    from engine.hardware import installed
-
-    versions = {name: installed(name) for name in NEEDED}
+    versions = {name: hardware.installed(name) for name in NEEDED}
     missing = [name for name, version in versions.items() if version is None]
     if missing:
         yield Check("packages", "error", f"{', '.join(missing)} missing: pip install finetuning-workbench again")
     yield Check("packages", "ok", ", ".join(f"{name} {version}" for name, version in versions.items() if version))
     for name, use in OPTIONAL.items():
-        version = installed(name)
+        version = hardware.installed(name)
         yield Check(
             "optional",
             "ok" if version else "note",
@@ -138,9 +134,7 @@ def _linear_attention(folder: Path) -> Iterator[Check]:
 
 def _runs_folder(folder: Path) -> Iterator[Check]:
     shown = visible(redact(str(folder)))
-    place = folder
-    while not place.exists() and place != place.parent:
-        place = place.parent
+    place = hardware.existing_folder(folder)
     if not os.access(place, os.W_OK | os.X_OK):
         yield Check("runs folder", "error", f"{shown} cannot be written: choose another with --runs or WORKBENCH_RUNS")
         return

@@ -77,12 +77,10 @@ def command(file: Path, overrides: tuple[str, ...], machine: str | None, rehears
         document: dict[str, Any] = {"changes": estimated.changes(before)} if before is not None else {}
         document |= {"machine": facts.machine.name if facts.machine else None}
         document["rehearsal"] = measured.as_json() if measured else None
-        errors = [finding.as_json() for finding in reading.findings if finding.severity == "error"]
-        print_json({**estimated.as_json(), **document, "findings": errors})
+        print_json({**estimated.as_json(), **document, "findings": [each.as_json() for each in reading.errors]})
         return 0
-    for finding in reading.findings:
-        if finding.severity == "error":
-            echo(f"x {finding.message}", err=True, hang=2)
+    for finding in reading.errors:
+        echo(f"x {finding.message}", err=True, hang=2)
     rows = lines(estimated, facts, longest_row(reading.config, facts))
     if measured is not None:
         rows += rehearsed(measured, estimated)
@@ -144,7 +142,7 @@ def _rehearse(file: Path, reading: Any, facts: Any) -> Any:
     from engine.run.rehearsal import rehearse
     from workbench.cli.findings import require_no_errors
 
-    require_no_errors((f for f in reading.findings if f.severity == "error"), str(file), "nothing was measured")
+    require_no_errors(reading.errors, str(file), "nothing was measured")
     try:
         with ends_are_interrupts():
             return rehearse(reading.config, facts, rewrite)

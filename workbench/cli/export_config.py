@@ -40,8 +40,7 @@ def command(file: Path, tool: str | None, output: Path | None, as_json: bool) ->
     place = kept(output)
     reading = read(load(file).mapping)
     name, folder = visible(str(file)), file.resolve().parent
-    errors = [finding for finding in reading.findings if finding.severity == "error"]
-    require_no_errors(errors, name, "nothing was written")
+    require_no_errors(reading.errors, name, "nothing was written")
     data = reading.config.data
     seen = look_at_sources([*data.train, *data.eval], folder)
     formats = {path: look.format for path, look in seen.items() if look.format}

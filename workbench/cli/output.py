@@ -14,7 +14,7 @@ import os
 import re
 import shutil
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import click
@@ -59,7 +59,7 @@ def echo(*parts: str | Styled, err: bool = False, lines: bool = False, hang: int
     live, looks = _is_terminal(err), coloured(err)
     shown = [part if isinstance(part, Styled) else Styled(part, {}) for part in parts]
     texts = [safe(part.text, lines=lines, terminal=live) for part in shown]
-    if (width := columns(err)) and hang is not None and not any("\n" in text for text in texts):
+    if (width := terminal_width(err)) and hang is not None and not any("\n" in text for text in texts):
         texts = _folded(texts, width, hang)
     pairs = zip(texts, shown, strict=True)
     click.echo("".join(click.style(text, **part.look) if looks and text else text for text, part in pairs), err=err)
@@ -84,9 +84,15 @@ def _folded(texts: list[str], width: int, hang: int) -> list[str]:
     return folded
 
 
-def columns(err: bool = False) -> int | None:
+def terminal_width(err: bool = False) -> int | None:
     """How wide the terminal is; None where the output is none."""
     return shutil.get_terminal_size().columns if _is_terminal(err) else None
+
+
+def columns(rows: Sequence[Sequence[str]], widest: int | None = None) -> list[str]:
+    """Rows of cells as lines, each column as wide as its widest cell, at most `widest`; what is wider pushes the rest on."""
+    widths = [min(widest or 1 << 30, max(map(len, column))) for column in zip(*rows, strict=True)]
+    return ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]
 
 
 def coloured(err: bool = False) -> bool:

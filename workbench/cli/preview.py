@@ -12,7 +12,7 @@ from typing import Any
 
 import click
 
-from engine.client import Inspector
+from engine.client import ask_once
 from engine.data.gather_facts import outcome
 from engine.errors import DataError, UsageError, visible, without_secrets
 from engine.figures import size
@@ -80,9 +80,8 @@ def command(
     base = file.resolve().parent
     place = kept(out) if out is not None else None
     mapping, _ = read_with(load(file), base, overrides)
-    for finding in () if as_json else read(mapping).findings:
-        if finding.severity == "error":
-            echo(f"x {finding.message}", err=True, hang=2)
+    for finding in () if as_json else read(mapping).errors:
+        echo(f"x {finding.message}", err=True, hang=2)
     rows = {"config": mapping, "base": str(base), "split": "eval" if held_out else "train"}
     if place is not None:
         return _export(rows, place, out, as_json)
@@ -132,13 +131,7 @@ def _export(rows: dict[str, Any], place: Path, out: Path | None, as_json: bool) 
 
 def _answer(question: str, as_json: bool, **params: Any) -> dict[str, Any]:
     """The inspector's answer; its progress is shown meanwhile where a person looks."""
-    with Inspector() as inspector:
-        ticket = inspector.ask(question, on_progress=None if as_json else on_stderr, **params)
-        try:
-            answer: dict[str, Any] = ticket.result()
-        except KeyboardInterrupt:
-            ticket.cancel()
-            raise click.Abort from None
+    answer: dict[str, Any] = ask_once(question, on_progress=None if as_json else on_stderr, **params)
     if not as_json:
         clear()
     return answer

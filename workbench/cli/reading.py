@@ -7,14 +7,12 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import click
-
 from engine.config.facts import DataFacts, Facts
-from engine.config.files import Document, absolute, overrides, parse_value, place_of, put
-from engine.config.tree import RunConfig
+from engine.config.files import Document, absolute, load, overrides, parse_value, place_of, put
 from engine.errors import WorkbenchError
 
 if TYPE_CHECKING:
+    from engine.config.tree import RunConfig
     from engine.planning.estimate import Estimate
 
 # What is given beside the file takes the place of the file's other way to say how long a run is.
@@ -74,7 +72,6 @@ def facts_for(mapping: Mapping[str, Any]) -> Facts:
 
 def as_it_stands(file: Path, beside: RunConfig, facts: Facts) -> Estimate:
     """The estimate of a file without the settings `beside` it, by what is known of this machine and of its own rows."""
-    from engine.config.files import load
     from engine.data.gather_facts import look_at
     from engine.planning.estimate import estimate
     from engine.rules import read
@@ -87,28 +84,16 @@ def as_it_stands(file: Path, beside: RunConfig, facts: Facts) -> Estimate:
     return estimate(config, replace(own, machine=facts.machine, data=own.data or (facts.data if same_rows else None)))
 
 
-def forecast_bytes(config: RunConfig, facts: Facts) -> int | None:
-    """What the checkpoints of this run will take, where that is known."""
-    from engine.planning.estimate import estimate
-
-    return estimate(config, facts).checkpoints_bytes
-
-
 def counts(
     mapping: Mapping[str, Any], base: Path, *, quiet: bool, sample: int | None = None
 ) -> tuple[DataFacts | None, str]:
     """What the inspector counts over the prepared rows, or over `sample` of them; or the sentence why it cannot."""
-    from engine.client import Inspector
+    from engine.client import ask_once
     from workbench.cli.progress import on_stderr
 
-    with Inspector() as inspector:
-        on_progress = None if quiet else on_stderr
-        ticket = inspector.ask("data", on_progress=on_progress, config=mapping, base=str(base), sample=sample)
-        try:
-            facts = ticket.result()
-        except KeyboardInterrupt:
-            ticket.cancel()
-            raise click.Abort from None
-        except WorkbenchError as problem:
-            return None, problem.full_message
+    on_progress = None if quiet else on_stderr
+    try:
+        facts = ask_once("data", on_progress=on_progress, config=mapping, base=str(base), sample=sample)
+    except WorkbenchError as problem:
+        return None, problem.full_message
     return DataFacts.counted_from(facts), ""

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import json
-from typing import Any
-
 import click
 
 from engine.errors import visible
+from engine.figures import plain
 from engine.run import store
 from engine.run.index import peek
-from workbench.cli.output import echo, print_json
+from workbench.cli.output import columns, echo, print_json
 
 
 @click.command(short_help="What was really done in a run.")
@@ -27,28 +25,8 @@ def command(run: str, runs: str | None, as_json: bool) -> int:
     if not view.receipt:
         echo(f"{folder.id} has no receipt yet; it is written before the first step.")
         return 0
-    rows = [("FEATURE", "REQUESTED", "EFFECTIVE", "COUNT", "")]
-    for entry in view.receipt:
-        rows.append(
-            (
-                visible(entry["feature"]),
-                _cell(entry["requested"]),
-                _cell(entry["effective"]),
-                _cell(entry["count"]),
-                visible(entry["detail"]),
-            )
-        )
-    widths = [min(40, max(len(row[column]) for row in rows)) for column in range(5)]
-    for row in rows:
-        echo("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip())
+    parts = ("feature", "requested", "effective", "count", "detail")
+    rows = [["-" if entry[part] is None else visible(plain(entry[part])) for part in parts] for entry in view.receipt]
+    for line in columns([["FEATURE", "REQUESTED", "EFFECTIVE", "COUNT", ""], *rows], widest=40):
+        echo(line)
     return 0
-
-
-def _cell(value: Any) -> str:
-    if value is None:
-        return "-"
-    if isinstance(value, bool):
-        return "on" if value else "off"
-    if isinstance(value, int):
-        return f"{value:,}"
-    return visible(value if isinstance(value, str) else json.dumps(value))

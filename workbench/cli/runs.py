@@ -12,7 +12,7 @@ from engine.figures import brief
 from engine.run import launch, silence, store
 from engine.run.index import peek
 from workbench.cli.following import COLOURS, state_text, summary
-from workbench.cli.output import columns, echo, print_json, styled
+from workbench.cli.output import echo, print_json, styled, terminal_width
 
 MODEL, LEAST_MODEL = 3, 12
 """The column that gives way in a narrow terminal, and how far."""
@@ -56,7 +56,7 @@ def show(listed: list[dict[str, Any]]) -> None:
             )
         )
     widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
-    over = sum(widths) + 2 * (len(widths) - 1) - (columns() or 1 << 16)
+    over = sum(widths) + 2 * (len(widths) - 1) - (terminal_width() or 1 << 16)
     widths[MODEL] = max(min(LEAST_MODEL, widths[MODEL]), widths[MODEL] - max(0, over))
     for number, row in enumerate(rows):
         cells = [_short(cell, widths[MODEL]) if place == MODEL else cell for place, cell in enumerate(row)]
@@ -65,9 +65,7 @@ def show(listed: list[dict[str, Any]]) -> None:
         echo(f"{name}  ", styled(state, fg=COLOURS.get(entry.get("state", ""))), "  " + "  ".join(rest).rstrip())
         if entry.get("silent_seconds") is not None:
             echo(styled("  " + silence.advice(row[0], entry["silent_seconds"]), fg="yellow"), hang=2)
-        if (entry and entry["state"] not in ("finished", "stopped") and entry["cause"]) or (
-            entry and entry["state"] == "finished" and entry["cause"]
-        ):
+        if entry and entry["state"] != "stopped" and entry["cause"]:
             echo(f"  {entry['cause']}", hang=2)
         elif entry and entry["restarts"]:
             times = "once" if entry["restarts"] == 1 else f"{entry['restarts']} times"

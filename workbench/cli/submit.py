@@ -8,7 +8,7 @@ from pathlib import Path
 import click
 
 from engine.errors import UsageError, visible
-from engine.run import slurm
+from engine.run import array, slurm
 from engine.run.index import peek
 from engine.run.store import slug
 from engine.run.sweep import new_id
@@ -84,7 +84,6 @@ def _one(
     from engine.planning.estimate import estimate
     from engine.run.from_config import launch_config, runs_dir_of
     from engine.session.paragraph import paragraph
-    from workbench.cli.reading import forecast_bytes
 
     reading, facts = checked(file, overrides, machine, str(file))
     config, place = reading.config, runs_dir_of(reading.config, reading.given, runs)
@@ -93,13 +92,14 @@ def _one(
         text = slurm.script(place / name, name, job.options, config.run.grace_seconds, config.distributed.nodes)
         return show_script(text, as_json=as_json)
     slurm.require_scheduler()
-    echo(paragraph(config, facts, estimate(config, facts), place), err=True, hang=0)
+    estimated = estimate(config, facts)
+    echo(paragraph(config, facts, estimated, place), err=True, hang=0)
     run = launch_config(
         config,
         facts,
         runs_dir=place,
         name=file.stem,
-        forecast_bytes=forecast_bytes(config, facts),
+        forecast_bytes=estimated.checkpoints_bytes,
         source=file,
         job=job,
     )
@@ -122,8 +122,6 @@ def _array(
     files: Sequence[Path], overrides: tuple[str, ...], job: slurm.Job, limit: int | None, machine: str | None,
     runs: str | None, *, dry_run: bool, as_json: bool,
 ) -> int:  # fmt: skip
-    from engine.run import array
-
     asked = [(file, overrides, visible(str(file)), visible(str(file))) for file in files]
     tasks = tasks_of(asked, machine, runs)
     if dry_run:

@@ -16,7 +16,7 @@ import click
 
 from engine.errors import UsageError, WorkbenchError, visible
 from engine.figures import count, number
-from engine.run import control, launch, slurm, store
+from engine.run import array, control, launch, slurm, store
 from engine.run.best import metric_of
 from engine.run.curves import titled, worded
 from engine.run.stop_requests import DEFAULT_GRACE
@@ -25,7 +25,7 @@ from engine.run.sweep import PICTURED, SANE, Axes, axes, new_id, results, runs_o
 from workbench.calling import run_name
 from workbench.cli.clusters import at_a_time, cluster_options, hand_over, job_of, require_room, show_script, tasks_of
 from workbench.cli.following import reap, state_text
-from workbench.cli.output import clear, echo, print_json, rewrite
+from workbench.cli.output import clear, columns, echo, print_json, rewrite
 from workbench.cli.train import hold_container
 from workbench.panels.run_table import SPARK
 
@@ -142,8 +142,6 @@ def submit(
 
     None after a dry run. Raises WorkbenchError with nothing submitted where one cannot be.
     """
-    from engine.run import array
-
     job = job_of(named, more)
     fixed = [*asked.fixed, *([] if nodes is None else [f"distributed.nodes={nodes}"])]
     cells = asked.cells()
@@ -182,7 +180,7 @@ def start(file: Path, asked: Axes, runs: str | None) -> tuple[str, list[RunFolde
     from engine.run.from_config import launch_config, runs_dir_of
     from engine.session.paragraph import paragraph
     from workbench.cli.findings import require_no_errors, show
-    from workbench.cli.reading import facts_for, forecast_bytes, with_overrides
+    from workbench.cli.reading import facts_for, with_overrides
 
     document, base = load(file), file.resolve().parent
     cells: list[tuple[dict[str, str], Any, Any, int]] = []
@@ -194,7 +192,7 @@ def start(file: Path, asked: Axes, runs: str | None) -> tuple[str, list[RunFolde
         complete = with_overrides(document.mapping, base, [*asked.fixed, *(f"{k}={v}" for k, v in cell.items())])
         facts = facts_for(complete)
         reading = read(complete, facts)
-        if any(finding.severity == "error" for finding in reading.findings):
+        if reading.errors:
             require_no_errors(reading.findings, f"{file} with {visible(words)}", "no run was started")
         if (same := known.setdefault(reading.config.model_dump_json(), cell)) is not cell:
             other = " ".join(f"{path}={value}" for path, value in same.items())
@@ -202,10 +200,11 @@ def start(file: Path, asked: Axes, runs: str | None) -> tuple[str, list[RunFolde
         fresh = [finding for finding in reading.findings if finding.message not in reported]
         reported.update(finding.message for finding in fresh)
         show(fresh, {}, err=True)
+        estimated = estimate(reading.config, facts)
         if not cells:
             place = runs_dir_of(reading.config, reading.given, runs)
-            echo(paragraph(reading.config, facts, estimate(reading.config, facts), place), err=True, hang=0)
-        cells.append((cell, reading.config, facts, forecast_bytes(reading.config, facts) or 0))
+            echo(paragraph(reading.config, facts, estimated, place), err=True, hang=0)
+        cells.append((cell, reading.config, facts, estimated.checkpoints_bytes or 0))
     require_room(place, sum(needed for *_, needed in cells), len(cells), "started")
     name = new_id(file.stem)
     started: list[RunFolder] = []
@@ -305,7 +304,7 @@ def lines(report: dict[str, Any]) -> list[str]:
         value += ", the best" if row["id"] == report["best"] else ""
         cells = [visible(row["values"].get(key, "-")) for key in keys]
         table.append([visible(row["id"]), *cells, state_text(row["state"]), count(row["step"]), value])
-    rows = _aligned(table)
+    rows = columns(table)
     if report["groups"]:
         rest = [key for key in keys if key != "run.seed"]
         table = [[*(visible(key) for key in rest), "RUNS", f"mean {title}", "spread"]]
@@ -313,7 +312,7 @@ def lines(report: dict[str, Any]) -> list[str]:
             spread = "-" if group["spread"] is None else number(group["spread"])
             cells = [visible(group["values"].get(key, "-")) for key in rest]
             table.append([*cells, count(len(group["runs"])), worded(metric, group["mean"]), spread])
-        rows += ["", *_aligned(table)]
+        rows += ["", *columns(table)]
     if metric is None:
         rows += ["", "The runs go by different metrics, so none of them is the best."]
     return rows
@@ -334,7 +333,7 @@ def picture(found: dict[str, Any]) -> list[str]:
         table.append([visible(row["id"]), _drawn(row["curve"], (first, last), (low, high), signs), visible(words)])
     metric = found["metric"]
     title = f"{titled(metric)}, step {count(first)} to {count(last)}, {worded(metric, low)} to {worded(metric, high)}:"
-    return ["", title, *_aligned(table)]
+    return ["", title, *columns(table)]
 
 
 def _drawn(curve: Sequence[Sequence[float]], steps: tuple[int, int], scale: tuple[float, float], signs: int) -> str:
@@ -345,8 +344,3 @@ def _drawn(curve: Sequence[Sequence[float]], steps: tuple[int, int], scale: tupl
         share = (value - scale[0]) / (scale[1] - scale[0]) if scale[1] > scale[0] else 0.0
         cells[at] = SPARK[round(share * (len(SPARK) - 1))]
     return "".join(cells)
-
-
-def _aligned(table: list[list[str]]) -> list[str]:
-    widths = [max(len(row[column]) for row in table) for column in range(len(table[0]))]
-    return ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in table]

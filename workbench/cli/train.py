@@ -211,7 +211,7 @@ def start_mapping(
     from engine.run.from_config import launch_config, runs_dir_of
     from engine.session.paragraph import paragraph
     from workbench.cli.findings import require_no_errors
-    from workbench.cli.reading import facts_for, forecast_bytes, with_overrides
+    from workbench.cli.reading import facts_for, with_overrides
 
     complete = with_overrides(mapping, base, overrides)
     facts = facts_for(complete)
@@ -229,7 +229,8 @@ def start_mapping(
     if several > 1 and meeting is not None:
         require_place(meeting, 0, os.environ)
     behind = find(after, place) if after is not None else None
-    echo(paragraph(reading.config, facts, estimate(reading.config, facts), place), err=True, hang=0)
+    estimated = estimate(reading.config, facts)
+    echo(paragraph(reading.config, facts, estimated, place), err=True, hang=0)
     if uncounted := not_counted(reading.config, facts):
         echo(f"{uncounted} yet; the run counts them first", err=True)
     if several > 1 and meeting is not None and meeting.endpoint:
@@ -243,7 +244,7 @@ def start_mapping(
         facts,
         runs_dir=place,
         name=name,
-        forecast_bytes=forecast_bytes(reading.config, facts),
+        forecast_bytes=estimated.checkpoints_bytes,
         source=source,
         queue=queue,
         after=behind,

@@ -6,7 +6,6 @@ a sign and a number, never by colour alone. Wide terminals show answers side by 
 
 from __future__ import annotations
 
-from itertools import zip_longest
 from typing import TYPE_CHECKING, Any
 
 from rich.cells import cell_len
@@ -17,7 +16,7 @@ from engine.run.rollouts import read_group
 from engine.session.run_messages import NO_WORDS
 from workbench.panels.drawn import Scrolled
 from workbench.panels.glyphs import ascii_only
-from workbench.panels.paint import Line, clean, cut, paragraph
+from workbench.panels.paint import Line, clean, cut, paragraph, side_by_side
 
 if TYPE_CHECKING:
     from engine.run.store import RunFolder
@@ -74,7 +73,7 @@ class Groups(Scrolled):
         room = (width - GAP * (across - 1)) // across
         blocks = [_answer(completion, room) for completion in group["completions"] if isinstance(completion, dict)]
         for start in range(0, len(blocks), across):
-            drawn += [[], *_beside(blocks[start : start + across], room)]
+            drawn += [[], *side_by_side(blocks[start : start + across], room, (" " * GAP, ""))]
         return drawn
 
     def _whole(self, entry: dict[str, Any]) -> tuple[dict[str, Any] | None, str]:
@@ -137,20 +136,6 @@ def _answer(completion: dict[str, Any], width: int) -> list[Line]:
         drawn = [[(head, style)], *paragraph(", ".join(facts), width, "dim", indent="  ")]
     text = _text(completion.get("text"))
     return [*drawn, *(paragraph(text, width, "value", indent="  ") if text.strip() else [[(f"  {NO_WORDS}", "faint")]])]
-
-
-def _beside(blocks: list[list[Line]], width: int) -> list[Line]:
-    """Blocks of lines next to each other, each padded to its column."""
-    if len(blocks) == 1:
-        return blocks[0]
-    rows: list[Line] = []
-    for parts in zip_longest(*blocks, fillvalue=()):
-        *before, last = parts
-        row: list[tuple[str, str]] = []
-        for line in before:
-            row += [*line, (" " * (width + GAP - sum(cell_len(text) for text, _ in line)), "")]
-        rows.append([*row, *last])
-    return rows
 
 
 def _figure(value: object) -> str:

@@ -6,7 +6,8 @@ parts. Text is made visible here, so a control character in a value is a picture
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
+from itertools import zip_longest
 
 from rich.cells import cell_len, set_cell_size
 from rich.segment import Segment
@@ -101,11 +102,13 @@ def columns(label: str, value: str, width: int, style: str = "", label_style: st
     return [(shown, label_style), (" " * max(0, width - cell_len(shown) - cell_len(value)), ""), (value, style)]
 
 
-def flatten(blocks: Iterable[Iterable[Line]]) -> list[Line]:
-    """Blocks of lines, one after the other, with an empty line between."""
-    lines: list[Line] = []
-    for block in blocks:
-        if lines:
-            lines.append([])
-        lines.extend(block)
-    return lines
+def side_by_side(blocks: Sequence[Sequence[Line]], width: int, between: Part) -> list[Line]:
+    """Blocks of lines next to each other, each padded to `width` cells but for the last, with `between` after each."""
+    rows: list[Line] = []
+    for parts in zip_longest(*blocks, fillvalue=()):
+        *before, last = parts
+        row: list[Part] = []
+        for line in before:
+            row += [*line, (" " * (width - sum(cell_len(text) for text, _ in line)), ""), between]
+        rows.append([*row, *last])
+    return rows

@@ -17,11 +17,11 @@ from textual.strip import Strip
 
 from engine.data.gather_facts import outcome
 from engine.errors import visible
-from engine.session.rows import image_text, reward_text
+from engine.session.rows import documents_of, image_text, reward_text
 from workbench.panels.drawn import STYLES, Drawn, Scrolled
 from workbench.panels.glyphs import ascii_only
 from workbench.panels.images import INK, LEAST_ROWS, SIXEL, Images
-from workbench.panels.paint import Line, Part, clean, paragraph
+from workbench.panels.paint import Line, Part, clean, paragraph, side_by_side
 from workbench.panels.raw_rows import raw_lines
 
 HEAD, TAIL = 6000, 2000  # tokens laid out of one part
@@ -129,12 +129,11 @@ def lines_of_row(
     for image in row.get("images") or []:
         drawn += paragraph(clean(f"image {image_text(image)}"), width, "dim")
         drawn += picture(image, width) if picture is not None else []
-    documents = row.get("documents") or []
-    if documents:
+    borders = documents_of(row)
+    if borders:
         apart = "no token sees another row" if row.get("separate") else "tokens see the rows before them"
-        drawn += [[(f"A pack of {len(documents)} rows; {apart}.", "dim")], []]
+        drawn += [[(f"A pack of {len(borders)} rows; {apart}.", "dim")], []]
     parts = row.get("parts") or {}
-    borders = _borders(documents, row.get("source_rows") or [], row.get("positions") or [])
     pair = "chosen" in parts and "rejected" in parts
     for name, tokens in parts.items():
         if pair and name in ("chosen", "rejected"):
@@ -145,20 +144,8 @@ def lines_of_row(
         drawn += [[], [("What rewards are given beside the answer:", "dim")]]
         drawn += [line for words in given for line in paragraph(clean(words), width, "value", "  ")]
     if pair:
-        drawn += [[], *side_by_side(parts["chosen"], parts["rejected"], width, ids)]
+        drawn += [[], *lay_out_pair(parts["chosen"], parts["rejected"], width, ids)]
     return drawn
-
-
-def _borders(documents: Sequence[Any], rows: Sequence[Any], positions: Sequence[int]) -> dict[int, str]:
-    """Where a document of a pack begins, and the words of its band."""
-    borders, at = {}, 0
-    for number, length in enumerate(documents):
-        size = int(length["tokens"] if isinstance(length, Mapping) else length)
-        words = f"row {rows[number]:,}" if number < len(rows) else f"document {number + 1}"
-        where = f", position ids from {positions[at]}" if at < len(positions) else ""
-        borders[at] = f"{words}: {size:,} tokens at {at:,}{where}"
-        at += size
-    return borders
 
 
 def _part(
@@ -192,7 +179,7 @@ def _with_gutter(label: str, laid: list[Line]) -> list[Line]:
     return [[(head if place == 0 else " " * GUTTER, "dim"), *line] for place, line in enumerate(laid or [[]])]
 
 
-def side_by_side(chosen: Tokens, rejected: Tokens, width: int, ids: bool = False) -> list[Line]:
+def lay_out_pair(chosen: Tokens, rejected: Tokens, width: int, ids: bool = False) -> list[Line]:
     """Two answers in two columns; the first token in which they differ is marked in both."""
     differs = first_difference(chosen, rejected)
     half = max(8, (width - 3) // 2)
@@ -200,11 +187,7 @@ def side_by_side(chosen: Tokens, rejected: Tokens, width: int, ids: bool = False
     bar = " | " if ascii_only() else " │ "
     heads = f"chosen, {len(chosen):,} tokens", f"rejected, {len(rejected):,} tokens"
     drawn: list[Line] = [[(f"{heads[0][:half]:{half}}", "good"), (bar, "faint"), (heads[1], "bad")]]
-    for place in range(max(len(left), len(right))):
-        one = list(left[place]) if place < len(left) else []
-        two = list(right[place]) if place < len(right) else []
-        used = sum(cell_len(text) for text, _ in one)
-        drawn.append([*one, (" " * (half - used), ""), (bar, "faint"), *two])
+    drawn += side_by_side([left, right], half, (bar, "faint"))
     if differs is not None:
         drawn += [[], [(f"They differ from token {differs + 1:,} on.", "dim")]]
     return drawn

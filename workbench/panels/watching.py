@@ -101,7 +101,7 @@ class Numbers(Drawn):
         """One value a line; what is not known is left out."""
         if self.view is None:
             return []
-        groups = [group for group in (self._speed(), self._device(), self._method(), self._other()) if group]
+        groups = [group for of in (_speed, _device, _method, _other) if (group := of(self.view))]
         drawn: list[Line] = []
         for group in groups:
             gap = 1 if drawn else 0
@@ -110,82 +110,82 @@ class Numbers(Drawn):
                 break
             drawn += [[]] * gap
             drawn += [columns(label, text, width, "value") for label, text in group[:room]]
-        return drawn or self._start(width)
+        return drawn or _way(self.view, width)
 
-    def _start(self, width: int) -> list[Line]:
-        """The way to the first step, while there is none: what is done, what goes on and how long, what comes next."""
-        assert self.view is not None
-        phases = before_first_step(self.view)
-        if not phases:
-            return [[("no values yet", "faint")]]
-        done, here = ("* ", "> ") if ascii_only() else ("✓ ", "▸ ")
-        signs = {"done": (done, "dim"), "now": (here, "here"), "later": ("  ", "faint")}
-        drawn: list[Line] = [[(TITLE, "dim")]]
-        for phase in phases:
-            sign, style = signs[phase.state]
-            drawn.append([(sign, style), *columns(phase.word, phase.time, width - 2, style)])
-            if phase.state == "now" and (words := doing(self.view)) and self.view.progress:
-                drawn += [[("  ", ""), *line] for line in paragraph(words, width - 2, "dim")]
-        return drawn
 
-    def _speed(self) -> list[tuple[str, str]]:
-        assert self.view is not None
-        latest = self.view.latest
-        rows = [
-            ("tokens/s", "tokens_per_second", count),
-            ("step", "step_seconds", brief),
-            ("data wait", "data_seconds", brief),
-            ("MFU", "mfu", lambda share: percent(share, 1)),
-        ]
-        figures = [(label, show(latest[key])) for label, key, show in rows if key in latest]
-        if (slowest := self.view.slowest) is not None:
-            figures.append(("slowest", f"rank {slowest[0]} +{brief(slowest[2])}"))
-        elif self.view.ranks:
-            figures.append(("ranks", f"{len(self.view.ranks)} alike"))
-        return figures
+def _way(view: RunView, width: int) -> list[Line]:
+    """The way to the first step, while there is none: what is done, what goes on and how long, what comes next."""
+    phases = before_first_step(view)
+    if not phases:
+        return [[("no values yet", "faint")]]
+    done, here = ("* ", "> ") if ascii_only() else ("✓ ", "▸ ")
+    signs = {"done": (done, "dim"), "now": (here, "here"), "later": ("  ", "faint")}
+    drawn: list[Line] = [[(TITLE, "dim")]]
+    for phase in phases:
+        sign, style = signs[phase.state]
+        drawn.append([(sign, style), *columns(phase.word, phase.time, width - 2, style)])
+        if phase.state == "now" and (words := doing(view)) and view.progress:
+            drawn += [[("  ", ""), *line] for line in paragraph(words, width - 2, "dim")]
+    return drawn
 
-    def _device(self) -> list[tuple[str, str]]:
-        assert self.view is not None
-        latest, gpus = self.view.latest, self.view.gpu
-        rows: list[tuple[str, str]] = []
-        if len(gpus) == 1:
-            card = gpus[0]
-            used = card.get("memory_used") or latest.get("memory_allocated")
-            total = card.get("memory_total")
-            rows.append(("memory", size_of(used, total, "/", 0) if used and total else size(used)))
-        elif "memory_allocated" in latest:
-            rows.append(("memory", size(latest["memory_allocated"])))
-        if "memory_peak" in latest:
-            rows.append(("peak", size(latest["memory_peak"])))
-        for card in gpus[:8]:
-            name = "GPU" if len(gpus) == 1 else f"GPU {card.get('index', '')}"
-            heat = f"{number(card.get('temperature'))} C" if card.get("temperature") is not None else ""
-            power = f"{number(card.get('power'))} W" if card.get("power") is not None else ""
-            load = percent((card.get("load") or 0) / 100)
-            rows.append((name, " ".join(part for part in (load, heat, power) if part)))
-        return rows
 
-    def _method(self) -> list[tuple[str, str]]:
-        assert self.view is not None
-        latest = self.view.latest
-        names = [name for group in leading(self.view.method, latest) for name in group]
-        rows = [(titled(name), worded(name, latest[name])) for name in names if name in latest and name not in _SHOWN]
-        above = ["", *(label for label, _ in rows)]
-        # Right below the number of the rows that are learned, the held-out one needs no name of its own.
-        return [
-            ("  held-out" if label == f"held-out {before}" else label, text)
-            for before, (label, text) in zip(above, rows, strict=False)
-        ]
+def _speed(view: RunView) -> list[tuple[str, str]]:
+    latest = view.latest
+    rows = [
+        ("tokens/s", "tokens_per_second", count),
+        ("step", "step_seconds", brief),
+        ("data wait", "data_seconds", brief),
+        ("MFU", "mfu", lambda share: percent(share, 1)),
+    ]
+    figures = [(label, show(latest[key])) for label, key, show in rows if key in latest]
+    if (slowest := view.slowest) is not None:
+        figures.append(("slowest", f"rank {slowest[0]} +{brief(slowest[2])}"))
+    elif view.ranks:
+        figures.append(("ranks", f"{len(view.ranks)} alike"))
+    return figures
 
-    def _other(self) -> list[tuple[str, str]]:
-        assert self.view is not None
-        view, rows = self.view, []
-        if view.epoch is not None:
-            # By the steps: the trainer's own number of epochs is rounded up where run.max_steps ends the run within one.
-            whole = round(view.epoch * view.max_steps / view.step, 2) if view.max_steps and view.step else None
-            rows.append(("epoch", f"{view.epoch:.2f} of {whole:g}" if whole else f"{view.epoch:.2f}"))
-        rows += [(label, count(view.latest[key])) for label, key in _TOKENS if key in view.latest]
-        return rows
+
+def _device(view: RunView) -> list[tuple[str, str]]:
+    latest, gpus = view.latest, view.gpu
+    rows: list[tuple[str, str]] = []
+    if len(gpus) == 1:
+        card = gpus[0]
+        used = card.get("memory_used") or latest.get("memory_allocated")
+        total = card.get("memory_total")
+        rows.append(("memory", size_of(used, total, "/", 0) if used and total else size(used)))
+    elif "memory_allocated" in latest:
+        rows.append(("memory", size(latest["memory_allocated"])))
+    if "memory_peak" in latest:
+        rows.append(("peak", size(latest["memory_peak"])))
+    for card in gpus[:8]:
+        name = "GPU" if len(gpus) == 1 else f"GPU {card.get('index', '')}"
+        heat = f"{number(card.get('temperature'))} C" if card.get("temperature") is not None else ""
+        power = f"{number(card.get('power'))} W" if card.get("power") is not None else ""
+        load = percent((card.get("load") or 0) / 100)
+        rows.append((name, " ".join(part for part in (load, heat, power) if part)))
+    return rows
+
+
+def _method(view: RunView) -> list[tuple[str, str]]:
+    latest = view.latest
+    names = [name for group in leading(view.method, latest) for name in group]
+    rows = [(titled(name), worded(name, latest[name])) for name in names if name in latest and name not in _SHOWN]
+    above = ["", *(label for label, _ in rows)]
+    # Right below the number of the rows that are learned, the held-out one needs no name of its own.
+    return [
+        ("  held-out" if label == f"held-out {before}" else label, text)
+        for before, (label, text) in zip(above, rows, strict=False)
+    ]
+
+
+def _other(view: RunView) -> list[tuple[str, str]]:
+    rows: list[tuple[str, str]] = []
+    if view.epoch is not None:
+        # By the steps: the trainer's own number of epochs is rounded up where run.max_steps ends the run within one.
+        whole = round(view.epoch * view.max_steps / view.step, 2) if view.max_steps and view.step else None
+        rows.append(("epoch", f"{view.epoch:.2f} of {whole:g}" if whole else f"{view.epoch:.2f}"))
+    rows += [(label, count(view.latest[key])) for label, key in _TOKENS if key in view.latest]
+    return rows
 
 
 _SHOWN = ("tokens_per_second", "memory_allocated", "memory_peak")  # by other words in the groups above

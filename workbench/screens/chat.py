@@ -22,7 +22,7 @@ from textual.content import Content
 from textual.screen import Screen
 from textual.widgets import Input, Static
 
-from engine.errors import WorkbenchError, visible
+from engine.errors import WorkbenchError, full_text, visible
 from engine.figures import number
 from engine.run.store import RunFolder
 from engine.session.chat import ChatSession, who_answers
@@ -30,7 +30,7 @@ from engine.session.conversation import Answer, Settings, Turn
 from workbench.actions import bindings, key_line
 from workbench.panels.bars import Bar, KeyLine, TextBar
 from workbench.panels.drawn import Scrolled
-from workbench.panels.paint import Line, clean, cut, paragraph, wrap
+from workbench.panels.paint import Line, clean, cut, paragraph, side_by_side, wrap
 from workbench.screens.dialog import Ask, Item, Pick, Show
 
 LOOK_SECONDS = 0.1
@@ -82,27 +82,12 @@ class ChatView(Scrolled):
         return drawn
 
     def _answers(self, session: ChatSession, turn: Turn, width: int) -> list[Line]:
-        count = len(turn.answers)
-        titles = [who.title for who in session.who]
-        if count == 1 or width < BESIDE:
-            return [
-                line
-                for title, answer in zip(titles, turn.answers, strict=True)
-                for line in _answer(title, answer, width)
-            ]
-        room = (width - 3 * (count - 1)) // count
-        blocks = [_answer(title, answer, room) for title, answer in zip(titles, turn.answers, strict=True)]
-        height = max(len(block) for block in blocks)
-        rows: list[Line] = []
-        for place in range(height):
-            row: list[tuple[str, str]] = []
-            for which, block in enumerate(blocks):
-                part = list(block[place]) if place < len(block) else []
-                row += [(" │ ", "faint")] if which else []
-                row += part
-                row += [(" " * (room - Content("".join(text for text, _ in part)).cell_length), "")]
-            rows.append(row)
-        return rows
+        beside = len(turn.answers) if width >= BESIDE else 1
+        room = (width - 3 * (beside - 1)) // beside
+        blocks = [_answer(who.title, answer, room) for who, answer in zip(session.who, turn.answers, strict=True)]
+        return (
+            side_by_side(blocks, room, (" │ ", "faint")) if beside > 1 else [line for block in blocks for line in block]
+        )
 
     def follow(self) -> None:
         """Draw anew; a view that showed the end goes on showing it. An answer that is whole is not scrolled away by a longer
@@ -125,7 +110,7 @@ def _tool_name(tool: Any) -> str:
     return str(inner.get("name", "without a name") if isinstance(inner, dict) else "without a name")
 
 
-def _text(text: str, width: int, head: str = "", style: str = "") -> list[Line]:
+def _text(text: str, width: int, head: str = "") -> list[Line]:
     """A text of several lines, safe to draw, its beginnings of lines kept."""
     drawn: list[Line] = []
     room = max(8, width - len(head))
@@ -133,7 +118,7 @@ def _text(text: str, width: int, head: str = "", style: str = "") -> list[Line]:
         bare = line.lstrip(" ")
         indent = line[: min(len(line) - len(bare), room // 2)]
         for piece in wrap(bare, room - len(indent)):
-            drawn.append([(head if not drawn else " " * len(head), "accent"), (indent + piece, style)])
+            drawn.append([(head if not drawn else " " * len(head), "accent"), (indent + piece, "")])
     return drawn
 
 
@@ -313,8 +298,7 @@ class ChatScreen(Screen[None]):
                 prompt = self.session.prompt(side, words).result(30)
                 texts.append((f"{who.title}: {prompt['tokens']} tokens", prompt["text"]))
         except (WorkbenchError, TimeoutError) as problem:
-            message = problem.full_message if isinstance(problem, WorkbenchError) else str(problem)
-            self.app.call_from_thread(self._show_message, message)
+            self.app.call_from_thread(self._show_message, full_text(problem))
             return
         if len({text for _, text in texts}) == 1:
             texts = texts[:1]

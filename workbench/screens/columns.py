@@ -111,12 +111,9 @@ class ColumnsScreen(Screen[bool]):
 
     def compose(self) -> ComposeResult:
         """Head, choices and rows, status, keys."""
-        for name in ("head", "status"):
-            bar = Bar()
-            bar.id = name
-            yield bar
-            if name == "head":
-                yield ColumnView(self.columns)
+        yield Bar("head")
+        yield ColumnView(self.columns)
+        yield Bar("status")
         yield KeyLine("columns")
 
     def on_mount(self) -> None:

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Generic, TypeVar
+from typing import Any, Generic, TypeVar
 
 from textual import on
-from textual.app import ComposeResult
+from textual.app import App, ComposeResult
 from textual.binding import Binding
 from textual.containers import Vertical, VerticalScroll
 from textual.content import Content
@@ -29,6 +29,11 @@ class Dialog(ModalScreen[Answer], Generic[Answer]):
     def action_nothing(self) -> None:
         """Leave without an answer."""
         self.dismiss(None)
+
+    def action_cursor(self, by: int) -> None:
+        """Move in the dialog's list, also while typing."""
+        view = self.query_one(OptionList)
+        view.action_cursor_down() if by > 0 else view.action_cursor_up()
 
 
 @dataclass(frozen=True)
@@ -105,10 +110,16 @@ class Pick(Dialog[str]):
     def _chosen(self, event: OptionList.OptionSelected) -> None:
         self.dismiss(event.option_id)
 
-    def action_cursor(self, by: int) -> None:
-        """Move in the list, also while typing."""
-        view = self.query_one(OptionList)
-        view.action_cursor_down() if by > 0 else view.action_cursor_up()
+
+def offer(app: App[Any], title: str, ways: Sequence[tuple[Item, Callable[[], object] | None]]) -> None:
+    """Ask which of some ways is taken, and do that; leaving, like a way without a function, does nothing."""
+    do = {item.key: act for item, act in ways}
+
+    def chosen(key: str | None) -> None:
+        if key is not None and (act := do[key]) is not None:
+            act()
+
+    app.push_screen(Pick(title, [item for item, _ in ways]), chosen)
 
 
 class Ask(Dialog[str]):

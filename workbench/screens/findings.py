@@ -62,8 +62,3 @@ class FindingsScreen(Dialog[tuple[str, Finding]]):
         at = self.query_one(OptionList).highlighted
         if at is not None and self._findings[at].fix is not None:
             self.dismiss(("fix", self._findings[at]))
-
-    def action_cursor(self, by: int) -> None:
-        """Move in the list."""
-        view = self.query_one(OptionList)
-        view.action_cursor_down() if by > 0 else view.action_cursor_up()

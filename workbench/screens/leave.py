@@ -14,13 +14,13 @@ from textual.widgets import OptionList, Static
 from textual.widgets.option_list import Option
 
 from engine.errors import WorkbenchError, redact, visible
+from engine.run.store import RunFolder, runs_in
 from engine.run.store import runs_dir as default_runs_dir
 from workbench.calling import file_name, run_name
 from workbench.panels.paint import clean
-from workbench.screens.dialog import Dialog
+from workbench.screens.dialog import Ask, Dialog
 
 if TYPE_CHECKING:
-    from engine.run.store import RunFolder
     from engine.session.draft import Draft
 
 ALIVE = ("queued", "starting", "running", "stopping")
@@ -54,8 +54,6 @@ class LeaveScreen(Dialog[str]):
             self.dismiss(event.option_id)
             return
         if self._draft.path is None:
-            from workbench.screens.dialog import Ask
-
             self.app.push_screen(Ask("Save the config as", suggested_name(self._draft)), self._save)
         else:
             self._save(str(self._draft.path))
@@ -86,8 +84,6 @@ def suggested_name(draft: Draft) -> str:
 
 def alive(root: Path) -> Iterator[RunFolder]:
     """The runs under `root` that have not ended, as their supervisors last wrote."""
-    from engine.run.store import runs_in
-
     if root.is_dir():
         for run in runs_in(root):
             if run.read_json().get("state") in ALIVE:

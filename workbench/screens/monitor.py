@@ -28,10 +28,10 @@ from workbench.panels.chart import Chart
 from workbench.panels.end_card import BAD
 from workbench.panels.watching import RunBar, StatusLine
 from workbench.screens.batch import BatchScreen
-from workbench.screens.beside import SECONDS
 from workbench.screens.leave import goes_on
 from workbench.screens.run_actions import RunActions
 from workbench.screens.run_pages import RunPages
+from workbench.screens.screen_thread import SECONDS
 
 if TYPE_CHECKING:
     from engine.run.view import RunView

@@ -12,7 +12,7 @@ from textual.content import Content
 
 from engine.errors import WorkbenchError
 from workbench.panels.paint import clean
-from workbench.screens.dialog import Item, Pick
+from workbench.screens.dialog import Item, offer
 
 if TYPE_CHECKING:
     from engine.session.draft import Draft
@@ -31,20 +31,19 @@ def take_recipe(pane: EditPane, name: str, then: Callable[[], object]) -> None:
         pane.changed()
         then()
 
-    def answered(answer: str | None) -> None:
-        if answer in ("keep", "replace"):
-            begin(answer == "keep")
-            pane.report("u takes it back; nothing is written to the file before w.")
+    def replace(keep_own: bool) -> None:
+        begin(keep_own)
+        pane.report("u takes it back; nothing is written to the file before w.")
 
     if not session.is_own:
         begin(False)
         return
-    items = [
-        Item("keep", Content("Keep my model and data, take the rest from it")),
-        Item("replace", Content("Replace all of it, model and data too")),
-        STAY,
+    ways = [
+        (Item("keep", Content("Keep my model and data, take the rest from it")), lambda: replace(True)),
+        (Item("replace", Content("Replace all of it, model and data too")), lambda: replace(False)),
+        (STAY, None),
     ]
-    pane.app.push_screen(Pick(f"{_called(session.draft)}: take the ready config {name}?", items), answered)
+    offer(pane.app, f"{_called(session.draft)}: take the ready config {name}?", ways)
 
 
 def take_unsaved(pane: EditPane, left: list[UnsavedConfig], number: int) -> None:
@@ -63,15 +62,11 @@ def take_unsaved(pane: EditPane, left: list[UnsavedConfig], number: int) -> None
         pane.changed()
         pane.report("The unsaved config is back; w saves it.")
 
-    def answered(answer: str | None) -> None:
-        if answer == "take":
-            take()
-
     if not session.is_own:
         take()
         return
-    items = [Item("take", Content("Put what was not saved in its place")), STAY]
-    pane.app.push_screen(Pick(f"{_called(session.draft)}: go on with another config?", items), answered)
+    ways = [(Item("take", Content("Put what was not saved in its place")), take), (STAY, None)]
+    offer(pane.app, f"{_called(session.draft)}: go on with another config?", ways)
 
 
 def _called(draft: Draft) -> str:

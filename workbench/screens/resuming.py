@@ -18,8 +18,8 @@ from engine.run.ending import End, end_of
 from engine.run.store import RunFolder
 from workbench.calling import run_name
 from workbench.panels.paint import clean
-from workbench.screens.beside import LONG, SECONDS, Beside
-from workbench.screens.dialog import Item, Pick
+from workbench.screens.dialog import Item, offer
+from workbench.screens.screen_thread import LONG, SECONDS, Beside
 
 if TYPE_CHECKING:
     from engine.run.view import RunView
@@ -52,16 +52,8 @@ class Resuming:
             first = Item("mend", title, Content(f"  {clean(end.way_on)}; {end.change.why}."))
         else:
             first = Item("form", Content("Change its config in the form"), Content(f"  {clean(end.way_on)}."))
-
-        def answered(choice: str | None) -> None:
-            if choice == "mend":
-                self._mend(run, view, end)
-            elif choice == "form":
-                self.build_from(run)
-            elif choice == "on":
-                self.go_on(run)
-
-        self._screen.app.push_screen(Pick(f"{clean(run.id)} is {view.state}", [first, as_it_is]), answered)
+        ways = [(first, lambda: self.first_way(run, view, end)), (as_it_is, lambda: self.go_on(run))]
+        offer(self._screen.app, f"{clean(run.id)} is {view.state}", ways)
 
     def go_on(self, run: RunFolder, settings: Mapping[str, Any] | None = None, *, accept_data: bool = False) -> None:
         """Resume, with other values for some settings; asks first where the rows are not those of before."""
@@ -111,42 +103,28 @@ class Resuming:
 
     def _ask_about_rows(self, run: RunFolder, words: str, settings: Mapping[str, Any] | None) -> None:
         """Name the rows that differ and let a person decide; leaving leaves the run as it is."""
-        items = [
-            Item("leave", Content("Leave the run as it is"), Content("Put the rows back, then resume.")),
-            Item(
-                "accept", Content("Go on with the rows as they are now"), Content("The run's log keeps what differs.")
-            ),
-        ]
-
-        def answered(choice: str | None) -> None:
-            if choice == "accept":
-                self.go_on(run, settings, accept_data=True)
-
+        leave = Item("leave", Content("Leave the run as it is"), Content("Put the rows back, then resume."))
+        kept = Content("The run's log keeps what differs.")
+        accept = Item("accept", Content("Go on with the rows as they are now"), kept)
         self._beside.show(f"The rows are not those {run.id} was trained on.", SECONDS)
         note = f"{clean(words)}\n\nworkbench preview {clean(run.config)} --against {clean(run.id)} shows every token."
-        self._screen.app.push_screen(Pick(note, items), answered)
+        ways = [(leave, None), (accept, lambda: self.go_on(run, settings, accept_data=True))]
+        offer(self._screen.app, note, ways)
 
     def longer(self, run: RunFolder, view: RunView) -> None:
         if view.state != "finished":
             self._beside.show(f"This run is {view.state}; one that is finished can be trained longer.", SECONDS)
             return
         change = proposals.longer(proposals.settings_of(run))
-        items = [
-            Item(
-                "on",
-                Content(f"Go on with {clean(run.id)}: {clean(change.words)}"),
-                Content(f"  From its newest checkpoint; {change.why}."),
-            ),
-            Item("new", Content("Build a new run from its config"), Content("  It begins at step 0; this one stays.")),
-        ]
-
-        def answered(choice: str | None) -> None:
-            if choice == "on":
-                self.go_on(run, change.settings)
-            elif choice == "new":
-                self.build_from(run)
-
-        self._screen.app.push_screen(Pick("Train longer", items), answered)
+        on = Item(
+            "on",
+            Content(f"Go on with {clean(run.id)}: {clean(change.words)}"),
+            Content(f"  From its newest checkpoint; {change.why}."),
+        )
+        stays = Content("  It begins at step 0; this one stays.")
+        new = Item("new", Content("Build a new run from its config"), stays)
+        ways = [(on, lambda: self.go_on(run, change.settings)), (new, lambda: self.build_from(run))]
+        offer(self._screen.app, "Train longer", ways)
 
     def build_from(self, run: RunFolder) -> None:
         """The form on a copy of the run's config."""

@@ -24,9 +24,9 @@ from engine.run.stopping import NAMES, Way, ways
 from engine.run.store import RunFolder, runs_in
 from workbench.panels.paint import clean, wrap
 from workbench.panels.path_suggester import PathSuggester
-from workbench.screens.beside import LONG, SECONDS, Beside
 from workbench.screens.dialog import Ask, Item, Pick, Show
 from workbench.screens.resuming import Resuming
+from workbench.screens.screen_thread import LONG, SECONDS, Beside
 
 if TYPE_CHECKING:
     from engine.run.view import RunView

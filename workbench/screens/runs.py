@@ -29,7 +29,7 @@ from workbench.panels.bars import KeyLine, TextBar, TitleBar
 from workbench.panels.paint import clean, cut
 from workbench.panels.run_table import Row, RunTable
 from workbench.screens.compare import CompareScreen
-from workbench.screens.dialog import Ask, Item, Pick
+from workbench.screens.dialog import Ask, Item, offer
 from workbench.screens.monitor import MonitorScreen
 from workbench.screens.run_actions import RunActions
 
@@ -240,24 +240,21 @@ class RunsScreen(Screen[None]):
         kept = row.view.committed
         lost = f"{size(row.bytes)}: {len(kept)} checkpoint{'s' if len(kept) != 1 else ''}"
         lost += f" (the newest of step {count(kept[-1])})" if kept else ""
-        items = [
-            Item("keep", Content("keep it")),
-            Item(
-                "delete",
-                Content(f"delete {clean(row.run.id)} for good"),
-                Content(f"  Lost: {lost}, its curves, samples and log."),
-            ),
-        ]
+        for_good = Item(
+            "delete",
+            Content(f"delete {clean(row.run.id)} for good"),
+            Content(f"  Lost: {lost}, its curves, samples and log."),
+        )
 
-        def answered(answer: str | None) -> None:
-            if answer == "delete":
-                self._show_message(f"deleting {row.run.id} …", 600)
-                self.run_worker(
-                    lambda: self.post_message(ActionDone(deleted_text(row.run))),
-                    thread=True, group="delete", exit_on_error=True,
-                )  # fmt: skip
+        def delete() -> None:
+            self._show_message(f"deleting {row.run.id} …", 600)
+            self.run_worker(
+                lambda: self.post_message(ActionDone(deleted_text(row.run))),
+                thread=True, group="delete", exit_on_error=True,
+            )  # fmt: skip
 
-        self.app.push_screen(Pick(f"Delete {clean(row.run.id)}?", items), answered)
+        ways = [(Item("keep", Content("keep it")), None), (for_good, delete)]
+        offer(self.app, f"Delete {clean(row.run.id)}?", ways)
 
     def action_place(self, by: int) -> None:
         """A queued run earlier or later in its queue."""

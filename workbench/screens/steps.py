@@ -30,7 +30,7 @@ from workbench.screens.background import Background
 from workbench.screens.dialog import Item, Pick
 from workbench.screens.editing import EditPane
 from workbench.screens.pages import LEVELS, View, page
-from workbench.screens.side import Side
+from workbench.screens.right_column import Side
 
 _PLACES = {step.id: index for index, step in enumerate(STEPS)}
 

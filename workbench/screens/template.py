@@ -22,7 +22,7 @@ from workbench.panels.bars import Bar, KeyLine
 from workbench.panels.drawn import Drawn
 from workbench.panels.paint import Line, clean, paragraph
 from workbench.panels.tokens import TokenView, lay_out
-from workbench.screens.dialog import Ask
+from workbench.screens.dialog import Ask, Item, offer
 
 if TYPE_CHECKING:
     from engine.session.collector import Ask as Inquiry
@@ -91,19 +91,13 @@ class TemplateScreen(Screen[bool]):
 
     def compose(self) -> ComposeResult:
         """Head, template and row, status, keys."""
-        yield self._bar("head")
+        yield Bar("head")
         with Horizontal():
             # What is typed before the template is there would be lost when it comes.
             yield TextArea("", soft_wrap=True, show_line_numbers=False, tab_behavior="focus", read_only=True)
             yield RowView(self.editing)
-        yield self._bar("status")
+        yield Bar("status")
         yield KeyLine("template")
-
-    @staticmethod
-    def _bar(name: str) -> Bar:
-        bar = Bar()
-        bar.id = name
-        return bar
 
     def on_mount(self) -> None:
         """The template and the row come together."""
@@ -196,15 +190,9 @@ class TemplateScreen(Screen[bool]):
         if not self.editing.changed:
             self.dismiss(self._saved)
             return
-        from workbench.screens.dialog import Item, Pick
-
-        items = [Item("stay", Content("stay here")), Item("leave", Content("leave it, without what was typed"))]
-
-        def chosen(answer: str | None) -> None:
-            if answer == "leave":
-                self.dismiss(self._saved)
-
-        self.app.push_screen(Pick("The template is changed and not saved", items), chosen)
+        leave = Item("leave", Content("leave it, without what was typed"))
+        ways = [(Item("stay", Content("stay here")), None), (leave, lambda: self.dismiss(self._saved))]
+        offer(self.app, "The template is changed and not saved", ways)
 
 
 def show_template(screen: Screen[Any], draft: Draft, ask: Inquiry, row: int, then: Callable[[bool], None]) -> None:

@@ -10,8 +10,10 @@ from engine.bridge.axolotl import data_sets, trl_section, values
 from engine.bridge.keys import (
     INTERNAL,
     NO_DEFAULT,
-    OFF,
     Key,
+    anything,
+    changed,
+    choice,
     flag,
     mapped,
     needless,
@@ -23,8 +25,8 @@ from engine.bridge.keys import (
     unsupported,
     where_known,
 )
-from engine.bridge.trainer_keys import BEST, desirable_weight, lora_dropout, tracker
-from engine.config.renames import is_off, sentence_for
+from engine.bridge.trainer_keys import BEST, desirable_weight, lora_dropout, steps, tracker
+from engine.config.renames import sentence_for
 
 _FUSED = "It is a faster form of the same mathematics; the section kernels has the workbench's own."
 _LORA_KERNEL = (
@@ -38,6 +40,10 @@ _METRICS = "The loss on data.eval is measured; other metrics are not."
 _DEVICES = "run.devices says on which GPUs of this machine a run works."
 _DDP = "It concerns how processes exchange gradients, which is set by itself here."
 _LOADER = "Rows are prepared before the run and read from memory."
+_END_KEPT = changed({}, "The end of a run is always kept, and a checkpoint every run.save_steps steps.")
+_EVAL_STRATEGY = choice(
+    dict.fromkeys(("steps", "no", False), needless(sentence_for("eval_strategy"))), sentence_for("eval_strategy")
+)
 _LAYERS = "Every layer gets an adapter that adapter.target_modules names, as a pattern of whole names too."
 _SAVED = "Every checkpoint holds what a run needs to go on, as safetensors."
 
@@ -93,7 +99,7 @@ KEYS: dict[str, Key] = {
     "bfloat16": flag({"model.dtype": "bfloat16"}),
     "float16": flag({"model.dtype": "float16"}),
     "float32": flag({"model.dtype": "float32"}),
-    "tf32": Key(values.tf32),
+    "tf32": same("optim.tf32"),
     "attn_implementation": Key(values.attn_implementation),
     "flash_attention": Key(values.flash_attention),
     "sdp_attention": values.attention("sdpa"),
@@ -245,7 +251,7 @@ KEYS: dict[str, Key] = {
     "total_supervised_tokens": nothing(INTERNAL),
     "pad_to_sequence_len": nothing("A batch is padded to its longest row, and packs need no padding."),
     "pad_to_multiple_of": nothing("A batch is padded to its longest row."),
-    "curriculum_sampling": Key(lambda value, file: needless(OFF) if is_off(value) else mapped({"data.shuffle": False})),
+    "curriculum_sampling": anything({"data.shuffle": False}),
     "multipack_real_batches": nothing("How packs are found is no setting here."),
     "batch_flattening": nothing("It concerns how a batch is computed, not what is learned; data.packing saves the padding."),
     "pretrain_multipack_buffer_size": nothing("It counts with streaming."),
@@ -253,7 +259,7 @@ KEYS: dict[str, Key] = {
     "pretraining_sample_concatenation": unless_off("data.packing packs texts; data.excess_length splits long ones."),
     "streaming": flag({"data.streaming": True}),
     "streaming_multipack_buffer_size": nothing("It counts with streaming."),
-    "train_on_inputs": Key(values.learns_inputs),
+    "train_on_inputs": anything({"data.trained_turns": "all"}, off="Answers alone are learned, here too."),
     "group_by_length": unless_off(sentence_for("group_by_length")),
     # The optimizer
     "gradient_accumulation_steps": same("optim.gradient_accumulation_steps", default=lambda file: NO_DEFAULT if file.get("batch_size") else 1),
@@ -270,7 +276,7 @@ KEYS: dict[str, Key] = {
     "optim_args": Key(values.optim_args),
     "optim_target_modules": Key(lambda value, file: mapped({"optim.optim_target_modules": "all-linear" if value == "all_linear" else value})),
     "torchdistx_path": nothing("It counts with adamw_anyprecision, which is not here."),
-    "lr_scheduler": Key(values.scheduler, default="cosine"),
+    "lr_scheduler": same("optim.lr_scheduler_type", default="cosine"),
     "lr_scheduler_kwargs": Key(values.lr_kwargs),
     "lr_quadratic_warmup": unless_off("The learning rate rises on a line."),
     "cosine_min_lr_ratio": unless_off("cosine falls to 0; polynomial has `lr_end` among optim.lr_scheduler_kwargs."),
@@ -323,7 +329,7 @@ KEYS: dict[str, Key] = {
     "liger_layer_norm": unless_off(),
     "liger_fused_linear_cross_entropy": unless_off(),
     "plugins": unless_off(),
-    "torch_compile": Key(values.compiled),
+    "torch_compile": same("kernels.torch_compile"),
     "torch_compile_backend": unless("inductor", "Layers are compiled by torch's inductor."),
     "torch_compile_mode": where_known("kernels.torch_compile_mode", unless("default", "kernels.torch_compile_options takes single options of the compiler.")),
     "gc_steps": nothing("Memory is collected by itself."),
@@ -353,18 +359,26 @@ KEYS: dict[str, Key] = {
     "resume_from_checkpoint": unless_off(sentence_for("resume_from_checkpoint")),
     "auto_resume_from_checkpoints": unless_off(sentence_for("resume_from_checkpoint")),
     "logging_steps": same("run.logging_steps"),
-    "save_steps": Key(values.every("run.save_steps", "saves_per_epoch", "")),
+    "save_steps": steps("run.save_steps"),
     "saves_per_epoch": where_known("run.saves_per_epoch", unless_off()),
-    "save_strategy": Key(values.save_strategy, default=values.save_default),
+    "save_strategy": choice(
+        {
+            "steps": needless("run.save_steps counts steps."),
+            "no": _END_KEPT,
+            False: _END_KEPT,
+        },
+        otherwise=sentence_for("save_strategy"),
+        default=values.save_default,
+    ),
     "save_total_limit": same("run.save_total_limit", default=4),
     "save_first_step": nothing("`workbench estimate --rehearse` shows before a run whether it would work."),
     "save_only_model": unless_off(_SAVED),
     "save_safetensors": unless(True, _SAVED, _SAVED),
     "dynamic_checkpoint": unless_off("`workbench checkpoint RUN` asks a run for one at any time."),
-    "eval_steps": Key(values.every("run.eval_steps", "evals_per_epoch", "")),
+    "eval_steps": steps("run.eval_steps"),
     "evals_per_epoch": Key(values.evals_per_epoch),
-    "eval_strategy": Key(values.eval_strategy),
-    "evaluation_strategy": Key(values.eval_strategy),
+    "eval_strategy": _EVAL_STRATEGY,
+    "evaluation_strategy": _EVAL_STRATEGY,
     "eval_table_size": nothing(_GENERATED),
     "eval_max_new_tokens": nothing(_GENERATED),
     "early_stopping_patience": where_known("optim.early_stopping_patience", unless_off()),

@@ -38,7 +38,7 @@ def trl(value: Any, file: File) -> Answer | list[Part]:
         else:
             answer = needless(OFF) if is_off(item) else unsupported("Answers are sampled and compared without it here.")
         parts += (
-            [(str(key), item, part) for _, _, part in answer]
+            [(f"{key}.{inner}", each, part) for inner, each, part in answer]
             if isinstance(answer, list)
             else [(str(key), item, answer)]
         )

@@ -193,40 +193,15 @@ def too_long(value: Any, file: File) -> Answer:
     return mapped({"data.excess_length": words[value]}) if value in words else unsupported("")
 
 
-def every(setting: str, by_epoch: str, what: str) -> Any:
-    def means(value: Any, file: File) -> Answer:
-        if isinstance(value, float) and 0 < value < 1:
-            return unsupported(f"{setting} counts steps; a share of all steps is not known before the run.")
-        return mapped({setting: value}, what)
-
-    return means
-
-
 def evals_per_epoch(value: Any, file: File) -> Answer:
     if is_off(value) or (is_off(file.get("val_set_size")) and not file.get("test_datasets")):
         return needless("No rows are held out.")
     return mapped({"run.evals_per_epoch": value})
 
 
-def save_strategy(value: Any, file: File) -> Answer:
-    if value == "steps":
-        return needless("run.save_steps counts steps.")
-    if value in ("no", False):
-        return changed({}, "The end of a run is always kept, and a checkpoint every run.save_steps steps.")
-    return unsupported(sentence_for("save_strategy"))
-
-
 def save_default(file: File) -> Any:
     asked = [key for key in ("save_steps", "saves_per_epoch") if file.get(key) is not None]
     return NO_DEFAULT if asked else "epoch"
-
-
-def eval_strategy(value: Any, file: File) -> Answer:
-    return (
-        needless(sentence_for("eval_strategy"))
-        if value in ("steps", "no", False)
-        else unsupported(sentence_for("eval_strategy"))
-    )
 
 
 def label_smoothing_of_pairs(value: Any, file: File) -> Answer:
@@ -250,10 +225,6 @@ def reference(value: Any, file: File) -> Answer:
     return mapped({"method.reference": "precompute"}) if value is True else needless(OFF)
 
 
-def tf32(value: Any, file: File) -> Answer:
-    return mapped({"optim.tf32": value})
-
-
 def attention(words: str) -> Key:
     return flag({"model.attention": words})
 
@@ -268,18 +239,6 @@ def attn_implementation(value: Any, file: File) -> Answer:
     if "flash" in str(value) and ring_of(file) > 1:
         return changed({}, _RING)
     return mapped({"model.attention": value})
-
-
-def compiled(value: Any, file: File) -> Answer:
-    return mapped({"kernels.torch_compile": value})
-
-
-def learns_inputs(value: Any, file: File) -> Answer:
-    return needless("Answers alone are learned, here too.") if is_off(value) else mapped({"data.trained_turns": "all"})
-
-
-def scheduler(value: Any, file: File) -> Answer:
-    return mapped({"optim.lr_scheduler_type": value})
 
 
 def lr_kwargs(value: Any, file: File) -> Answer | list[Part]:

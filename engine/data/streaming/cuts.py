@@ -82,8 +82,13 @@ class ByBytes(Cut):
     def some_places(self, shards: Sequence[int]) -> list[int]:
         return self.rows.hold(span for shard in shards for span in self._spans(shard))
 
-    def _spans(self, shard: int) -> Iterator[tuple[int, int]]:
+    def _borders(self, shard: int) -> tuple[int, int]:
+        """The bytes where its first row begins and where that of the next shard does."""
         start, stop = (min(self.rows.begins(each * BYTES), self._stop) for each in (shard, shard + 1))
+        return start, stop
+
+    def _spans(self, shard: int) -> Iterator[tuple[int, int]]:
+        start, stop = self._borders(shard)
         return itertools.takewhile(lambda span: span[0] < stop, self.rows.spans(start) if start < stop else ())
 
     def length(self) -> int | None:
@@ -129,7 +134,7 @@ class ByRanges(ByBytes):
         self.units = [min(together, count - start) for start in range(0, count, together)]
 
     def _spans(self, shard: int) -> Iterator[tuple[int, int]]:
-        start, stop = (min(self.rows.begins(each * BYTES), self._stop) for each in (shard, shard + 1))
+        start, stop = self._borders(shard)
         for span in self.rows.spans(start) if start < stop else ():
             if span[0] >= stop:
                 return
@@ -146,14 +151,15 @@ class InOrder(Cut):
 
     count = None
 
-    def __init__(self, rows: Scanned | PackedLines, limit: int | None) -> None:
+    rows: Sequential
+
+    def __init__(self, rows: Sequential, limit: int | None) -> None:
         super().__init__(rows)
         self._limit = limit
         self._next = 0
         self._ahead: Any = None
 
     def places(self, shard: int) -> tuple[list[int], bool]:
-        assert isinstance(self.rows, (Scanned, PackedLines))
         if shard < self._next or self._ahead is None:
             self._next, self._ahead = 0, _Ahead(itertools.islice(self.rows.begin(), self._limit))
         found: list[Any] = []
@@ -180,11 +186,8 @@ class _Ahead:
         return found[:count]
 
 
-class Scanned(Rows):
-    """A plain file whose rows are found by a scan from its beginning: CSV, a list of JSON objects."""
-
-    def __init__(self, rows: FileRows) -> None:
-        self.path, self.kind, self.note, self._rows = rows.path, rows.kind, rows.note, rows
+class Sequential(Rows):
+    """Rows that are found from the beginning of a file alone; how many there are is not known before its end."""
 
     @property
     def length(self) -> int | None:
@@ -193,6 +196,27 @@ class Scanned(Rows):
     @property
     def progress(self) -> float:
         return 0.0
+
+    def wait(self, timeout: float | None = None) -> int | None:
+        return None
+
+    def begin(self) -> Iterator[Any]:
+        """What tells each row's place, and what of it is there already, from the first."""
+        raise NotImplementedError
+
+    def keep(self, found: list[Any]) -> list[int]:
+        """Have these rows of `begin` ready, by their places."""
+        raise NotImplementedError
+
+    def first(self, count: int) -> list[Row]:
+        return [self[place] for place in self.keep(list(itertools.islice(self.begin(), count)))]
+
+
+class Scanned(Sequential):
+    """A plain file whose rows are found by a scan from its beginning: CSV, a list of JSON objects."""
+
+    def __init__(self, rows: FileRows) -> None:
+        self.path, self.kind, self.note, self._rows = rows.path, rows.kind, rows.note, rows
 
     def begin(self) -> Iterator[tuple[int, int]]:
         """Where its rows lie, from the first."""
@@ -202,12 +226,6 @@ class Scanned(Rows):
         """Have these rows ready, by the byte where each begins."""
         return self._rows.hold(found)
 
-    def wait(self, timeout: float | None = None) -> int | None:
-        return None
-
-    def first(self, count: int) -> list[Row]:
-        return [self._rows[place] for place in self.keep(list(itertools.islice(self.begin(), count)))]
-
     def __getitem__(self, index: int) -> Row:
         return self._rows[index]
 
@@ -215,7 +233,7 @@ class Scanned(Rows):
         return self._rows.place(index)
 
 
-class PackedLines(Rows):
+class PackedLines(Sequential):
     """A compressed file with a row a line, unpacked as it is read and never kept; a row's place is its number."""
 
     kind = "jsonl"
@@ -223,14 +241,6 @@ class PackedLines(Rows):
     def __init__(self, path: str, suffix: str, *, text: bool, far: HubFile | None = None) -> None:
         self.path, self._file, self._suffix, self._text, self._far = path, Path(path), suffix, text, far
         self._held: dict[int, tuple[int, bytes]] = {}
-
-    @property
-    def length(self) -> int | None:
-        return None
-
-    @property
-    def progress(self) -> float:
-        return 0.0
 
     def begin(self) -> Iterator[tuple[int, int, bytes]]:
         """Number, line and bytes of each row. Raises `DataError` where the stream is broken."""
@@ -256,12 +266,6 @@ class PackedLines(Rows):
         """Have these rows ready, by their numbers."""
         self._held = {number: (line, raw) for number, line, raw in found}
         return list(self._held)
-
-    def wait(self, timeout: float | None = None) -> int | None:
-        return None
-
-    def first(self, count: int) -> list[Row]:
-        return [self[place] for place in self.keep(list(itertools.islice(self.begin(), count)))]
 
     def __getitem__(self, index: int) -> Row:
         if index not in self._held:

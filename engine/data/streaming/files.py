@@ -21,7 +21,7 @@ from engine.config.tree import RunConfig
 from engine.data.cache import own_parts, tokens_parts
 from engine.data.detect import detect
 from engine.data.hub_sets import MANY, HubFile, RangeFile, hub_files, is_hub_set, is_part, kind_of, read_by_parts
-from engine.data.mapped import Rows
+from engine.data.mapped import CLIP, CountedRows, DerivedRows
 from engine.data.parsing import Row
 from engine.data.parts import columns_of
 from engine.data.plan import Plan, Source, check_fit, plan_of, refuse_problems, source_rows, stamp_of
@@ -151,10 +151,6 @@ class Files:
         """The first data set of the hub that is read whole since the hub does not answer; empty where there is none."""
         return next((file.path for file in self.files if file.whole), "")
 
-    def unknown(self) -> str:
-        """The first file whose length is not known before it is read; empty where there is none."""
-        return next((file.path for file in self.files if file.count is None), "")
-
     def bases(self) -> tuple[int, ...]:
         """The number of each file's first row: counted through where all of them know their rows at once."""
         known = [file.rows for file in self.files if file.rows is not None]
@@ -173,7 +169,7 @@ class Files:
             begun = after
 
 
-class First(Rows):
+class First(DerivedRows, CountedRows):
     """Rows of a few shards of a file by number, for whoever looks at some before all are read."""
 
     def __init__(self, cut: Cut, most: int = 1) -> None:
@@ -183,43 +179,17 @@ class First(Rows):
         spread = [0] if cut.count is None else [place * cut.count // count for place in range(count)]
         self._places = cut.some_places(spread)
 
-    @property
-    def length(self) -> int | None:
+    def __len__(self) -> int:
         return len(self._places)
-
-    @property
-    def progress(self) -> float:
-        return 1.0
-
-    def wait(self, timeout: float | None = None) -> int | None:
-        return len(self._places)
-
-    def known(self) -> int:
-        return len(self._places)
-
-    def first(self, count: int) -> list[Row]:
-        return [self[index] for index in range(min(count, len(self._places)))]
 
     def __getitem__(self, index: int) -> Row:
         return self._rows[self._places[index]]
 
-    def size(self, index: int) -> int:
-        return self._rows.size(self._places[index])
+    def _at(self, index: int) -> int:
+        return self._places[index]
 
-    def text(self, index: int, limit: int = 64 * 1024) -> str:
+    def text(self, index: int, limit: int = CLIP) -> str:
         return self._rows.text(self._places[index], limit)
-
-    def named(self, index: int) -> str:
-        return self._rows.named(self._places[index])
-
-    def place(self, index: int) -> tuple[str, int | None]:
-        return self._rows.place(self._places[index])
-
-    def error(self, index: int, message: str, hint: str = "") -> DataError:
-        return self._rows.error(self._places[index], message, hint)
-
-    def close(self) -> None:
-        self._rows.close()
 
 
 def streamed_plan(config: RunConfig, processing_class: Any, *, tolerant: bool = False) -> tuple[Plan, Files]:

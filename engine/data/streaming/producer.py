@@ -17,6 +17,7 @@ from collections.abc import Callable
 from multiprocessing.connection import wait as readable
 from typing import Any, NoReturn
 
+from engine.data.rendering import close_others
 from engine.data.streaming.order import Walk
 from engine.data.streaming.shards import Key, Note, ShardFolder, ShardMaker
 from engine.errors import DataError, WorkbenchError
@@ -118,15 +119,12 @@ def _child(
 
 
 def _alone(kept: int, parent: int) -> None:
-    """No open file of the parent (its lock of the run among them), none of its signals, and an end with it."""
+    """No open file of the parent, none of its signals, and an end with it."""
     if sys.platform == "linux":
         import ctypes
 
         ctypes.CDLL(None).prctl(1, signal.SIGKILL)
-        for name in os.listdir("/proc/self/fd"):
-            if int(name) > 2 and int(name) != kept:
-                with contextlib.suppress(OSError):
-                    os.close(int(name))
+        close_others(kept)
     if os.getppid() != parent:
         os._exit(0)
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):

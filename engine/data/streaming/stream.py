@@ -17,7 +17,7 @@ from dataclasses import asdict, replace
 from typing import Any
 
 from engine.config.facts import DataFacts, Facts, counting_limits
-from engine.config.tree import RunConfig
+from engine.config.tree import RunConfig, fields
 from engine.data.cache import Store, about, digest_of
 from engine.data.counting import SAMPLE
 from engine.data.packing import best_fit, joined
@@ -322,7 +322,7 @@ def with_steps(config: RunConfig, facts: DataFacts) -> RunConfig:
             "optim.max_steps: must be set while these rows are streamed; how many there are is known once all are read.",
             "Set it, or set data.streaming to false.",
         )
-    return config.model_copy(update={"optim": config.optim.model_copy(update={"max_steps": steps})})
+    return config.with_values({fields.optim.max_steps: steps})
 
 
 def _first_rows(plan: Plan, files: Files, processing_class: Any, count: int) -> list[Row]:

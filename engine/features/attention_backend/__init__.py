@@ -13,9 +13,9 @@ from dataclasses import dataclass
 
 from engine.config.facts import Facts, ModelFacts
 from engine.config.findings import Finding, Fix, must
-from engine.config.method import METHODS
 from engine.config.rule import Refused, one_of, refused, rule, take
 from engine.config.tree import RunConfig, fields
+from engine.facts.counts import known_model
 
 SETTING = fields.model.attention
 AFTER = ()
@@ -90,7 +90,7 @@ def carries_state(model: ModelFacts) -> bool:
 
 def unfit(name: str, config: RunConfig, facts: Facts) -> str | None:
     """Why this release of flash attention does not serve here, or None."""
-    flash, model = FLASH[name], facts.model
+    flash, model = FLASH[name], known_model(config, facts)
     if facts.packages is None or not facts.packages.get(flash.package):
         return f"the package {flash.package} is not installed"
     for gpu in facts.machine.gpus if facts.machine else ():
@@ -105,28 +105,28 @@ def unfit(name: str, config: RunConfig, facts: Facts) -> str | None:
         return f"{name} takes float16 on {old}, not bfloat16"
     if name == CUDNN and config.run.full_determinism:
         return f"{name}: {NOT_DETERMINISTIC[0].lower()}{NOT_DETERMINISTIC[1:]}"
-    if model is not None and model.name == config.model.name and (model.head_dim or 0) > flash.widest:
+    if model is not None and (model.head_dim or 0) > flash.widest:
         return f"heads of {model.head_dim} numbers are wider than the {flash.widest} of {name}"
     return None
 
 
 def unfit_varlen(config: RunConfig, facts: Facts) -> str | None:
     """Why torch's own attention over documents does not serve here, or None."""
-    model = facts.model
+    model = known_model(config, facts)
     for gpu in facts.machine.gpus if facts.machine else ():
         if gpu.capability < VARLEN_LEAST:
             return f"{gpu.name} is older than the cards of {VARLEN}"
     if config.model.dtype == "float32":
         return f"{VARLEN} computes in 16 bits only"
-    if model is not None and model.name == config.model.name and (model.head_dim or 0) > VARLEN_WIDEST:
+    if model is not None and (model.head_dim or 0) > VARLEN_WIDEST:
         return f"heads of {model.head_dim} numbers are wider than the {VARLEN_WIDEST} of {VARLEN}"
     return None
 
 
 def has_sinks(config: RunConfig, facts: Facts) -> bool:
     """Whether the model's heads have sinks that are computed here."""
-    model = facts.model
-    return model is not None and model.name == config.model.name and model.model_type in WITH_SINKS
+    model = known_model(config, facts)
+    return model is not None and model.model_type in WITH_SINKS
 
 
 def unfit_sinks(config: RunConfig, facts: Facts) -> str:
@@ -149,7 +149,7 @@ def keeps_scores(config: RunConfig, facts: Facts) -> bool:
     """Whether scores of all pairs of tokens are held for the backward pass: by `eager`, and with sinks where prompts are
     padded on the left, before answers of the run's own."""
     taken = in_force(config, facts)
-    return taken == "eager" or (taken == SINKS and METHODS[config.method.kind].rows == "prompts")
+    return taken == "eager" or (taken == SINKS and config.method.rows == "prompts")
 
 
 def chosen(config: RunConfig, facts: Facts) -> tuple[str, str]:
@@ -158,8 +158,8 @@ def chosen(config: RunConfig, facts: Facts) -> tuple[str, str]:
         reason = unfit_sinks(config, facts)
         return ("eager", reason) if reason else (SINKS, "torch's flash attention with the model's sinks in its sums")
     if facts.machine is None or not facts.machine.gpus or not kept_apart(config):
-        model = facts.model
-        if model is not None and model.name == config.model.name and model.model_type in EAGER_ALONE:
+        model = known_model(config, facts)
+        if model is not None and model.model_type in EAGER_ALONE:
             return "eager", f"torch's fused attention has no form for {model.model_type}"
         return "sdpa", SDPA
     # From the newest made for the card: 4 for Blackwell, 3 for Hopper; 4 serves Hopper too. cuDNN's is the fastest of the rest.
@@ -256,8 +256,8 @@ def flash_attention_needs_its_card(config: RunConfig, facts: Facts) -> Iterator[
 
 @rule(reads=(SETTING, fields.model.name))
 def flash_attention_serves_heads_up_to_a_width(config: RunConfig, facts: Facts) -> Iterator[Finding]:
-    attention, model = config.model.attention, facts.model
-    if attention not in FLASH or model is None or model.name != config.model.name or model.head_dim is None:
+    attention, model = config.model.attention, known_model(config, facts)
+    if attention not in FLASH or model is None or model.head_dim is None:
         return
     widest = FLASH[attention].widest
     if model.head_dim > widest:
@@ -280,8 +280,8 @@ def varlen_needs_a_card_16_bits_and_heads_of_its_width(config: RunConfig, facts:
 def sinks_need_a_model_that_has_them(config: RunConfig, facts: Facts) -> Iterator[Finding]:
     if config.model.attention != SINKS:
         return
-    model, fix = facts.model, Fix("take auto", {SETTING.path: "auto"})
-    if model is not None and model.name == config.model.name and model.model_type not in ("", *WITH_SINKS):
+    model, fix = known_model(config, facts), Fix("take auto", {SETTING.path: "auto"})
+    if model is not None and model.model_type not in ("", *WITH_SINKS):
         todo = f"It computes the sinks of {', '.join(sorted(WITH_SINKS))}: take auto."
         yield must(SETTING.path, f"another for models of type {model.model_type}", SINKS, todo, fix=fix)
     elif reason := unfit_sinks(config, facts):
@@ -324,8 +324,8 @@ def packs_kept_apart_want_no_mask_of_all_pairs(config: RunConfig, facts: Facts) 
 
 @rule(reads=(fields.model.name, fields.data.packing, fields.data.packing_cross_doc_attn_mask))
 def packs_kept_apart_need_a_model_that_can(config: RunConfig, facts: Facts) -> Iterator[Finding]:
-    model, path = facts.model, fields.data.packing_cross_doc_attn_mask.path
-    if kept_apart(config) and model is not None and model.name == config.model.name and model.model_type in NOT_APART:
+    model, path = known_model(config, facts), fields.data.packing_cross_doc_attn_mask.path
+    if kept_apart(config) and model is not None and model.model_type in NOT_APART:
         off = Fix("do not pack", {path: False, fields.data.packing.path: False})
         todo = "Its layers do not tell the rows of a pack apart. Switch packing off."
         yield must(path, f"false for models of type {model.model_type}", True, todo, fix=off)

@@ -16,7 +16,14 @@ import torch
 from engine.config.tree import RunConfig
 from engine.errors import ModelError
 from engine.features.applied import Applied
-from engine.features.attention_backend import apart, cudnn_documents, kept_apart, sinks, varlen, xformers_documents
+from engine.features.attention_backend import (
+    cudnn_documents,
+    documents_as_rows,
+    kept_apart,
+    sinks,
+    varlen,
+    xformers_documents,
+)
 from engine.features.built import Built, base_model
 
 FEATURE = "packed attention"
@@ -36,7 +43,7 @@ def prepare(config: RunConfig, built: Built) -> Applied | None:
             f"which {attention} needs.",
             "Set model.attention to sdpa.",
         ).mended_by({"model.attention": "sdpa"})
-    done, forget = apart.kept_apart(model, attention)
+    done, forget = documents_as_rows.kept_apart(model, attention)
     if not told:
         return Applied(FEATURE, True, attention, None, "; ".join(done), forget) if done else None
     tell = _TELLS.get(attention, _with_beginnings)

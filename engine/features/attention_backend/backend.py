@@ -14,7 +14,7 @@ import torch
 import torch.nn.functional as F
 from transformers import PreTrainedModel
 
-from engine.errors import visible
+from engine.errors import first_line, visible
 from engine.features.attention_backend import FLASH, cudnn_documents, sinks, varlen, xformers_documents
 from engine.hardware import installed
 
@@ -50,7 +50,7 @@ def settle(model: PreTrainedModel, wanted: str, device: torch.device | None = No
         else:
             reason = None if device is None else trial(wanted, model, device)
     except _FAILURES as problem:
-        reason = visible(str(problem).strip().split("\n")[0])[:200] or type(problem).__name__
+        reason = visible(first_line(problem))[:200] or type(problem).__name__
     if reason is None:
         return ""
     model.set_attn_implementation(own)

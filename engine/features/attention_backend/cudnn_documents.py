@@ -17,6 +17,7 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from engine.features.attention_backend import CUDNN, NOT_DETERMINISTIC, varlen
+from engine.features.attention_backend.sdpa_cudnn_workaround import make_known
 
 NAME = CUDNN
 LEAST_PLACES, LEAST_LONGEST = 16, 256
@@ -28,11 +29,7 @@ _KEYS = (_K, _V, _DK, _DV)
 
 def register() -> None:
     """Makes the name known to transformers; a second time changes nothing."""
-    from transformers import AttentionInterface, AttentionMaskInterface
-    from transformers.masking_utils import sdpa_mask
-
-    AttentionInterface.register(NAME, cudnn_attention_forward)
-    AttentionMaskInterface.register(NAME, sdpa_mask)
+    make_known(NAME, cudnn_attention_forward)
 
 
 def lacking(model: PreTrainedModel) -> str | None:

@@ -9,11 +9,13 @@ are.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch.nn.attention import SDPBackend, sdpa_kernel
-from transformers import PreTrainedModel
+from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedModel
+from transformers.masking_utils import sdpa_mask
 
 NAME = "sdpa_whole_tiles"
 TILE, HALF = 128, 64
@@ -34,13 +36,15 @@ def at_stake(model: PreTrainedModel, device: torch.device | None) -> bool:
     )
 
 
+def make_known(name: str, attention: Callable[..., Any], mask: Callable[..., Any] = sdpa_mask) -> None:
+    """Makes an attention known to transformers by this name; a second time changes nothing."""
+    AttentionInterface.register(name, attention)
+    AttentionMaskInterface.register(name, mask)
+
+
 def guard(model: PreTrainedModel) -> str:
     """Gives the model this attention, which transformers then knows by its name; why."""
-    from transformers import AttentionInterface, AttentionMaskInterface
-    from transformers.masking_utils import sdpa_mask
-
-    AttentionInterface.register(NAME, whole_tiles_attention_forward)
-    AttentionMaskInterface.register(NAME, sdpa_mask)
+    make_known(NAME, whole_tiles_attention_forward)
     model.set_attn_implementation(NAME)
     return "torch's fused attention; with a mask and 64 keys more than whole tiles of 128 another kernel than cuDNN before 9.26"
 

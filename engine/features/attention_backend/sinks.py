@@ -22,6 +22,7 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from engine.features.attention_backend import SINKS, WITH_SINKS
+from engine.features.attention_backend.sdpa_cudnn_workaround import make_known
 
 NAME = SINKS
 ALLOWED = {torch.float64: 1e-9, torch.float32: 1e-4}
@@ -31,10 +32,7 @@ TRIED_TOKENS, TRIED_WINDOW = 200, 48
 
 def register() -> None:
     """Makes the name known to transformers; a second time changes nothing."""
-    from transformers import AttentionInterface, AttentionMaskInterface
-
-    AttentionInterface.register(NAME, sinks_attention_forward)
-    AttentionMaskInterface.register(NAME, sinks_mask)
+    make_known(NAME, sinks_attention_forward, sinks_mask)
 
 
 def lacking(model: PreTrainedModel) -> str | None:

@@ -14,18 +14,14 @@ import torch
 from transformers import PreTrainedModel
 
 from engine.features.attention_backend import VARLEN
-from engine.features.attention_backend.sdpa_cudnn_workaround import whole_tiles_attention_forward
+from engine.features.attention_backend.sdpa_cudnn_workaround import make_known, whole_tiles_attention_forward
 
 NAME = VARLEN
 
 
 def register() -> None:
     """Makes the name known to transformers; a second time changes nothing."""
-    from transformers import AttentionInterface, AttentionMaskInterface
-    from transformers.masking_utils import sdpa_mask
-
-    AttentionInterface.register(NAME, varlen_attention_forward)
-    AttentionMaskInterface.register(NAME, sdpa_mask)
+    make_known(NAME, varlen_attention_forward)
 
 
 def lacking(model: PreTrainedModel) -> str | None:

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from engine.features.attention_backend import XFORMERS, varlen
-from engine.features.attention_backend.sdpa_cudnn_workaround import whole_tiles_attention_forward
+from engine.features.attention_backend.sdpa_cudnn_workaround import make_known, whole_tiles_attention_forward
 
 NAME = XFORMERS
 lacking = varlen.lacking
@@ -22,11 +22,8 @@ lacking = varlen.lacking
 def register() -> None:
     """Makes the name known to transformers; a second time changes nothing. Raises ImportError without the package."""
     import xformers.ops  # noqa: F401
-    from transformers import AttentionInterface, AttentionMaskInterface
-    from transformers.masking_utils import sdpa_mask
 
-    AttentionInterface.register(NAME, xformers_attention_forward)
-    AttentionMaskInterface.register(NAME, sdpa_mask)
+    make_known(NAME, xformers_attention_forward)
 
 
 def lengths(told: Mapping[str, Any]) -> dict[str, Any]:

@@ -27,10 +27,10 @@ import torch
 import transformers
 from transformers import PreTrainedModel
 
-from engine.compat.instances import whole
+from engine.compat.instances import in_mode, whole
 from engine.compat.trl_head import head_settings
 from engine.config.facts import Facts
-from engine.config.tree import RunConfig
+from engine.config.tree import RunConfig, fields
 from engine.errors import Cancelled, ModelError
 from engine.features import compile as compile_rules
 from engine.features import cut_cross_entropy as cut_rules
@@ -129,7 +129,7 @@ def _no_compile(config: RunConfig, built: Built) -> str | None:
 
 def _refused(config: RunConfig, setting: str) -> str | None:
     """Why the config's other settings leave this one no place, by the rules of what would then be on, or None."""
-    on = config.model_copy(update={"kernels": config.kernels.model_copy(update={setting: True})})
+    on = config.with_values({fields[f"kernels.{setting}"]: True})
     for feature in _RULED:
         if (found := refusal(feature, on, Facts())) is not None and refusal(feature, config, Facts()) is None:
             return found.todo.rstrip(".")
@@ -199,8 +199,7 @@ def _names(on: tuple[str, ...]) -> tuple[str, ...]:
 def _with(config: RunConfig, free: tuple[str, ...], on: tuple[str, ...]) -> RunConfig:
     """The config with these of the free settings on; what is left at auto for want of a place is off."""
     settings = [choice.setting for choice in CHOICES if getattr(config.kernels, choice.setting) == "auto"]
-    values = {setting: setting in on and setting in free for setting in settings}
-    return config.model_copy(update={"kernels": config.kernels.model_copy(update=values)})
+    return config.with_values({fields[f"kernels.{setting}"]: setting in on and setting in free for setting in settings})
 
 
 # -- timing ------------------------------------------------------------------------------------------------------------
@@ -217,11 +216,10 @@ def time_all(config: RunConfig, built: Built, combinations: list[tuple[str, ...]
         trainer.model.gradient_checkpointing_enable(
             gradient_checkpointing_kwargs=trainer.args.gradient_checkpointing_kwargs
         )
-    before, modes = weight_guard.look(model), [(module, module.training) for module in trainer.model.modules()]
+    before = weight_guard.look(model)
     devices = [batch.device.index] if batch.is_cuda else []
-    trainer.model.train()
     try:
-        with torch.random.fork_rng(devices=devices):
+        with torch.random.fork_rng(devices=devices), in_mode(trainer.model, training=True):
             spent = sum(_attempt(config, built, trial, batch, warm=True) for trial in trials)
             rounds = max(FEWEST, min(ROUNDS, int(SECONDS / max(spent, 1e-9))))
             for _ in range(rounds):
@@ -229,8 +227,6 @@ def time_all(config: RunConfig, built: Built, combinations: list[tuple[str, ...]
                     if not trial.why:
                         _attempt(config, built, trial, batch)
     finally:
-        for module, training in modes:
-            module.training = training
         _forget(any("torch_compile" in trial.on for trial in trials))
     if weight_guard.look(model) != before:
         raise ModelError(

@@ -16,7 +16,6 @@ from engine.config.facts import CompilerWait, Facts, ModelFacts
 from engine.config.findings import Finding, Fix, must
 from engine.config.kernels import COMPILE_OPTIONS, STACK_GRAPH
 from engine.config.kinds import reference_of
-from engine.config.method import METHODS
 from engine.config.rule import Refused, one_of, refused, rule, take
 from engine.config.tree import RunConfig, fields
 from engine.errors import nearest
@@ -133,7 +132,7 @@ def _no_card(facts: Facts) -> str | None:
 def _in_the_way(config: RunConfig) -> str | None:
     """The setting that is better left uncompiled unless compiling was asked for, as a reason."""
     memory, kernels = config.memory, config.kernels
-    if METHODS[config.method.kind].rows == "prompts":
+    if config.method.rows == "prompts":
         return SHARED
     if config.adapter.kind == "lora" and config.adapter.use_dora:
         return "DoRA breaks a layer into many graphs"
@@ -271,13 +270,13 @@ def _not_recorded(config: RunConfig, facts: Facts) -> str | None:
     memory, distributed = config.memory, config.distributed
     if facts.machine is not None and not facts.machine.gpus:
         return "there is no GPU"
-    if METHODS[config.method.kind].rows == "prompts":
+    if config.method.rows == "prompts":
         return "answers are sampled"
     if memory.layer_offloading or memory.activation_offloading:
         return "layers or what they keep go to the host"
     if distributed.strategy == "fsdp2" or distributed.context_parallel_size > 1 or distributed.expert_parallel_size > 1:
         return "layers send messages to other devices"
-    if counts.device_count(config, facts) > 1:
+    if counts.device_count(config) > 1:
         return "several processes train together"
     if reference_of(config.method) not in (None, "precompute"):
         return "the reference answers by the same layers or by a copy of them"

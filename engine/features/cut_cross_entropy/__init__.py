@@ -15,7 +15,7 @@ from typing import Literal
 
 from engine.config.facts import Facts
 from engine.config.findings import Finding, Fix, must
-from engine.config.method import METHODS, CrossEntropy
+from engine.config.method import CrossEntropy
 from engine.config.rule import Refused, one_of, refused, rule, take
 from engine.config.tree import FieldSpec, RunConfig, fields
 from engine.facts import counts
@@ -131,7 +131,7 @@ class Head:
 
 def path_of(config: RunConfig) -> Path:
     """Which way this config's scores take."""
-    if METHODS[config.method.kind].head != "vocabulary":
+    if config.method.head != "vocabulary":
         return "none"
     return "cut" if config.kernels.use_cut_ce is True or beside_it(config) else "fused"
 

@@ -77,7 +77,7 @@ refused(
 @rule(reads=(SETTING, fields.run.devices, fields.distributed.nodes))
 def experts_are_divided_over_the_processes(config: RunConfig, facts: Facts) -> Iterator[Finding]:
     todo = "Groups of so many devices each hold all experts, and no device may be left over."
-    yield from must_divide(SETTING, SETTING.value(config), device_count(config, facts), todo)
+    yield from must_divide(SETTING, SETTING.value(config), device_count(config), todo)
 
 
 @rule(reads=(SETTING, fields.model.name, fields.model.quantize_moe_experts, fields.adapter.kind))
@@ -89,7 +89,7 @@ def experts_divide(config: RunConfig, facts: Facts) -> Iterator[Finding]:
         todo = "This model is no mixture of experts: there is nothing to divide."
         yield must(SETTING.path, f"1 for the model type {model.model_type}", size, todo, fix=_LEFT_OUT)
     elif model.experts % size:
-        devices = device_count(config, facts)
+        devices = device_count(config)
         fewer = max(many for many in range(1, size) if model.experts % many == devices % many == 0)
         todo = "Each device holds as many as the others."
         yield must(

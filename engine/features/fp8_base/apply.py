@@ -15,7 +15,7 @@ from typing import Any
 
 import torch
 
-from engine.compat.instances import put
+from engine.compat.instances import in_mode, put
 from engine.config.tree import RunConfig
 from engine.features.applied import Applied
 from engine.features.built import Built
@@ -65,7 +65,11 @@ def _measured(built: Built, held: Computed, layer: Any) -> Callable[[], None]:
 def output_error(layer: Any, held: Computed, args: tuple[Any, ...], kwargs: dict[str, Any]) -> float:
     """By how much FP8 changes what this layer adds to its input, root mean square over root mean square."""
     taken = args[0] if args else kwargs["hidden_states"]
-    with torch.no_grad(), torch.random.fork_rng([taken.device] if taken.is_cuda else []), _evaluating(layer):
+    with (
+        torch.no_grad(),
+        torch.random.fork_rng([taken.device] if taken.is_cuda else []),
+        in_mode(layer, training=False),
+    ):
         rounded = _first(layer._call_impl(*args, **kwargs)).double()
         with _plain(held):
             plain = _first(layer._call_impl(*args, **kwargs)).double()
@@ -87,17 +91,6 @@ def _alone(kwargs: dict[str, Any]) -> dict[str, Any] | None:
 
 def _first(out: Any) -> torch.Tensor:
     return out[0] if isinstance(out, tuple) else out
-
-
-@contextmanager
-def _evaluating(layer: torch.nn.Module) -> Iterator[None]:
-    modes = {module: module.training for module in layer.modules()}
-    layer.eval()
-    try:
-        yield
-    finally:
-        for module, mode in modes.items():
-            module.training = mode
 
 
 @contextmanager

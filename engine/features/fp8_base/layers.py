@@ -15,18 +15,16 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
-from transformers.modeling_layers import GradientCheckpointingLayer
 
 from engine.config.facts import Facts
 from engine.config.tree import RunConfig
 from engine.errors import ModelError, visible
 from engine.features import fp8_base
-from engine.features.built import cards_here
+from engine.features.built import cards_here, decoder_layers
 from engine.features.feature import refuse
 from engine.kernels.fp8_rows import rounded_rows, rounded_rows_reference, transposed, transposed_reference
 from engine.models.stored_fp8 import Fp8Linear
@@ -153,7 +151,7 @@ def compute_in_fp8(
     changed, whole = 0.0, 0.0
     swapped: dict[int, Fp8BaseLinear] = {}
     first: dict[Fp8BaseLinear, torch.Tensor] = {}
-    for number, layer in enumerate(_outermost(model)):
+    for number, layer in enumerate(decoder_layers(model)):
         left_out["experts held together"] += sum(p.dim() == 3 and p.is_floating_point() for p in layer.parameters())
         for parent, name, module in _linear_layers(layer):
             if (reason := fp8_base.why_not(name, *module.weight.shape, least=least)) is not None:
@@ -175,15 +173,6 @@ def compute_in_fp8(
     for made in swapped.values():
         made.computed = computed
     return computed
-
-
-def _outermost(module: torch.nn.Module) -> Iterator[torch.nn.Module]:
-    """The model's repeated layers, none inside another."""
-    if isinstance(module, GradientCheckpointingLayer):
-        yield module
-        return
-    for child in module.children():
-        yield from _outermost(child)
 
 
 def _linear_layers(layer: torch.nn.Module) -> list[tuple[torch.nn.Module, str, torch.nn.Linear]]:

@@ -101,7 +101,7 @@ def unmeasured(config: RunConfig, facts: Facts, model: ModelFacts) -> str | None
         return "layers stream"
     if config.distributed.expert_parallel_size > 1:
         return "no step was measured with experts that are divided"
-    shares = config.distributed.strategy == "fsdp2" and device_count(config, facts) > 1
+    shares = config.distributed.strategy == "fsdp2" and device_count(config) > 1
     return "weights are shared out" if shares else None
 
 

@@ -10,6 +10,7 @@ from engine.config.findings import Finding, Fix, must
 from engine.config.kernels import NORM_ROPE_MODELS, ROPE_MODELS
 from engine.config.rule import Refused, leave_out, one_of, refused, rule
 from engine.config.tree import RunConfig, fields
+from engine.facts.counts import known_model
 from engine.features import compile
 from engine.features.feature import TIMED
 from engine.kernels.requirements import CAPABILITY
@@ -49,8 +50,8 @@ def chosen(config: RunConfig, facts: Facts) -> tuple[bool | Literal["auto"], str
 
 @rule(reads=(SETTING, fields.model.name))
 def fused_attention_knows_the_model(config: RunConfig, facts: Facts) -> Iterator[Finding]:
-    path, model = SETTING.path, facts.model
-    if config.kernels.fused_attn_kernel is not True or model is None or model.name != config.model.name:
+    path, model = SETTING.path, known_model(config, facts)
+    if config.kernels.fused_attn_kernel is not True or model is None:
         return
     served = NORM_ROPE_MODELS + ROPE_MODELS
     if model.model_type and model.model_type not in served:
@@ -61,8 +62,8 @@ def fused_attention_knows_the_model(config: RunConfig, facts: Facts) -> Iterator
 
 @rule(reads=(SETTING, fields.kernels.torch_compile, fields.model.name))
 def rotation_alone_is_left_to_compiled_layers(config: RunConfig, facts: Facts) -> Iterator[Finding]:
-    path, model = SETTING.path, facts.model
-    if config.kernels.fused_attn_kernel is not True or model is None or model.name != config.model.name:
+    path, model = SETTING.path, known_model(config, facts)
+    if config.kernels.fused_attn_kernel is not True or model is None:
         return
     if model.model_type in ROPE_MODELS and compile.in_force(config, facts) is True:
         todo = (

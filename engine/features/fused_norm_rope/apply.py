@@ -18,7 +18,7 @@ from typing import Any, Literal
 import torch
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
-from engine.compat.instances import all_of, put
+from engine.compat.instances import all_of, in_mode, put
 from engine.config.kernels import NORM_ROPE_MODELS, ROPE_MODELS
 from engine.config.tree import RunConfig
 from engine.errors import ModelError, visible
@@ -276,21 +276,16 @@ def _try(layer: Any, forward: Callable[..., Any]) -> None:
         "attention_mask": None,
     }
     given |= {"shared_kv_states": {}} if _family(layer).sharing else {}
-    training = [(module, module.training) for module in layer.modules()]
-    layer.eval()
-    try:
-        theirs = layer(hidden, **given)[0]
-    except _CALLED_OTHERWISE as problem:
-        raise ModelError(
-            f"kernels.fused_attn_kernel: {type(layer).__name__} of this release of transformers is called otherwise "
-            f"({visible(str(problem))[:200]}).",
-            f"Take a newer transformers. {_TURN_OFF}",
-        ) from problem
-    else:
+    with in_mode(layer, training=False):
+        try:
+            theirs = layer(hidden, **given)[0]
+        except _CALLED_OTHERWISE as problem:
+            raise ModelError(
+                f"kernels.fused_attn_kernel: {type(layer).__name__} of this release of transformers is called otherwise "
+                f"({visible(str(problem))[:200]}).",
+                f"Take a newer transformers. {_TURN_OFF}",
+            ) from problem
         ours = forward(layer, hidden, **given)[0]
-    finally:
-        for module, was in training:
-            module.training = was
     error = float((ours - theirs).double().norm() / theirs.double().norm().clamp(min=1e-12))
     if not error <= _TOLERANCE.get(dtype, 1e-4):
         raise ModelError(

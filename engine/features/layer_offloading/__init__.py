@@ -8,7 +8,6 @@ from operator import not_
 
 from engine.config.facts import Facts
 from engine.config.findings import Finding, Fix, must
-from engine.config.method import METHODS
 from engine.config.rule import Refused, leave_out, one_of, other_than, refused, rule, take
 from engine.config.tree import RunConfig, fields
 from engine.facts import counts
@@ -87,7 +86,7 @@ def streams(config: RunConfig, facts: Facts) -> bool:
 
 @rule(reads=(SETTING, fields.run.devices))
 def layer_offloading_needs_one_device(config: RunConfig, facts: Facts) -> Iterator[Finding]:
-    path, count = fields.run.devices.path, counts.device_count(config, facts)
+    path, count = fields.run.devices.path, counts.device_count(config)
     if streams(config, facts) and count > 1:
         todo = "Each process would lock a copy of all layers in the host's memory, and all would share its bus."
         yield must(path, "1 with layer_offloading", count, todo, fix=Fix("take one", {path: 1}))
@@ -114,7 +113,7 @@ def layer_offloading_has_no_fixed_addresses(config: RunConfig, facts: Facts) -> 
 
 @rule(reads=(SETTING, fields.method.kind))
 def layers_come_in_for_every_token_sampled(config: RunConfig, facts: Facts) -> Iterator[Finding]:
-    if streams(config, facts) and METHODS[config.method.kind].rows == "prompts":
+    if streams(config, facts) and config.method.rows == "prompts":
         todo = "Answers are sampled token by token, and each brings every layer in; 4-bit weights stay on the card."
-        rule_text = f"false to be quick with {METHODS[config.method.kind].called}"
+        rule_text = f"false to be quick with {config.method.called}"
         yield must(SETTING.path, rule_text, True, todo, severity="warning")

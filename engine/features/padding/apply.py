@@ -16,7 +16,6 @@ import torch
 from transformers import PreTrainedModel
 
 from engine.compat.instances import all_of
-from engine.config.method import METHODS
 from engine.config.tree import RunConfig
 from engine.features.applied import Applied
 from engine.features.built import Built, base_model
@@ -29,7 +28,7 @@ def apply(config: RunConfig, built: Built) -> Applied | None:
     """Hooks the backbones of the trainer's models; None where batches are padded in front, where there is no padding (packs
     of separate documents, which attention keeps apart in its own way) or no model is causal."""
     columns = getattr(getattr(built.trainer, "train_dataset", None), "column_names", None) or ()
-    if METHODS[config.method.kind].rows == "prompts" or "seq_lengths" in columns:
+    if config.method.rows == "prompts" or "seq_lengths" in columns:
         return None
     bases = [base for model in built.models() if isinstance(base := base_model(model), PreTrainedModel)]
     backbones = [base.base_model for base in bases if looks_back_alone(base)]

@@ -18,7 +18,7 @@ from typing import Any
 import torch
 from peft.tuners.lora.layer import ParamWrapper
 
-from engine.compat.instances import all_of, put
+from engine.compat.instances import all_of, in_mode, put
 from engine.config.facts import Facts
 from engine.config.tree import RunConfig
 from engine.errors import ModelError
@@ -125,17 +125,11 @@ def _experts_in_tiles(
 ) -> Callable[[], None]:
     """Gives the experts of a block their tiles; returns the undo. Raises ModelError where the block answers otherwise."""
     hidden = _drawn(block, width, dtype)
-    training = [(module, module.training) for module in block.modules()]
-    block.eval()
-    try:
-        with torch.no_grad():
-            whole = block(hidden)
-            three = [put(module, "tile_tokens", 3) for module in experts]
-            in_tiles = block(hidden)
-            all_of(three)()
-    finally:
-        for module, was in training:
-            module.training = was
+    with torch.no_grad(), in_mode(block, training=False):
+        whole = block(hidden)
+        three = [put(module, "tile_tokens", 3) for module in experts]
+        in_tiles = block(hidden)
+        all_of(three)()
     first, other = (each[0] if isinstance(each, tuple) else each for each in (in_tiles, whole))
     if not (error := _apart(first, other)) <= _TOLERANCE.get(other.dtype, 3e-2):
         raise ModelError(
@@ -224,29 +218,26 @@ def _try(block: Any, width: int, dtype: torch.dtype) -> bool:
     """
     name = type(block).__name__
     hidden = _drawn(block, width, dtype)
-    training = [(module, module.training) for module in block.modules()]
-    block.eval()
     try:
-        with torch.no_grad():
-            whole = block(hidden)
-            if not isinstance(whole, torch.Tensor) or whole.shape != hidden.shape:
-                what = f"{len(whole)} values" if isinstance(whole, (tuple, list)) else "another shape"
-                raise ModelError(f"memory.tiled_mlp: {name} returns {what} where tiles need hidden states.", _LEAVE_OUT)
-            error = _apart(tiled(block.forward, hidden, (), 3), whole)
-        allowed = _TOLERANCE.get(whole.dtype, 3e-2)
-        if not error <= allowed:
-            raise ModelError(
-                f"memory.tiled_mlp: {name} answers otherwise when it is asked tile by tile (relative error {error:.1e}).",
-                _LEAVE_OUT,
-            )
-        # The same products in the same order: what is left out may not show.
-        return _spares_last(block, hidden, allowed / 30)
+        with in_mode(block, training=False):
+            with torch.no_grad():
+                whole = block(hidden)
+                if not isinstance(whole, torch.Tensor) or whole.shape != hidden.shape:
+                    what = f"{len(whole)} values" if isinstance(whole, (tuple, list)) else "another shape"
+                    sentence = f"memory.tiled_mlp: {name} returns {what} where tiles need hidden states."
+                    raise ModelError(sentence, _LEAVE_OUT)
+                error = _apart(tiled(block.forward, hidden, (), 3), whole)
+            allowed = _TOLERANCE.get(whole.dtype, 3e-2)
+            if not error <= allowed:
+                raise ModelError(
+                    f"memory.tiled_mlp: {name} answers otherwise when it is asked tile by tile (relative error {error:.1e}).",
+                    _LEAVE_OUT,
+                )
+            # The same products in the same order: what is left out may not show.
+            return _spares_last(block, hidden, allowed / 30)
     except (TypeError, RuntimeError, AttributeError, LookupError, ValueError) as problem:
         sentence = f"memory.tiled_mlp: {name} cannot be asked for some tokens alone: {problem}"
         raise ModelError(sentence, _LEAVE_OUT) from problem
-    finally:
-        for module, was in training:
-            module.training = was
 
 
 def _spares_last(block: Any, hidden: torch.Tensor, allowed: float) -> bool:

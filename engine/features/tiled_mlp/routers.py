@@ -14,6 +14,8 @@ import torch
 from transformers import PreTrainedModel
 from transformers.utils import output_capturing
 
+from engine.compat.instances import in_mode
+
 Forward = Callable[[torch.Tensor], torch.Tensor]
 
 
@@ -52,15 +54,12 @@ def _in_one_row(block: Any, routers: list[torch.nn.Module], two: torch.Tensor) -
     """Whether the block gives its routers the tokens of all rows as one."""
     shapes: list[int] = []
     hooks = [router.register_forward_pre_hook(lambda _, args: shapes.append(args[0].ndim)) for router in routers]
-    training = [(module, module.training) for module in block.modules()]
     try:
-        with torch.no_grad(), _not_recorded():
-            block.eval()(two)
+        with torch.no_grad(), _not_recorded(), in_mode(block, training=False):
+            block(two)
     finally:
         for hook in hooks:
             hook.remove()
-        for module, was in training:
-            module.training = was
     return set(shapes) == {2}
 
 

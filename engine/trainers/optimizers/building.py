@@ -111,9 +111,8 @@ def _numbers(weights: list[torch.nn.Parameter]) -> int:
 
 def adamw(optim: Any, weights: Weights, decayed: Collection[str]) -> AdamW:
     """torch's AdamW for these weights, with the settings of the section."""
-    groups = _groups(_Own(optim), weights, decayed)
-    betas = (optim.adam_beta1, optim.adam_beta2)
-    return AdamW(groups, lr=optim.learning_rate, betas=betas, eps=optim.adam_epsilon, fused=True)
+    own = _Own(optim)
+    return AdamW(_groups(own, weights, decayed), lr=optim.learning_rate, **own.of_adam, fused=True)
 
 
 class _Own:
@@ -124,6 +123,11 @@ class _Own:
 
     def __getitem__(self, key: str) -> Any:
         return own_value(self.optim.optim, self.optim.optim_args, key)
+
+    @property
+    def of_adam(self) -> dict[str, Any]:
+        """The section's settings that all of Adam's kin take."""
+        return {"betas": (self.optim.adam_beta1, self.optim.adam_beta2), "eps": self.optim.adam_epsilon}
 
 
 def _groups(own: _Own, weights: Weights, decayed: Collection[str]) -> list[dict[str, Any]]:
@@ -166,26 +170,14 @@ def _flash_adamw(own: _Own, groups: list[dict[str, Any]]) -> Optimizer:
 
     # What rounds a weight of 16 bits is kept beside it; the library refuses that where all have 32.
     short = any(weight.element_size() == 2 for group in groups for weight in group["params"])
-    return FlashAdamW(
-        groups,
-        lr=own.optim.learning_rate,
-        betas=(own.optim.adam_beta1, own.optim.adam_beta2),
-        eps=own.optim.adam_epsilon,
-        master_weight_bits=24 if short else None,
-    )
+    bits = 24 if short else None
+    return FlashAdamW(groups, lr=own.optim.learning_rate, **own.of_adam, master_weight_bits=bits)
 
 
 def _schedule_free_adamw(own: _Own, groups: list[dict[str, Any]]) -> Optimizer:
     from schedulefree import AdamWScheduleFree
 
-    return AdamWScheduleFree(
-        groups,
-        lr=own.optim.learning_rate,
-        betas=(own.optim.adam_beta1, own.optim.adam_beta2),
-        eps=own.optim.adam_epsilon,
-        warmup_steps=0,
-        r=own["r"],
-    )
+    return AdamWScheduleFree(groups, lr=own.optim.learning_rate, **own.of_adam, warmup_steps=0, r=own["r"])
 
 
 def _dion(own: _Own, groups: list[dict[str, Any]]) -> Optimizer:
@@ -208,15 +200,13 @@ def _projection(own: _Own) -> dict[str, Any]:
 def _galore_adamw(own: _Own, groups: list[dict[str, Any]]) -> Optimizer:
     from engine.trainers.optimizers.galore import GaLoreAdamW
 
-    betas = (own.optim.adam_beta1, own.optim.adam_beta2)
-    return GaLoreAdamW(groups, lr=own.optim.learning_rate, betas=betas, eps=own.optim.adam_epsilon)
+    return GaLoreAdamW(groups, lr=own.optim.learning_rate, **own.of_adam)
 
 
 def _q_galore_adamw_8bit(own: _Own, groups: list[dict[str, Any]]) -> Optimizer:
     from engine.trainers.optimizers.q_galore import QGaLoreAdamW8bit
 
-    betas = (own.optim.adam_beta1, own.optim.adam_beta2)
-    return QGaLoreAdamW8bit(groups, lr=own.optim.learning_rate, betas=betas, eps=own.optim.adam_epsilon)
+    return QGaLoreAdamW8bit(groups, lr=own.optim.learning_rate, **own.of_adam)
 
 
 def _embeddings_in_32_bits(model: torch.nn.Module) -> None:

@@ -14,13 +14,13 @@ import pytest
 from engine.config.coercion import expectation
 from engine.config.facts import DataFacts, Facts
 from engine.config.findings import shown
+from engine.config.glossary import TERMS
 from engine.config.kernels import COMPILE_OPTIONS
 from engine.config.method import LEARNING_RATES
 from engine.config.optimizers import BUILT_HERE, KINDS
 from engine.config.recipes import recipe_mapping, recipes
 from engine.config.renames import CHANGES, NAMES
 from engine.config.steps import GOALS, STEPS, step_fields, step_of_path
-from engine.config.terms import TERMS
 from engine.config.tree import SECTIONS, fields, fields_of, in_plain_words
 from engine.errors import UsageError
 from engine.facts.model_shape import model_facts

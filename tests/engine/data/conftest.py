@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from engine.config.method import METHODS
 from tests.caches import own_cache
 
 
@@ -61,7 +62,7 @@ def make_config() -> Callable[..., Any]:
 
         train = source if source is not None else [DataSource(path=str(path))]
         return SimpleNamespace(
-            method=SimpleNamespace(kind=method),
+            method=METHODS[method].model_construct(),
             model=Model(name="test", **(model or {})),
             data=Data(train=train, **data),
             run=SimpleNamespace(seed=1),

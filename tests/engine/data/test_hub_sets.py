@@ -21,6 +21,7 @@ from huggingface_hub import constants, hf_file_system
 
 import engine.hub
 from engine.config.data import Data, DataSource
+from engine.config.method import METHODS
 from engine.config.model import Model
 from engine.data.hub_fetch import hub_rows
 from engine.data.hub_sets import hub_files, is_hub_set, rows_by_parts, telling
@@ -68,7 +69,7 @@ def opened(gpt2: Any) -> Iterator[Callable[..., Any]]:
         config = SimpleNamespace(
             model=Model(name="builtin/tiny"),
             data=Data(train=[DataSource(**{"path": "me/rows", **source})], streaming=True, max_length=64),
-            method=SimpleNamespace(kind="pretrain"),
+            method=METHODS["pretrain"].model_construct(),
             run=SimpleNamespace(seed=3),
             optim=SimpleNamespace(max_steps=steps, num_train_epochs=2.0),
         )
@@ -344,7 +345,7 @@ def epoch_of(hub: DataHub, tokenizer: Any, **source: Any) -> tuple[int, float, F
     config: Any = SimpleNamespace(
         model=Model(name="builtin/tiny"),
         data=Data(train=entries, streaming=True, max_length=64),
-        method=SimpleNamespace(kind="pretrain"),
+        method=METHODS["pretrain"].model_construct(),
         run=SimpleNamespace(seed=3),
     )
     _, files = streamed_plan(config, tokenizer)

@@ -16,6 +16,7 @@ import pytest
 from engine.config.data import Data, DataSource
 from engine.config.facts import Facts
 from engine.config.files import parse
+from engine.config.method import METHODS
 from engine.config.model import Model
 from engine.data import remote
 from engine.data.cache_entries import cache_folder, entries
@@ -89,7 +90,7 @@ def test_a_stream_of_a_store_is_the_stream_of_the_file(store: Any, tmp_path: Pat
             config = SimpleNamespace(
                 model=Model(name="builtin/tiny"),
                 data=Data(train=[DataSource(path=path)], streaming=True, max_length=64),
-                method=SimpleNamespace(kind="pretrain"),
+                method=METHODS["pretrain"].model_construct(),
                 run=SimpleNamespace(seed=3),
                 optim=SimpleNamespace(max_steps=9, num_train_epochs=1.0),
             )

@@ -17,6 +17,7 @@ import torch
 
 from engine.config.data import Data, DataSource
 from engine.config.facts import DataFacts
+from engine.config.method import METHODS
 from engine.config.model import Model
 from engine.config.tree import RunConfig
 from engine.data.streaming import stream as streams
@@ -45,7 +46,7 @@ def opened(gpt2: Any, tmp_path: Path) -> Any:
         config = SimpleNamespace(
             model=Model(name="builtin/tiny"),
             data=Data(train=entries, streaming=True, **{"max_length": 64, **data}),
-            method=SimpleNamespace(kind=method),
+            method=METHODS[method].model_construct(),
             run=SimpleNamespace(seed=3),
             optim=SimpleNamespace(max_steps=steps, num_train_epochs=epochs),
         )

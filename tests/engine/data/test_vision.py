@@ -596,7 +596,7 @@ def test_pairs_and_rated_rows_keep_the_images_of_their_prompt(
     for method, given in rows.items():
         path = write(given, f"{method}.jsonl")
         config = make_config(path, method=method)
-        config.method.loss_type = "kto"
+        config.method = config.method.model_copy(update={"loss_type": "kto"})
         prepared = prepare(config, processor).dataset
         first = prepared[0]
         answer = first["chosen_ids" if method == "dpo" else "completion_ids"]

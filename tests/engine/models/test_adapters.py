@@ -21,6 +21,7 @@ from transformers import (
 
 from engine.config.adapter import Lora, NoAdapter
 from engine.config.facts import Facts
+from engine.config.method import METHODS
 from engine.errors import ModelError
 from engine.facts.counts import parameters
 from engine.facts.model_shape import model_facts
@@ -39,7 +40,7 @@ def lora(model=None, dtype="float32", **settings):
     config = SimpleNamespace(
         adapter=Lora.model_construct(**{"r": 4, "lora_alpha": 8, **settings}),
         model=SimpleNamespace(dtype=dtype, train_vision="all"),
-        method=SimpleNamespace(kind="sft"),
+        method=METHODS["sft"].model_construct(),
     )
     return add_adapter(tiny_model() if model is None else model, config)
 

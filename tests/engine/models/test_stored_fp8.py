@@ -23,6 +23,7 @@ from transformers import (
 )
 
 from engine.builtin import tiny
+from engine.config.method import METHODS
 from engine.errors import ModelError
 from engine.facts.model_shape import model_facts
 from engine.facts.stored import block_of, packed_size, stored_as
@@ -106,7 +107,7 @@ def config(folder, dtype="float32", adapter="lora", method="sft", **changes):
     return SimpleNamespace(
         model=SimpleNamespace(revision=None, train_vision="all", quantize_moe_experts=True, **model),
         adapter=SimpleNamespace(**lora),
-        method=SimpleNamespace(kind=method),
+        method=METHODS[method].model_construct(),
         distributed=SimpleNamespace(strategy="auto", cpu_offload=False, expert_parallel_size=1),
         memory=SimpleNamespace(layer_offloading=False),
     )

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from engine.config.adapter import Lora, NoAdapter
+from engine.config.method import METHODS
 from engine.config.model import Model
 from engine.errors import ModelError
 from engine.models.adapters import add_adapter
@@ -33,7 +34,7 @@ def learning(folder: Path, trained: str, adapter: Any) -> set[str]:
     config: Any = SimpleNamespace(
         model=Model(name="test", train_vision=trained, dtype="float32"),
         adapter=adapter,
-        method=SimpleNamespace(kind="sft"),
+        method=METHODS["sft"].model_construct(),
     )
     model = add_adapter(AutoModelForImageTextToText.from_pretrained(folder), config)
     tower, projector = WHERE[folder.name]

@@ -8,7 +8,7 @@ import re
 import pytest
 from click.testing import CliRunner, Result
 
-from engine.config.terms import TERMS
+from engine.config.glossary import TERMS
 from engine.config.tree import SECTIONS, fields
 from engine.errors import UsageError
 from engine.session.explain import Explanation, explain

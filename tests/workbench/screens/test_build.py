@@ -16,11 +16,11 @@ from textual.widgets import Input, OptionList
 
 from engine.config.facts import DataFacts, Facts
 from engine.config.findings import RANK
+from engine.config.glossary import TERMS
 from engine.config.kinds import example_row, needs_of
 from engine.config.method import METHODS
 from engine.config.recipes import recipes
 from engine.config.steps import GOALS, STEPS
-from engine.config.terms import TERMS
 from engine.config.tree import fields
 from engine.hardware import this_machine
 from engine.planning.auto import resolved

@@ -14,6 +14,7 @@ from torch._dynamo.backends.common import aot_autograd
 from transformers import Qwen3Config, Qwen3ForCausalLM, Qwen3MoeConfig, Qwen3MoeForCausalLM
 
 from engine.config.facts import Facts
+from engine.config.method import METHODS
 from engine.errors import ModelError
 from engine.facts.model_shape import model_facts
 from engine.features import fp8_base as fp8
@@ -190,7 +191,7 @@ def config(**changes):
     return SimpleNamespace(
         model=SimpleNamespace(**model),
         adapter=SimpleNamespace(**lora),
-        method=SimpleNamespace(kind="sft"),
+        method=METHODS["sft"].model_construct(),
         kernels=SimpleNamespace(torch_compile=True),
     )
 

@@ -20,7 +20,7 @@ LENGTHS = (12, 5, 9)
 
 
 def config(kind="sft"):
-    return SimpleNamespace(method=SimpleNamespace(kind=kind))
+    return SimpleNamespace(method=METHODS[kind].model_construct())
 
 
 def rows(vocabulary=61):

@@ -6,7 +6,7 @@ from textual.screen import Screen
 
 from engine.session.consequences import Consequence
 from workbench.app import WorkbenchApp
-from workbench.screens.side import Consequences
+from workbench.screens.right_column import Consequences
 
 
 def test_only_what_is_more_than_there_is_looks_bad() -> None:

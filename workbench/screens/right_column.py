@@ -13,9 +13,9 @@ from textual.app import ComposeResult
 from textual.containers import Vertical
 
 from engine.config.coercion import expectation
+from engine.config.glossary import TERMS
 from engine.config.recipes import recipes
 from engine.config.steps import GOALS, STEPS
-from engine.config.terms import TERMS
 from engine.config.tree import FieldSpec, fields
 from engine.errors import redact
 from engine.planning.auto import Effective

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 from engine.data.pretokenized import IGNORED
@@ -17,7 +17,7 @@ def parts_of(tokenizer: Any, batch: Any, row: Row) -> Parts:
     if isinstance(batch, list):
         ids = batch[0]["prompt_ids"]
         texts = token_texts(tokenizer, ids)
-        return {"prompt": [{"id": each, "text": text, "trained": False} for each, text in zip(ids, texts, strict=True)]}
+        return {"prompt": tokens_of(ids, texts, [False] * len(ids))}
     if "own_text" in batch:
         return _whole_texts(tokenizer, batch)
     if "completion_mask" in batch:
@@ -34,12 +34,19 @@ def parts_of(tokenizer: Any, batch: Any, row: Row) -> Parts:
         texts = texts[start : start + real]
     else:
         texts = token_texts(tokenizer, ids)
-    return {
-        "input": [
-            {"id": each, "text": text, "trained": label != IGNORED and place > 0}
-            for place, (each, text, label) in enumerate(zip(ids, texts, labels, strict=True))
-        ]
-    }
+    return {"input": tokens_of(ids, texts, learned(labels))}
+
+
+def tokens_of(ids: Iterable[int], texts: Iterable[str], trained: Iterable[bool]) -> list[dict[str, Any]]:
+    """Tokens as the preview has them: id, text and whether it is learned."""
+    return [
+        {"id": each, "text": text, "trained": learned} for each, text, learned in zip(ids, texts, trained, strict=True)
+    ]
+
+
+def learned(labels: Sequence[int]) -> list[bool]:
+    """Which tokens of a row are learned: the first has nothing before it that could foretell it."""
+    return [label != IGNORED and place > 0 for place, label in enumerate(labels)]
 
 
 def _whole_texts(tokenizer: Any, batch: Any) -> Parts:
@@ -48,8 +55,7 @@ def _whole_texts(tokenizer: Any, batch: Any) -> Parts:
     names = ("text", f"score {batch['score'][0]:g}") if "score" in batch else ("anchor", "positive", "negative")
     for name, ids, mask in zip(names, batch["input_ids"], batch["attention_mask"], strict=False):
         real = ids[: int(mask.sum())].tolist()
-        texts = token_texts(tokenizer, real)
-        parts[name] = [{"id": each, "text": text, "trained": True} for each, text in zip(real, texts, strict=True)]
+        parts[name] = tokens_of(real, token_texts(tokenizer, real), [True] * len(real))
     return parts
 
 
@@ -60,11 +66,7 @@ def _answered_parts(tokenizer: Any, batch: Any, names: Sequence[str]) -> Parts:
         real = int(batch["attention_mask"][place].sum())
         ids = batch["input_ids"][place][:real].tolist()
         mask = batch["completion_mask"][place][:real].tolist()
-        texts = token_texts(tokenizer, ids)
-        items = [
-            {"id": each, "text": text, "trained": bool(learned)}
-            for each, text, learned in zip(ids, texts, mask, strict=True)
-        ]
+        items = tokens_of(ids, token_texts(tokenizer, ids), map(bool, mask))
         parts.setdefault("prompt", [item for item in items if not item["trained"]])
         parts[name] = [item for item in items if item["trained"]]
     return parts
