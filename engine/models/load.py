@@ -107,10 +107,10 @@ def _model(config: RunConfig, source: str, device: torch.device | None) -> Loade
     import torch
     import transformers
 
-    from engine.compat.state_kernels import kernels_that_serve
     from engine.models.attention_direction import refuse_the_wrong_direction
     from engine.models.capped_scores import keep_capped_scores
     from engine.models.expert_shards import part_of
+    from engine.models.state_kernels import kernels_that_serve
 
     head = config.method.head
     revision = commit_of(source, wanted_revision(config))

@@ -16,12 +16,12 @@ import torch
 import transformers
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
-from engine.compat.state_kernels import kernels_that_serve
 from engine.errors import ModelError
 from engine.facts import state_kernels
 from engine.features.attention_backend import MASKED_HERE, NOT_APART, STATES_SERVED, apart
 from engine.features.attention_backend import apply as attention_backend
 from engine.features.built import Built
+from engine.models.state_kernels import kernels_that_serve
 from tests.engine.features.attention_backend.test_documents import config
 
 BASE: dict[str, Any] = {
