@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from engine.compat.state_kernels import computed_by
-from tests.engine.features.attention_backend.test_apart import made
+from tests.engine.features.attention_backend.test_documents_as_rows import made
 
 
 def called(model: torch.nn.Module) -> set[CodeType]:

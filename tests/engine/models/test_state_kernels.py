@@ -8,7 +8,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from tests.engine.features.attention_backend.test_apart import made
+from tests.engine.features.attention_backend.test_documents_as_rows import made
 
 STUB = """
 import torch

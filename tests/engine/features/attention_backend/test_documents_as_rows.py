@@ -18,7 +18,7 @@ from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_N
 
 from engine.errors import ModelError
 from engine.facts import state_kernels
-from engine.features.attention_backend import MASKED_HERE, NOT_APART, STATES_SERVED, apart
+from engine.features.attention_backend import MASKED_HERE, NOT_APART, STATES_SERVED, documents_as_rows
 from engine.features.attention_backend import apply as attention_backend
 from engine.features.built import Built
 from engine.models.state_kernels import kernels_that_serve
@@ -252,7 +252,7 @@ def parted(family: str, dtype: torch.dtype, device: str = "cuda") -> dict[str, f
 
     `exact` is the document alone by torch's own form in float32; `rounding` how far it is alone, with this dtype and the
     installed kernels; `packed` how far it is in a pack that is kept apart; `again` what a second pass over that pack differs
-    by, `neighbours` what other neighbours do; `leaking` how far it is in a pack that is not kept apart.
+    by, `neighbours` what other neighbours do; `leaking` how far it is in a pack that is not kept documents_as_rows.
     """
     with kernels_that_serve(family):
         model = made(family, wide=True).to(device)
@@ -325,7 +325,7 @@ def test_packs_are_kept_apart_by_the_kernels_of_a_card(family: str, dtype: torch
 def test_a_leak_is_told_from_rounding(family: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """The judgement of the test for cards: sound as it stands, and not where each pack is read from its first token on."""
     assert flaws(parted(family, torch.float32, "cpu"), torch.float32) == []
-    monkeypatch.setattr(apart, "_by_document", lambda mixer, documents: mixer.forward)
+    monkeypatch.setattr(documents_as_rows, "_by_document", lambda mixer, documents: mixer.forward)
     wrong = flaws(parted(family, torch.float32, "cpu"), torch.float32)
     assert len(wrong) == 3
     assert "packed" in wrong[0]
