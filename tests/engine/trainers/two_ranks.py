@@ -9,7 +9,9 @@ import socket
 import subprocess
 import sys
 import tempfile
+import threading
 import time
+from collections.abc import Iterator
 from multiprocessing.connection import Client, Connection, Listener
 from pathlib import Path
 from types import TracebackType
@@ -51,7 +53,7 @@ class TwoRanks:
             port = free.getsockname()[1]
         environment = {
             **os.environ,
-            "PYTHONPATH": str(ROOT),
+            "PYTHONPATH": os.pathsep.join(filter(None, (str(ROOT), os.environ.get("PYTHONPATH")))),
             "WORKBENCH_CACHE": self._cache,
             "CUDA_VISIBLE_DEVICES": "",
         }
@@ -63,9 +65,34 @@ class TwoRanks:
                 )
                 for rank in range(self.RANKS + 1)
             ]  # fmt: skip
-            lines = [door.accept() for _ in self._ranks]
+            with self._noticing_deaths(door.address):
+                lines = [door.accept() for _ in self._ranks]
         self._lines = [line for _, line in sorted((line.recv(), line) for line in lines)]
         return self
+
+    @contextlib.contextmanager
+    def _noticing_deaths(self, address: str) -> Iterator[None]:
+        """Within it a process that ends, which would never come to the door, opens it, so that nobody waits for it."""
+        here = threading.Event()
+
+        def watch() -> None:
+            while not here.wait(0.2):
+                if any(process.poll() is not None for process in self._ranks):
+                    for _ in self._ranks:
+                        with contextlib.suppress(OSError):
+                            Client(address).close()
+                    return
+
+        threading.Thread(target=watch, daemon=True).start()
+        try:
+            yield
+        finally:
+            here.set()
+        ended = [process.returncode for process in self._ranks if process.poll() is not None]
+        if ended:
+            for process in self._ranks:
+                process.kill()
+            pytest.fail(f"a process ended with exit code {ended[0]} before its first run; what it said stands above")
 
     def __exit__(self, kind: type[BaseException] | None, *_: TracebackType | BaseException | None) -> None:
         for line, process in zip(self._lines, self._ranks, strict=True):

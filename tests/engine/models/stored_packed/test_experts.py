@@ -119,7 +119,8 @@ def trains_and_goes_on_bit_for_bit(train, source, tmp_path, kind, **more):  # no
     copied = resumed_from(run, 2, tmp_path / "copy")
     train(folder=copied)
     ends = [load_file(each.checkpoints / "checkpoint-4/adapter_model.safetensors") for each in (run, copied)]
-    assert all(torch.equal(weight, ends[1][name]) for name, weight in ends[0].items())
+    apart = {name: float((weight - ends[1][name]).abs().max()) for name, weight in ends[0].items()}
+    assert not any(apart.values()), apart
     # Plain PEFT opens it on the same numbers in 16 bits.
     opened = PeftModel.from_pretrained(AutoModelForCausalLM.from_pretrained(twin), run.checkpoints / "checkpoint-4")
     keys = {key.replace(".default", "") for key in opened.state_dict() if "lora_" in key}
