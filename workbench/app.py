@@ -162,6 +162,8 @@ class EarlyKeys:
 
     async def hand_on(self, tries: int = 50) -> None:
         """One by one; those typed meanwhile stand behind them."""
+        if not self._app.screen_stack:  # the app was left before
+            return
         if self._app.screen.focused is None and tries:  # a screen without anything to focus has them after a second
             self._app.set_timer(0.02, lambda: self.hand_on(tries - 1))
             return
