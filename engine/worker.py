@@ -212,7 +212,7 @@ def _train(
     stream = prepared.stream if measuring is None else None
     if beat is not None:
         trainer.on_progress = beat.tick
-    if newest is not None and stream is None:
+    if newest is not None and stream is None and not config.data.ignore_data_skip:
         _tell_of_another_batch(newest, trainer, say)
     _restore(trainer, job, stream, newest)
     features.apply(trainer.built(notes))

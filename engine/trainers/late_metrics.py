@@ -68,11 +68,16 @@ class LateMetrics(RunTrainer):
         self._asked: list[torch.Tensor] = []
         super().__init__(*args, **kwargs)
 
+    def training_step(self, *args: Any, **kwargs: Any) -> torch.Tensor:
+        # Before the batch: within it what a rank that only fills in has, also of batches before, would be left out.
+        if len(self._asked) >= UNREAD:
+            self.read_metrics()
+        step: torch.Tensor = super().training_step(*args, **kwargs)
+        return step
+
     def compute_loss(self, model: torch.nn.Module, *args: Any, **kwargs: Any) -> Any:
         if not self.model.training:
             return super().compute_loss(model, *args, **kwargs)
-        if len(self._asked) >= UNREAD:
-            self.read_metrics()
         with self._noting():
             return super().compute_loss(model, *args, **kwargs)
 

@@ -22,6 +22,8 @@ from engine.trainers.run_trainer import RunTrainer
 class Reward(RunTrainer, RewardTrainer):
     """TRL's trainer with our saving and our prepared pairs."""
 
+    gathers_means = True
+
     def _prepare_dataset(self, dataset: Any, *_: Any, **__: Any) -> Any:
         """TRL would join the prompt to text; the rows are `prompt_ids`, `chosen_ids` and `rejected_ids` already."""
         return dataset

@@ -42,6 +42,8 @@ class RunTrainer(ReadsRows):
     """A copy of the model that the policy is held to; None where there is none, or it is the policy without its adapter."""
     sums_tokens = False
     """Whether the loss is a mean over all tokens that are trained in a step, and not over rows."""
+    gathers_means = False
+    """Whether the single numbers that the library's trainer asks of all processes are means over the rows of each, and not sums."""
     batch_part = WHOLE
     """What this process has of the batch that is learned from, or measured, at the moment."""
 
@@ -182,7 +184,8 @@ class RunTrainer(ReadsRows):
         """Within it the batch is this part of one."""
         self.batch_part = part
         try:
-            with gathering(self.accelerator, part) if self.args.world_size > 1 else contextlib.nullcontext():
+            together = gathering(self.accelerator, part, means=self.gathers_means)
+            with together if self.args.world_size > 1 else contextlib.nullcontext():
                 yield
         finally:
             self.batch_part = WHOLE

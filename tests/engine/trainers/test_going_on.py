@@ -55,3 +55,11 @@ def test_another_number_of_rows_a_step_is_told(train, source):
     (told,) = [found for found in lines(again, "finding") if found["path"] == "optim.gradient_accumulation_steps"]
     assert told["message"].startswith("A step learns from 4 rows now, and learned from 8 before checkpoint-3. ")
     assert "so some of this epoch's are learned from twice;" in told["message"]
+    anew = resumed_from(run, 3, run.path.parent / "anew")
+    changed = {"optim.gradient_accumulation_steps": 1, "data.ignore_data_skip": True}
+    anew.config.write_text(changed_config(anew, changed))
+    train(folder=anew)
+    assert lines(anew, "started")[-1]["resumed_from_step"] == 3
+    assert not [found for found in lines(anew, "finding") if found["path"] == "optim.gradient_accumulation_steps"], (
+        "the epoch begins anew, whatever the steps before it learned from"
+    )
