@@ -330,7 +330,7 @@ TABLE: dict[str, Meaning] = {
     "data.packing_cross_doc_attn_mask": by_itself("Packs keep their rows apart there."),
     "data.dataset_prepared_path": by_itself("It concerns where prepared rows are kept."),
     "data.on_bad_row": by_itself("It counts where a row cannot be read."),
-    "data.deduplicate": off("All rows are taken there too.", key("dataset_exact_deduplication")),
+    "data.deduplicate": off("All rows are taken there too.", always(mapped({"dataset_exact_deduplication": True}))),
     "data.shuffle": choice(
         {True: mapped({"shuffle_merged_datasets": True})},
         otherwise=mapped({"shuffle_merged_datasets": False, "curriculum_sampling": True}),

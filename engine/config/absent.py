@@ -163,7 +163,7 @@ ABSENT_VALUES: dict[str, tuple[tuple[re.Pattern[str], str], ...]] = {
         (
             re.compile(r".*/"),
             "Kernels of the hub are code that is fetched when a model is loaded, and such code is not run. "
-            "`pip install flash-attn --no-build-isolation` brings flash_attention_2, `pip install flash-attn-3` flash_attention_3.",
+            "`pip install flash-attn --no-build-isolation` brings flash_attention_2; `check` names the packages of 3 and 4.",
         ),
     ),
 }

@@ -8,6 +8,8 @@ from there. Without the hub an entry is found by its commit, or, where nobody kn
 
 from __future__ import annotations
 
+import contextlib
+import errno
 import json
 import os
 import re
@@ -17,13 +19,13 @@ import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import FIRST_EXCEPTION, Future, ThreadPoolExecutor, wait
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from engine.data.cache_entries import NOTE, Held, Progress, locked
-from engine.data.hub_entries import about_of, entry_of, folder_of, last_used, splits_of
+from engine.data.hub_entries import about_of, entry_of, folder_of, last_used, note_of, splits_of
 from engine.data.hub_sets import HubFile, RangeFile, builder_of, is_part, kind_of, no_such_split, telling, with_sizes
 from engine.data.remote import KEEP_FREE
-from engine.errors import Cancelled, DataError, visible
+from engine.errors import Cancelled, DataError, redact, visible
 from engine.hub import COMMIT, commit_of
 
 if TYPE_CHECKING:
@@ -32,6 +34,7 @@ if TYPE_CHECKING:
 TOGETHER = 8
 """Files that are fetched at once."""
 _LOOK = 0.1
+_UNWRITABLE = {errno.EACCES, errno.EDQUOT, errno.EEXIST, errno.ENOSPC, errno.ENOTDIR, errno.EPERM, errno.EROFS}
 _PLACE = re.compile(r"hf://datasets/(?P<name>[^@]+)@(?P<commit>[0-9a-f]{40})/(?P<path>.+)")
 FETCHING, MAKING = "fetching", "reading what was fetched"
 
@@ -53,13 +56,15 @@ def hub_rows(
     with telling(name):
         commit = commit_of(name, revision, kind="dataset")
         known = commit if commit is not None and COMMIT.fullmatch(commit) else None
-        abouts = [about_of(name, subset, known, wanted, most) for most in dict.fromkeys((None, limit))]
-        if known is not None and (found := next(filter(None, map(entry_of, abouts)), None)) is not None:
+        # A share of a split, or what follows so many rows of it, is not among its first ones.
+        limits = (None,) if is_part(wanted) else (None, limit)
+        abouts = [about_of(name, subset, known, wanted, most) for most in dict.fromkeys(limits)]
+        if known is not None and (found := next(filter(None, map(_held, map(entry_of, abouts))), None)) is not None:
             return _opened(name, found, wanted)
         try:
             builder = builder_of(name, subset, revision)
         except Exception:
-            if known is None and (found := last_used(abouts)) is not None:
+            if known is None and (found := _held(last_used(abouts, revision))) is not None:
                 return _opened(name, found, wanted)
             raise
         files = builder.config.data_files
@@ -69,7 +74,8 @@ def hub_rows(
         chosen, about = _needed(name, files, wanted, limit), abouts[0]
         if limit is not None and any(len(each) < len(files[one]) for one, each in chosen.items()):
             about = abouts[-1]
-        return _opened(name, _made(builder, chosen, about, progress), wanted)
+        note = note_of(about, revision)
+        return _opened(name, _made(builder, chosen, folder_of(about), note, progress), wanted)
 
 
 def _needed(name: str, files: Mapping[Any, Any], wanted: str, limit: int | None) -> dict[str, list[HubFile]]:
@@ -97,29 +103,58 @@ def _first(files: Sequence[HubFile], limit: int) -> Iterator[HubFile]:
 
 
 # -- fetching ----------------------------------------------------------------------------------------------------------
-def _made(builder: Any, chosen: Mapping[str, list[HubFile]], about: Mapping[str, Any], on_progress: Progress) -> Path:
+def _made(
+    builder: Any, chosen: Mapping[str, list[HubFile]], folder: Path, note: Mapping[str, Any], on_progress: Progress
+) -> _Entry:
     """The entry with the rows of these files. Raises `DataError`, and what `on_progress` does."""
     from huggingface_hub import constants
 
     files = [file for some in chosen.values() for file in some]
-    total = sum(file.size for file in files)
-    folder, shown = folder_of(about), visible(str(about["name"]))
-    folder.parent.mkdir(parents=True, exist_ok=True)
-    with locked(folder, on_progress) as report:
+    total, shown = sum(file.size for file in files), visible(str(note["copy"]["hub"]["name"]))
+    with _writing(folder.parent, shown), locked(folder, on_progress) as report:
         if (folder / NOTE).is_file():
-            return folder
+            return _Entry(folder, Held(folder))
         report(FETCHING, 0, total)
         _require_room(total, (folder.parent, Path(constants.HF_HUB_CACHE)), shown)
-        _fetch(files, total, report)
+        here = _fetch(files, total, report)
+        chosen = _with_rows(chosen, here, shown)
         place = Path(tempfile.mkdtemp(prefix=f".{folder.name}.", suffix=".tmp", dir=folder.parent))
         try:
             _prepare(builder, chosen, place / "rows", report)
-            note = {"copy": {"sources": [_shown_source(about)], "hub": dict(about)}}
             (place / "rows" / NOTE).write_text(json.dumps(note), "utf-8")
             os.rename(place / "rows", folder)
         finally:
             shutil.rmtree(place, ignore_errors=True)
-    return folder
+        return _Entry(folder, Held(folder))  # nobody removes it while its lock is ours
+
+
+def _with_rows(chosen: Mapping[str, list[HubFile]], here: Mapping[str, str], shown: str) -> dict[str, list[HubFile]]:
+    """The files that hold rows: at a Parquet file without any `datasets` ends. Raises `DataError` where none does."""
+    from pyarrow import parquet
+
+    def has_rows(file: HubFile) -> bool:
+        place = here.get(file.url, "") if kind_of(file.url)[0] == ".parquet" else ""
+        return not place or parquet.read_metadata(place).num_rows > 0
+
+    kept = {split: [*filter(has_rows, files)] for split, files in chosen.items()}
+    if not any(kept.values()):
+        raise DataError("the data set holds no rows", "Name another split or subset.", path=shown)
+    return {split: files for split, files in kept.items() if files}
+
+
+@contextlib.contextmanager
+def _writing(store: Path, shown: str) -> Iterator[None]:
+    """Write into this folder inside; that it cannot be written, or is full, becomes a `DataError` that says so."""
+    try:
+        store.mkdir(parents=True, exist_ok=True)
+        yield
+    except OSError as problem:
+        if problem.errno not in _UNWRITABLE:
+            raise
+        reason = f"cannot be kept in {visible(redact(str(store)))} ({problem.strerror})"
+        raise DataError(
+            reason, "Free some space there, or let WORKBENCH_CACHE name another folder.", path=shown
+        ) from None
 
 
 def _require_room(total: int, places: Sequence[Path], shown: str) -> None:
@@ -134,18 +169,12 @@ def _require_room(total: int, places: Sequence[Path], shown: str) -> None:
             )
 
 
-def _shown_source(about: Mapping[str, Any]) -> str:
-    """The data set as a list of the cache names it."""
-    parts = [about["subset"], *about["splits"], about["limit"] and f"first {about['limit']:,} rows"]
-    return f"{about['name']} ({', '.join(filter(None, parts))})"
-
-
-def _fetch(files: Sequence[HubFile], total: int, report: Progress) -> None:
-    """Has these files in the hub's cache. Raises what its client and `report` do."""
+def _fetch(files: Sequence[HubFile], total: int, report: Progress) -> dict[str, str]:
+    """Has these files in the hub's cache, and tells where. Raises what its client and `report` do."""
     from huggingface_hub import hf_hub_download
     from huggingface_hub.utils import tqdm
 
-    done, stop = dict.fromkeys((file.url for file in files), 0), threading.Event()
+    done, stop, here = dict.fromkeys((file.url for file in files), 0), threading.Event(), dict[str, str]()
 
     def fetch(file: HubFile) -> None:
         class Bar(tqdm):
@@ -160,7 +189,9 @@ def _fetch(files: Sequence[HubFile], total: int, report: Progress) -> None:
                 done[file.url] += int(n or 0)
 
         if (place := _PLACE.fullmatch(file.url)) is not None:  # of another address `datasets` fetches it itself
-            hf_hub_download(place["name"], place["path"], repo_type="dataset", revision=place["commit"], tqdm_class=Bar)
+            here[file.url] = hf_hub_download(
+                place["name"], place["path"], repo_type="dataset", revision=place["commit"], tqdm_class=Bar
+            )
         done[file.url] = file.size
 
     together = ThreadPoolExecutor(TOGETHER, thread_name_prefix="fetch")
@@ -172,6 +203,7 @@ def _fetch(files: Sequence[HubFile], total: int, report: Progress) -> None:
     finally:
         stop.set()
         together.shutdown(wait=False, cancel_futures=True)
+    return here
 
 
 def _prepare(builder: Any, chosen: Mapping[str, list[HubFile]], into: Path, report: Progress) -> None:
@@ -204,19 +236,37 @@ def _watched(futures: Sequence[Future[Any]], look: Callable[[], None]) -> None:
 
 
 # -- reading -----------------------------------------------------------------------------------------------------------
-def _opened(name: str, folder: Path, wanted: str) -> SavedRows:
+class _Entry(NamedTuple):
+    """An entry, which nobody removes as long as `held` is there."""
+
+    folder: Path
+    held: Held
+
+
+def _held(folder: Path | None) -> _Entry | None:
+    """The entry, if it is still there: another process may have removed it since it was found."""
+    if folder is None:
+        return None
+    try:
+        held = Held(folder)
+    except FileNotFoundError:
+        return None
+    return _Entry(folder, held) if (folder / NOTE).is_file() else None
+
+
+def _opened(name: str, entry: _Entry, wanted: str) -> SavedRows:
     """The rows of an entry, as the expression of a split picks them; it is held as long as they are there."""
     import datasets
 
     from engine.data.columnar import SavedRows
 
-    held = Held(folder)
-    splits = {str(each) for each in datasets.DatasetInfo.from_directory(str(folder)).splits or ()}
+    folder, held = entry
+    splits = [str(each) for each in datasets.DatasetInfo.from_directory(str(folder)).splits or ()]
     tables = {split: _table(folder, split) for split in splits}
     if wanted in tables:
         rows = tables[wanted]
     else:
-        wanted = "+".join(sorted(splits)) if wanted == "all" else wanted
+        wanted = "+".join(splits) if wanted == "all" else wanted
         counts = {split: len(table) for split, table in tables.items()}
         parts = [
             tables[each.splitname].select(

@@ -89,6 +89,12 @@ def builder_of(name: str, subset: str | None, revision: str | None) -> Any:
 
     commit = commit_of(name, revision, kind="dataset")
     builder = datasets.load_dataset_builder(name, subset, revision=commit)
+    if revision is not None and not COMMIT.fullmatch(commit or ""):
+        raise DataError(
+            f"is wanted at revision {visible(revision)}, and without the hub nobody knows which commit that is",
+            "Go on where the hub answers, or name a commit that was loaded before as its revision.",
+            path=visible(name),
+        )
     if commit is not None and builder.hash != commit and COMMIT.fullmatch(commit):
         held = f"commit {visible(builder.hash[:8])}" if COMMIT.fullmatch(builder.hash or "") else "another version"
         raise DataError(

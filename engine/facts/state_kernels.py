@@ -18,7 +18,8 @@ GATED_DELTA = frozenset({"olmo_hybrid", "qwen3_5", "qwen3_5_moe", "qwen3_next", 
 LINEAR = GATED_DELTA | {"bailing_hybrid", "glm5_next", "kimi_linear"}
 """Those and the ones of Kimi delta attention (arXiv:2510.26692): what flash-linear-attention computes."""
 STATE_SPACE = frozenset({
-    "bamba", "falcon_h1", "falcon_mamba", "granitemoehybrid", "jamba", "mamba", "mamba2", "nemotron_h", "zamba2",
+    "bamba", "falcon_h1", "falcon_mamba", "granitemoehybrid", "jamba", "mamba", "mamba2", "nemotron_h", "zamba",
+    "zamba2",
 })  # fmt: skip
 """Model types with layers of state space (Mamba), which mamba-ssm and causal-conv1d compute."""
 FLA_INSTALL = f"pip install {FLA}"

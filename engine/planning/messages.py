@@ -110,6 +110,7 @@ def _gradients(config: RunConfig, parameters: Parameters, ways: _Ways, back: flo
     sent = (shards - 1) / shards * held
     seconds = sent / ways.around(shards)
     for several, numbers in ((devices // shards, held / shards), (devices // divided, own / divided)):
+        several = max(1, several)  # fewer devices than are shared out over: a rule refuses it
         reduced = 2 * (several - 1) / several * numbers
         # Replicas of shares are on other hosts than their kin; a ring of all devices goes through each host once.
         alike = ways.around(devices) if several == devices else ways.among(devices)
@@ -133,8 +134,9 @@ def _weights(config: RunConfig, facts: Facts, ways: _Ways, batches: int) -> tupl
 
 
 def _routed(config: RunConfig, facts: Facts, ways: _Ways, batches: int, tokens: float) -> tuple[float, float]:
-    """Tokens that go to divided experts and come back, in the layers that have any: forward, backward, and where layers are computed again once more. Each
-    goes once to each other device that holds one of its experts: of an even spread a device holds none of `k` with (1 - 1/d)^k."""
+    """Tokens that go to divided experts and come back, in the layers that have any: forward, backward, and where layers are
+    computed again once more. Each goes once to each other device that holds one of its experts: of an even spread a device
+    holds none of `k` with (1 - 1/d)^k."""
     divided, model = config.distributed.expert_parallel_size, known_model(config, facts)
     if divided == 1 or model is None or not model.hidden_size or not model.layers:
         return 0.0, 0.0

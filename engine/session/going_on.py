@@ -14,8 +14,9 @@ from typing import Any
 
 from engine.config.edit import MISSING, changes
 from engine.config.files import dump, parse
-from engine.config.tree import RunConfig
+from engine.config.tree import RunConfig, fields
 from engine.errors import RunBusy, visible
+from engine.planning.auto import effective
 from engine.run import cause, launch
 from engine.run.events import last_final
 from engine.run.lock import STALE_SECONDS
@@ -23,6 +24,10 @@ from engine.run.store import ENDED, RunFolder, runs_in
 
 SIGNALS = frozenset({"SIGTERM", "SIGINT", "SIGHUP"})
 """Who a run is stopped by where its window was told to end: the machine, or whoever started it there."""
+_BY_FIGURES = frozenset(
+    spec.path for spec in (fields.run.save_steps, fields.memory.tiled_mlp_tokens, fields.kernels.cut_ce_workspace)
+)
+"""What follows from other settings by figures of rows and machine, as they were at the launch."""
 PATIENCE_SECONDS = 1.5 * STALE_SECONDS
 """A container that is gone may have left its heartbeat behind."""
 
@@ -54,14 +59,21 @@ def stays(run: RunFolder) -> str:
 
 def differences(run: RunFolder, config: RunConfig) -> list[str]:
     """In what the config differs from the one that the run has, as `path: of the run -> of the config`; what it leaves to the
-    machine (`auto`) was chosen when the run began."""
+    machine (`auto`), or to another setting, was chosen when the run began."""
     own = parse(run.read_config(), path=run.config).mapping
     wanted = parse(dump(config)).mapping
+    follows = {entry.path: entry.effective for entry in effective(config)}
+    chosen = run.read_json().get("auto")
     found = []
     for path, value in changes(own, wanted):
-        if value != "auto":
-            shown = "removed" if value is MISSING else repr(value)
-            found.append(f"{'.'.join(map(str, path))}: {_at(own, path)!r} -> {shown}")
+        name, before = ".".join(map(str, path)), _at(own, path)
+        if value == "auto":
+            # It is a difference where the run's file said something of its own then.
+            same = before is None or name not in follows or not isinstance(chosen, dict) or name in chosen
+        else:
+            same = name in follows and (name in _BY_FIGURES or before == follows[name])
+        if not same:
+            found.append(f"{name}: {before!r} -> {'removed' if value is MISSING else repr(value)}")
     return found
 
 

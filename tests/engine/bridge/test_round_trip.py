@@ -284,3 +284,9 @@ def test_a_subset_is_that_of_the_held_out_rows_too() -> None:
 
     assert refused_with("main") == []
     assert refused_with("other") == ["data.eval"]
+
+
+def test_what_is_a_switch_there_is_written_as_one() -> None:
+    config = read({"model": {"name": "a/b"}, "data": {"train": [{"path": "a.jsonl"}], "deduplicate": "exact"}}).config
+    there = export(config, "axolotl", source="my.yaml", folder=HERE).mapping
+    assert there["dataset_exact_deduplication"] is True

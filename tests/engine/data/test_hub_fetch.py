@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import io
+from pathlib import Path
 from typing import Any
 
 import datasets
+import pyarrow.parquet
 import pytest
 
 from engine.data import hub_fetch
 from engine.data.cache_entries import cache_folder, entries, remove
 from engine.data.hub_fetch import FETCHING, hub_rows
 from engine.errors import Cancelled, DataError
+from engine.hub import COMMITS
 from tests.data_hub import DataHub
 from tests.engine.data.test_hub_sets import hub, packed, texts, unreachable  # noqa: F401 - a fixture
 
@@ -105,30 +109,80 @@ def test_who_gives_up_while_it_is_fetched_leaves_nothing_half_made(card: DataHub
 def test_without_the_hub_what_was_fetched_is_there_and_nothing_else(
     card: DataHub, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    first = hub_rows("me/rows", "test", "main", revision=card.put("me/rows", card.sets["me/rows"][0]))
-    hub_rows("me/rows", "test", "main", revision=card.put("me/rows", card.sets["me/rows"][0]))
+    first = hub_rows("me/rows", "test", "main")
+    card.put("me/rows", card.sets["me/rows"][0])
+    COMMITS.known.clear()
+    hub_rows("me/rows", "test", "main")
+    COMMITS.known.clear()
     unreachable(monkeypatch)
     assert len(first) == 40
     assert len(hub_rows("me/rows", "test", "main")) == 40
     assert len(hub_rows("me/rows", "test", "main", limit=5)) == 40
-    for other in ({"split": "train", "subset": "main"}, {"split": "test", "subset": "lines"}):
+    named = {"split": "test", "subset": "main", "revision": "v1"}  # which commit that is nobody knows
+    for other in ({"split": "train", "subset": "main"}, {"split": "test", "subset": "lines"}, named):
         with pytest.raises(DataError, match="me/rows: "):
             hub_rows("me/rows", **other)
 
 
-def test_what_the_libraries_cache_holds_whole_is_taken_from_there(card: DataHub) -> None:
+def test_a_share_of_a_split_is_one_of_all_its_rows_also_where_its_first_ones_are_here(card: DataHub) -> None:
+    assert len(hub_rows("me/rows", "train", "main", limit=5)) == 20
+    assert len(hub_rows("me/rows", "train[50%:]", "main", limit=5)) == 30
+
+
+def test_all_splits_come_in_the_order_that_the_card_has(card: DataHub) -> None:
+    words = [row["text"].split()[0] for row in hub_rows("me/rows", "all", "main")]
+    assert list(dict.fromkeys(words)) == list(SPLITS)
+
+
+def test_what_another_process_removed_since_it_was_found_is_made_again(
+    card: DataHub, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    hub_rows("me/rows", "test", "main")
+    found = hub_fetch.entry_of
+
+    def removed(about: dict[str, Any]) -> Any:
+        place = found(about)
+        assert all(map(remove, entries(cache_folder(None))))
+        return place
+
+    monkeypatch.setattr(hub_fetch, "entry_of", removed)
+    assert len(hub_rows("me/rows", "test", "main")) == 40
+
+
+def test_parquet_files_without_rows_are_passed_over_and_nothing_but_such_is_told(card: DataHub) -> None:
+    written = io.BytesIO()
+    pyarrow.parquet.write_table(pyarrow.Table.from_pylist(texts(1)).slice(0, 0), written)
+    nothing = written.getvalue()
+    card.put("me/rows", {**card.sets["me/rows"][0], "train-0.parquet": nothing, "extra-0.parquet": nothing})
+    assert [len(hub_rows("me/rows", split, "main")) for split in ("train", "all")] == [40, 80]
+    with pytest.raises(DataError, match="me/rows: the data set holds no rows"):
+        hub_rows("me/rows", "extra", "main")
+
+
+def test_what_the_libraries_cache_holds_whole_is_taken_from_there(
+    card: DataHub, monkeypatch: pytest.MonkeyPatch
+) -> None:
     datasets.load_dataset("me/rows", "lines")
     card.asked.clear()
     assert len(hub_rows("me/rows", "train", "lines")) == 9
     assert entries(cache_folder(None)) == []
+    COMMITS.known.clear()
+    unreachable(monkeypatch)
+    assert len(hub_rows("me/rows", "train", "lines")) == 9
+    with pytest.raises(DataError, match="me/rows: is wanted at revision v1, and without the hub nobody knows"):
+        hub_rows("me/rows", "train", "lines", revision="v1")
 
 
 def test_a_split_that_is_not_there_and_a_disk_that_is_too_small_are_told_before_anything_is_fetched(
-    card: DataHub, monkeypatch: pytest.MonkeyPatch
+    card: DataHub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with pytest.raises(DataError, match="me/rows: holds the splits train, test, extra; there is no dev"):
         hub_rows("me/rows", "dev[:3]", "main")
     monkeypatch.setattr(hub_fetch, "KEEP_FREE", 1 << 60)
     with pytest.raises(DataError, match=r"me/rows: the [\d,]+ bytes of its files do not fit onto the disk of"):
+        hub_rows("me/rows", "test", "main")
+    (tmp_path / "file").touch()
+    monkeypatch.setenv("WORKBENCH_CACHE", str(tmp_path / "file"))
+    with pytest.raises(DataError, match=r"me/rows: cannot be kept in .*file/prepared \(Not a directory\)"):
         hub_rows("me/rows", "test", "main")
     assert fetched(card) <= {"README.md"}

@@ -42,7 +42,7 @@ def test_the_models_that_take_a_packages_kernels_are_those_of_transformers_sourc
     for source in (Path(transformers.__file__).parent / "models").glob("*/modeling_*.py"):
         text = source.read_text("utf-8")
         for package, models in asking.items():
-            if re.search(rf'kernel_func_from_hub_with_fallback\(\s*"\w+", "{package}"', text):
+            if re.search(rf'kernel_func_from_hub_with_fallback\(\s*"\w+",\s*"{package}"', text):
                 models.add(source.parent.name)
     assert {"qwen3_5", "qwen3_5_moe", "qwen3_next"} <= asking["fla"] <= LINEAR
     assert {"mamba", "mamba2"} <= asking["mamba_ssm"] <= STATE_SPACE

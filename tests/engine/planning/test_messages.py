@@ -178,3 +178,12 @@ def test_adapters_of_divided_experts_are_summed_over_those_that_hold_the_same() 
 
 def test_a_card_is_known_by_its_whole_name() -> None:
     assert sent(DENSE, "2xRTX-A1000-8GB", 0.7, strategy="ddp").way.startswith("PCIe")
+
+
+@pytest.mark.parametrize(
+    ("model", "more"),
+    [(DENSE, {"strategy": "fsdp2", "dp_shard_size": 8}), (MIXTURE, {"expert_parallel_size": 4})],
+)
+def test_more_shares_than_devices_are_refused_and_still_estimated(model: ModelFacts, more: dict[str, Any]) -> None:
+    """Whoever asks for both sees the refusal: the figures beside it must not end the command."""
+    assert sent(model, "2xH100-80GB", 0.5, **more).seconds > 0

@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from engine.config.facts import Facts
+from engine.config.facts import DataFacts, Facts
 from engine.config.files import dump
-from engine.planning.auto import resolved
+from engine.planning.auto import choices, resolved
 from engine.rules import read
 from engine.run import store
 from engine.run.events import EventWriter
@@ -67,3 +67,23 @@ def test_what_was_left_to_the_machine_is_no_difference_and_what_was_not_is(tmp_p
     assert going_on.differences(run, read(CONFIG).config) == []
     other = read({**CONFIG, "run": {"seed": 7}}).config
     assert going_on.differences(run, other) == ["run.seed: 42 -> 7"]
+
+
+def test_what_follows_from_another_setting_is_no_difference_and_what_is_left_to_the_machine_since_is_one(
+    tmp_path: Path,
+) -> None:
+    """Held-out rows alone make a launch write a batch size that the file leaves out."""
+    file = {
+        **CONFIG,
+        "data": {**CONFIG["data"], "val_set_size": 5},
+        "optim": {"learning_rate": 1e-3},
+        "memory": {"gradient_checkpointing": "full", "tiled_mlp": True},
+        "run": {"saves_per_epoch": 2},
+    }
+    facts = Facts(data=DataFacts(rows=4000, longest=60))
+    config = read(file).config
+    run = store.create(tmp_path, dump(resolved(config, facts)), {"name": "my", "auto": choices(config, facts)})
+    assert going_on.differences(run, config) == []
+    assert going_on.differences(run, read({**file, "optim": {}}).config) == ["optim.learning_rate: 0.001 -> 'auto'"]
+    every = read({**file, "memory": {"gradient_checkpointing": "selective", "tiled_mlp": True}}).config
+    assert going_on.differences(run, every) == ["memory.gradient_checkpointing: True -> 'selective'"]

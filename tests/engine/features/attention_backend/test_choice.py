@@ -109,3 +109,21 @@ def test_attention_of_elsewhere_is_refused_with_the_command_for_what_serves(aske
     assert reason in finding.message
     assert "pip install flash-attn" in finding.message
     assert "Did you mean" not in finding.message
+
+
+@pytest.mark.parametrize(
+    ("name", "command"),
+    [
+        ("flash_attention_2", "`pip install flash-attn --no-build-isolation`"),
+        (
+            "flash_attention_3",
+            "`pip install flash-attn-3 --no-deps --index-url https://download.pytorch.org/whl/cu128`",
+        ),
+        ("flash_attention_4", "`pip install 'flash-attn-4>=4.0.0b1'`"),
+    ],
+)
+def test_the_command_that_is_named_is_one_by_which_pip_finds_the_package(name: str, command: str) -> None:
+    """PyPI has no release of the third but an empty one that was taken back, and betas alone of the fourth."""
+    without = Facts(packages=dict.fromkeys(("flash-attn", "flash-attn-3", "flash-attn-4")))
+    findings = read({"version": 1, "model": {"attention": name}}, without).findings
+    assert any(command in finding.message for finding in findings if finding.path == "model.attention")
