@@ -315,9 +315,18 @@ def test_runs_marked_in_the_list_are_laid_beside_each_other_and_followed(
         pens[1].write("stopped", step=8, seconds=1.0, by="a person")
         runs[1].update_json(state="stopped")
         page.sees("[data-tab=runs][aria-label='Runs, 1 of them goes on']")
+        page.tab.evaluate("() => { window.left = new WeakRef(document.querySelector('.ftw-monitor')); }")
         page.tab.get_by_role("button", name="‹ Runs").click()
         page.sees(".ftw-runs input")
         assert page.tab.locator(".ftw-runs input:checked").count() == 2
+        page.tab.locator("[data-mark=slow-0001]").focus()
+        devtools = page.tab.context.new_cdp_session(page.tab)
+
+        def forgotten() -> bool:
+            devtools.send("HeapProfiler.collectGarbage")
+            return bool(page.tab.evaluate("() => window.left.deref() === undefined"))
+
+        browsing.until(forgotten, "a view that was left takes no memory")
         assert (page.outside, page.errors) == ([], [])
 
 

@@ -124,9 +124,10 @@ export function chatView(stage, run, leave, asked = "") {
     // Who leaves for the run's curves needs its memory no more; of a cell that goes the kernel's end sees to it.
     if (leave && !over && !stage.over) stage.ask("chat_leave", { run });
     over = true;
+    forget();
     clock.stop();
   };
-  stage.onEnd(close);
+  const forget = stage.onEnd(close);
   draw();
   /** To the line, where one writes next. */
   const start = () => (line.focus({ preventScroll: true }), line.setSelectionRange(line.value.length, line.value.length));
