@@ -197,7 +197,8 @@ class ChatScreen(Screen[None]):
         self.query_one("#words", Input).placeholder = _HINTS[session.conversation.wants]
         answering = session.state == "answering"
         keys = key_line("chat", "answering" if answering else "quiet", session.kind)
-        keys = keys if answering else [("esc", "back"), *keys]
+        back = "back" if self._queued is None else "take back"
+        keys = keys if answering else [("esc", back), *keys]
         self.query_one(KeyLine).use(keys)
 
     def _status(self) -> tuple[str, str]:

@@ -66,6 +66,7 @@ async def test_one_writes_while_it_loads_and_the_process_goes_with_the_screen(
         assert "…" in shown(app)
         await pilot.press(*QUESTION, "enter")
         assert f"you  {QUESTION}" in shown(app), "what waits is in view"
+        assert "esc take back" in shown(app)
         await pilot.press("escape")
         assert f"> {QUESTION}" in shown(app)
         assert "you  " not in shown(app)
