@@ -16,7 +16,7 @@ from engine.config.steps import STEPS, step_fields, step_of_path
 from engine.config.tree import FieldSpec, RunConfig, fields
 from engine.errors import UsageError, visible
 from engine.session.build import BuildSession
-from engine.session.draft import Draft
+from engine.session.draft import Draft, FileChanged, save_as
 from engine.session.explain import Findable, findable
 from widgets import pages
 from widgets.asking import Asker
@@ -114,8 +114,18 @@ class FormPart(Part):
         return self._edit(lambda: self.draft.replace_text(text), specs)
 
     @verb
-    def save(self, *, path: Annotated[str, Field(max_length=4096)] = "", specs: Known = 0) -> dict[str, Any]:
-        self.draft.save(Path(path).expanduser() if path.strip() else None)
+    def save(
+        self, *, path: Annotated[str, Field(max_length=4096)] = "", replace: bool = False, specs: Known = 0
+    ) -> dict[str, Any]:
+        """Save to this file, else to the config's own. Where that would lose what a file holds, nothing is written before it is
+        asked to `replace` it, and `lost` says why."""
+        try:
+            if path.strip():
+                save_as(self.draft, path.strip(), replace=replace)
+            else:
+                self.draft.save(replace=replace)
+        except FileChanged as problem:
+            return {**self._state(specs), "lost": problem.message}
         return self._state(specs)
 
     @verb

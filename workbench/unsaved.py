@@ -30,13 +30,15 @@ LARGEST = 1 << 20  # bytes; a config of more is refused by the reader anyway
 
 @dataclass(frozen=True)
 class UnsavedConfig:
-    """A config that was not saved: its text, the file and recipe it came from, when, and the file that holds it now."""
+    """A config that was not saved: its text, the file and recipe it came from, when, the file that holds it now, and by what is
+    known whether the file it came from is still as it was (`Draft.file_mark`)."""
 
     text: str
     path: Path | None
     recipe: str | None
     when: float
     place: Path
+    file_mark: str | None = None
 
     def draft(self) -> Draft:
         """The draft again, of the file that it came from. Raises WorkbenchError where its text cannot be read."""
@@ -47,9 +49,13 @@ class UnsavedConfig:
             draft.replace_text(self.text)
         except WorkbenchError as problem:
             raise WorkbenchError(f"It cannot be read: {problem.message} It lies in {self.place}.") from problem
-        if self.path is not None and self.path.exists():
-            draft.path = self.path
+        self.name_file(draft)
         return draft
+
+    def name_file(self, draft: Draft) -> None:
+        """The draft is of the file that it came from, as that was then: what another wrote into it since is not replaced unasked."""
+        if self.path is not None and self.path.exists():
+            draft.path, draft.file_mark = self.path, self.file_mark
 
     @property
     def clock(self) -> str:
@@ -76,7 +82,8 @@ class Unsaved:
         """What there is to keep of a draft; nothing where a file holds it all."""
         if not draft.dirty:
             return None
-        return {"text": draft.text(), "path": str(draft.path) if draft.path else None, "recipe": draft.recipe}
+        of_file = {"path": str(draft.path) if draft.path else None, "file_mark": draft.file_mark}
+        return {"text": draft.text(), "recipe": draft.recipe, **of_file}
 
     def write(self, entry: Mapping[str, Any] | None, *, file: Path | None = None) -> None:
         """Keep this entry in place of the last one; nothing to keep removes the file. Raises OSError."""
@@ -147,13 +154,14 @@ class Unsaved:
             with contextlib.suppress(OSError):
                 os.rename(taken, place)  # there is no room for it: the next start tries again
             return None
-        recipe, when = document.get("recipe"), document.get("when")
+        recipe, when, mark = (document.get(key) for key in ("recipe", "when", "file_mark"))
         return UnsavedConfig(
             document["text"],
             source,
             recipe if isinstance(recipe, str) else None,
             when if isinstance(when, (int, float)) else 0.0,
             file,
+            mark if isinstance(mark, str) else None,
         )
 
 

@@ -7,6 +7,7 @@ What it said before, and its text, stand in `engine.session.history`. Plain Pyth
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import os
 import tempfile
 from collections.abc import Mapping
@@ -44,8 +45,8 @@ class Draft:
         self.version = self.edits = 0
         self.path = path
         self.recipe = recipe
-        self._on_disk: bytes | None = None
-        """What the file held when it was opened or saved here; None where that is not known."""
+        self.file_mark: str | None = None
+        """By which what the file held is known again, when it was opened or saved here; None where that is not known."""
 
     @classmethod
     def new(cls, recipe: str | None = None) -> Draft:
@@ -58,7 +59,7 @@ class Draft:
         held = _bytes_of(Path(path))
         document = files.load(path)
         draft = cls(document.source, path=Path(path).absolute())
-        draft._on_disk = held
+        draft.file_mark = _mark(held)
         return draft
 
     # What it says
@@ -155,15 +156,15 @@ class Draft:
             raise UsageError("the config has no file yet: give it a name to save it under.")
         place = Path(path).absolute() if path is not None else self.path
         assert place is not None
-        if not replace and place == self.path and self._on_disk is not None:
-            held = _bytes_of(place)
-            if held is not None and held not in (self._on_disk, self.text().encode()):
+        if not replace and place == self.path and self.file_mark is not None:
+            held = _mark(_bytes_of(place))
+            if held is not None and held not in (self.file_mark, _mark(self.text().encode())):
                 raise FileChanged(
                     f"{visible(str(place))}: was changed by someone else since it was opened here.",
                     "Save under another name, or open it anew.",
                 )
         write(place, self.text())
-        self.path, self._on_disk = place, _bytes_of(place)
+        self.path, self.file_mark = place, _mark(_bytes_of(place))
         self.history.save()
         return place
 
@@ -176,6 +177,21 @@ class Draft:
             if spec.applies(self.config) and (was != now or isinstance(was, bool) != isinstance(now, bool)):
                 changes.append((spec.path, _shown(was), _shown(now)))
         return changes
+
+
+def save_as(draft: Draft, name: str | os.PathLike[str], *, replace: bool = False) -> Path:
+    """Save where a person says: as `Draft.save`, and with FileChanged also where another file is there already."""
+    place = Path(name).expanduser()
+    if place.is_file():
+        if draft.path is not None and draft.path.exists() and place.samefile(draft.path):
+            place = draft.path  # by another way, which would pass by what is known of it
+        elif not replace:
+            raise FileChanged(f"{visible(str(place))}: is there already, and is not the file of this config.")
+    return draft.save(place, replace=replace)
+
+
+def _mark(held: bytes | None) -> str | None:
+    return None if held is None else hashlib.sha256(held).hexdigest()
 
 
 def _bytes_of(place: Path) -> bytes | None:

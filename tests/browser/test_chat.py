@@ -22,6 +22,11 @@ def test_the_button_of_a_finished_run_opens_its_chat(lab: browsing.Lab, chromium
         line = page.tab.get_by_label("what to say")
         line.fill(QUESTION)
         line.press("Enter")
+        page.sees(".ftw-chat .ftw-phase", has_text="what you sent waits for it, esc takes it back")
+        line.press("Escape")
+        assert line.input_value() == QUESTION
+        assert page.tab.locator(".ftw-chat .ftw-said").count() == 0
+        line.press("Enter")
         page.shows(
             "() => document.querySelectorAll('.ftw-chat .ftw-side').length === 2"
             " && [...document.querySelectorAll('.ftw-chat .ftw-side')].every((side) => side.textContent.includes('/s'))",

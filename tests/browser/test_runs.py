@@ -277,11 +277,12 @@ def test_runs_marked_in_the_list_are_laid_beside_each_other_and_followed(
     lab: browsing.Lab, chromium: browsing.Window
 ) -> None:
     root = lab.root / "beside"
-    pens = []
+    runs, pens = [], []
     for name, rate in (("slow", "0.0001"), ("quick", "0.0003")):
         text = f"version: 1\nmodel:\n  name: builtin/tiny\noptim:\n  learning_rate: {rate}\n"
         run = store.create(root, text, {"name": name, "host": "another-machine"})
         run.update_json(state="running")
+        runs.append(run)
         pens.append(EventWriter(run))
         pens[-1].write("started", method="sft", model="builtin/tiny", max_steps=50, epochs=1)
         for step in range(1, 6):
@@ -311,9 +312,21 @@ def test_runs_marked_in_the_list_are_laid_beside_each_other_and_followed(
         assert page.tab.locator(".ftw-beside tbody td").all_inner_texts() == ["0.0001", "0.0003"]
         page.tab.locator("[data-tab=answers]").click()
         page.sees(".ftw-answers dd", has_text="<b>quick</b>")
+        pens[1].write("stopped", step=8, seconds=1.0, by="a person")
+        runs[1].update_json(state="stopped")
+        page.sees("[data-tab=runs][aria-label='Runs, 1 of them goes on']")
+        page.tab.evaluate("() => { window.left = new WeakRef(document.querySelector('.ftw-monitor')); }")
         page.tab.get_by_role("button", name="‹ Runs").click()
         page.sees(".ftw-runs input")
         assert page.tab.locator(".ftw-runs input:checked").count() == 2
+        page.tab.locator("[data-mark=slow-0001]").focus()
+        devtools = page.tab.context.new_cdp_session(page.tab)
+
+        def forgotten() -> bool:
+            devtools.send("HeapProfiler.collectGarbage")
+            return bool(page.tab.evaluate("() => window.left.deref() === undefined"))
+
+        browsing.until(forgotten, "a view that was left takes no memory")
         assert (page.outside, page.errors) == ([], [])
 
 

@@ -233,6 +233,18 @@ def test_saving_writes_the_file_that_the_person_named(ask: Asker, draft: Draft, 
     assert (tmp_path / "mine.yaml").read_text() == draft.text()
 
 
+def test_saving_replaces_what_another_wrote_only_when_asked_to(ask: Asker, draft: Draft, tmp_path: Path) -> None:
+    mine, other = tmp_path / "mine.yaml", tmp_path / "other.yaml"
+    ask.edit("save", path=str(mine))
+    for place, asked in ((mine, {}), (other, {"path": str(other)})):
+        place.write_text("version: 1\n")
+        told = ask.edit("save", **asked)
+        assert str(place) in told["lost"]
+        assert place.read_text() == "version: 1\n"
+        assert "lost" not in ask.edit("save", **asked, replace=True)
+        assert place.read_text() == draft.text()
+
+
 def test_a_saved_config_is_news_to_a_view_that_knew_it_unsaved(ask: Asker, draft: Draft, tmp_path: Path) -> None:
     ask.edit("set", path=LEARNING_RATE, value="0.5")
     before = ask("state")["version"]

@@ -18,7 +18,7 @@ import pytest
 
 from engine.config.tree import fields
 from engine.run.process import identity
-from engine.session.draft import Draft
+from engine.session.draft import Draft, FileChanged
 from workbench.unsaved import Unsaved
 
 BETA = fields.optim.learning_rate.path
@@ -54,6 +54,23 @@ def test_what_a_dead_window_left_is_offered_once_and_lies_in_a_file(tmp_path: Pa
     assert kept.recipe == "demo"
     assert second.left(None) == []
     assert [path.name for path in (tmp_path / "cache").rglob("*") if path.is_file()] == []
+
+
+def test_a_file_that_was_changed_after_its_window_died_is_not_replaced_unasked(tmp_path: Path) -> None:
+    mine = tmp_path / "mine.yaml"
+    mine.write_text("version: 1\nrun: {seed: 1}\n")
+    draft = Draft.open(mine)
+    draft.set("run.seed", 2)
+    unsaved = Unsaved(tmp_path / "cache", tmp_path / "state")
+    unsaved.write(unsaved.entry(draft))
+    gone(unsaved)
+    (kept,) = unsaved.left(mine)
+    mine.write_text("version: 1\nrun: {seed: 3}\n")
+    with pytest.raises(FileChanged):
+        kept.draft().save()
+    mine.write_text("version: 1\nrun: {seed: 1}\n")
+    assert kept.draft().save() == mine
+    assert "seed: 2" in mine.read_text()
 
 
 def test_a_window_in_another_container_is_known_by_its_lock(tmp_path: Path, changed: Draft) -> None:

@@ -32,9 +32,15 @@ export function chatView(stage, run, leave, asked = "") {
     } else if (await act("chat_say", { text })) line.value = "";
     draw();
   };
+  /** What was sent and did not arrive stands in the line again. */
+  const writeOn = (text) => {
+    queued = null;
+    line.value = text + line.value;
+    draw();
+  };
   line.addEventListener("keydown", (event) => {
     event.stopPropagation();
-    if (event.key === "Escape") act("chat_stop");
+    if (event.key === "Escape") queued === null ? act("chat_stop") : writeOn(queued);
     if (event.key !== "Enter" || event.shiftKey || event.isComposing) return;
     event.preventDefault();
     send();
@@ -48,6 +54,7 @@ export function chatView(stage, run, leave, asked = "") {
     if (card.hidden) return;
     const answer = await act("chat_prompt", { text: line.value });
     card.hidden = !answer;
+    template.setAttribute("aria-expanded", String(Boolean(answer)));
     if (answer) say(card, answer.data.prompts.map(({ title: name, tokens, text }) => `${name}: ${tokens} tokens\n${text}`).join("\n\n"));
   }, { "aria-expanded": "false" });
   const save = button("Save as rows", async () => {
@@ -71,7 +78,7 @@ export function chatView(stage, run, leave, asked = "") {
     const atEnd = log.scrollTop + log.clientHeight >= log.scrollHeight - 8;
     const busy = told.state === "answering";
     say(title, told.titles.join("  |  "));
-    const waits = queued === null ? "" : "; what you sent waits for it";
+    const waits = queued === null ? "" : "; what you sent waits for it, esc takes it back";
     const words = { loading: `${told.phase} … ${told.seconds ?? 0} s${waits}`, failed: told.problem, answering: "answering" };
     say(status, words[told.state] ?? "ready");
     line.placeholder = WANTS[told.wants];
@@ -94,7 +101,7 @@ export function chatView(stage, run, leave, asked = "") {
     if (queued !== null && told.state === "ready") {
       const text = queued;
       queued = null;
-      await act("chat_say", { text });
+      if (!(await act("chat_say", { text }))) writeOn(text);
     }
     return told.state === "answering" ? 150 : 500;
   };
@@ -117,9 +124,10 @@ export function chatView(stage, run, leave, asked = "") {
     // Who leaves for the run's curves needs its memory no more; of a cell that goes the kernel's end sees to it.
     if (leave && !over && !stage.over) stage.ask("chat_leave", { run });
     over = true;
+    forget();
     clock.stop();
   };
-  stage.onEnd(close);
+  const forget = stage.onEnd(close);
   draw();
   /** To the line, where one writes next. */
   const start = () => (line.focus({ preventScroll: true }), line.setSelectionRange(line.value.length, line.value.length));

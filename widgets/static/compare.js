@@ -67,11 +67,12 @@ export function compareView(stage, names, leave) {
   stage.onTheme.add(curves.redraw);
   const close = () => {
     over = true;
+    forget();
     clock.stop();
     curves.close();
     stage.onTheme.delete(curves.redraw);
   };
-  stage.onEnd(close);
+  const forget = stage.onEnd(close);
   draw();
   return { element, close };
 }

@@ -281,8 +281,10 @@ function keepFocus(root) {
     if (active && active !== document.body) return void (last = null);
     if (gone.isConnected && seen(gone)) return gone.focus({ preventScroll: true }); // moved, which takes the focus away
     last = null;
+    const places = around;
+    around = []; // what is gone is not held
     const twin = [...root.querySelectorAll(gone.tagName)].find((each) => seen(each) && sign(each) === sign(gone));
-    const near = () => around.filter((each) => each.isConnected).flatMap((each) => [...each.querySelectorAll(FOCUSABLE)].find((found) => seen(found)) ?? [])[0];
+    const near = () => places.filter((each) => each.isConnected).flatMap((each) => [...each.querySelectorAll(FOCUSABLE)].find((found) => seen(found)) ?? [])[0];
     (twin ?? near())?.focus({ preventScroll: true });
   });
   observer.observe(root, { childList: true, subtree: true, attributes: true, attributeFilter: ["hidden", "class"] });
@@ -303,14 +305,15 @@ export function face(model, el, build) {
   root.style.setProperty("--ftw-height", `${model.get("height")}px`);
   el.append(root);
   const link = channel(model);
-  const ends = [link.close];
+  const ends = new Set([link.close]);
   const onTheme = new Set();
   const stage = {
     root,
     body,
     onTheme,
     over: false,
-    onEnd: (end) => ends.push(end),
+    /** `end` is called when the cell's view goes; what this returns takes that back, for a view that is closed before. */
+    onEnd: (end) => (ends.add(end), () => ends.delete(end)),
     notice(text) {
       notice.hidden = !text;
       say(notice, text);
@@ -337,7 +340,7 @@ export function face(model, el, build) {
       return root.classList.contains("ftw-retired");
     },
   };
-  ends.push(followTheme(root, () => onTheme.forEach((redraw) => redraw())), keepFocus(root));
+  ends.add(followTheme(root, () => onTheme.forEach((redraw) => redraw()))).add(keepFocus(root));
   // A notebook's own shortcuts must not act on what is typed here.
   root.addEventListener("keydown", (event) => event.stopPropagation());
   root.setAttribute("data-lm-suppress-shortcuts", "true");

@@ -39,7 +39,7 @@ export function formParts(stage, link, more = null) {
   const undo = button("↶ Undo", () => link.send("undo"), { class: "ftw-plain" });
   const redo = button("↷ Redo", () => link.send("redo"), { class: "ftw-plain" });
   const stop = button("Stop counting", () => link.send("count"), { class: "ftw-plain", hidden: true });
-  const head = h("header", { class: "ftw-head" }, title, state, working, stop, h("span", { class: "ftw-space" }), findBox(stage, (hit) => (hit.about.length ? side.aside(hit.title, hit.about) : jump(hit))), undo, redo, saveBox(link));
+  const head = h("header", { class: "ftw-head" }, title, state, working, stop, h("span", { class: "ftw-space" }), findBox(stage, (hit) => (hit.about.length ? side.aside(hit.title, hit.about) : jump(hit))), undo, redo, saveBox(stage, link));
   const steps = tabs("steps", (step) => {
     form.flush();
     if (more?.open(step)) return null;
@@ -103,18 +103,26 @@ function findBox(stage, chosen) {
   return box;
 }
 
-/** Saves to the draft's file, or asks where while it has none. */
-function saveBox(link) {
+/** Saves to the draft's file, or asks where while it has none, or where saving would lose what a file holds. */
+function saveBox(stage, link) {
   const name = h("input", { type: "text", class: "ftw-find", placeholder: "config.yaml", "aria-label": "file to save to", hidden: true });
-  const go = async () => {
-    if (!link.state.path && name.hidden) {
-      name.hidden = false;
-      name.value = `${link.state.name.replace(/[^\w.-]+/g, "-")}.yaml`;
-      name.focus();
-      return;
-    }
-    if (await link.send("save", { path: name.hidden ? "" : name.value })) name.hidden = true;
+  const instead = button("Replace it", () => go(true), { class: "ftw-plain", hidden: true });
+  const ask = (suggested) => {
+    if (name.hidden) name.value = suggested;
+    name.hidden = false;
+    name.focus();
   };
-  name.addEventListener("keydown", (event) => event.key === "Enter" && go());
-  return h("span", { class: "ftw-savebox" }, name, button("Save", go, { class: "ftw-plain" }));
+  const go = async (replace) => {
+    if (!link.state.path && name.hidden) return ask(`${link.state.name.replace(/[^\w.-]+/g, "-")}.yaml`);
+    const state = await link.send("save", { path: name.hidden ? "" : name.value, replace });
+    if (!state) return undefined;
+    instead.hidden = !state.lost;
+    stage.notice(state.lost ? `${state.lost} Save under another name, or replace it.` : "");
+    if (state.lost) return ask(state.path);
+    name.hidden = true;
+    return undefined;
+  };
+  name.addEventListener("input", () => (instead.hidden = true));
+  name.addEventListener("keydown", (event) => event.key === "Enter" && go(false));
+  return h("span", { class: "ftw-savebox" }, name, instead, button("Save", () => go(false), { class: "ftw-plain" }));
 }

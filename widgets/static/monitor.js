@@ -84,12 +84,13 @@ export function monitorView(stage, run, leave, beside) {
   stage.onTheme.add(redraw);
   const close = () => {
     over = true;
+    forget();
     within?.close();
     clock.stop();
     charts.close();
     stage.onTheme.delete(redraw);
   };
-  stage.onEnd(close);
+  const forget = stage.onEnd(close);
   draw();
   return { element, close, talk };
 }

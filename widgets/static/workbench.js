@@ -186,7 +186,7 @@ function runsView(stage, visible, told) {
       h("td", { class: "ftw-right" }, ago(run.started)),
     );
   const look = async (unseen = false) => {
-    if (monitor || !(unseen || visible())) return;
+    if (!unseen && (monitor || !visible())) return;
     const answer = await stage.ask("runs", { mark });
     if (!answer || answer.data.mark === mark) return;
     mark = answer.data.mark;
@@ -206,7 +206,9 @@ function runsView(stage, visible, told) {
     count();
     if (focused) list.querySelector(`[data-mark="${CSS.escape(focused)}"]`)?.focus();
   };
-  const clock = timer(stage.root, async () => (await look(), stage.retired ? null : 2000));
+  // The tab tells what goes on also while another page is read, from a rarer look.
+  let turns = 0;
+  const clock = timer(stage.root, async () => (await look((turns += 1) % 5 === 0), stage.retired ? null : 2000));
   stage.onEnd(() => {
     clock.stop();
     monitor?.close();

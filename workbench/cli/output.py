@@ -8,6 +8,7 @@ the person stands; in a pipe or a log, which are read elsewhere, it keeps its pl
 
 from __future__ import annotations
 
+import contextlib
 import json
 import math
 import os
@@ -86,7 +87,13 @@ def _folded(texts: list[str], width: int, hang: int) -> list[str]:
 
 def terminal_width(err: bool = False) -> int | None:
     """How wide the terminal is; None where the output is none."""
-    return shutil.get_terminal_size().columns if _is_terminal(err) else None
+    if not _is_terminal(err):
+        return None
+    if not os.environ.get("COLUMNS"):
+        with contextlib.suppress(OSError, ValueError):  # shutil asks standard output alone, which may be a file
+            if width := os.get_terminal_size((sys.stderr if err else sys.stdout).fileno()).columns:
+                return width
+    return shutil.get_terminal_size().columns
 
 
 def columns(rows: Sequence[Sequence[str]], widest: int | None = None) -> list[str]:
@@ -125,7 +132,7 @@ def rewrite(text: str) -> None:
     if _is_terminal(True):
         from rich.cells import set_cell_size
 
-        shown, width = safe(text), shutil.get_terminal_size().columns - 1
+        shown, width = safe(text), (terminal_width(err=True) or 80) - 1
         click.echo(_REWRITE + set_cell_size(shown, width).rstrip(), nl=False, err=True)
 
 

@@ -177,7 +177,9 @@ class ChatScreen(Screen[None]):
     def _look(self) -> None:
         session = self.session
         if self._queued is not None and session.state == "ready":
-            self._send(self._unqueue())
+            text = self._unqueue()
+            if not self._send(text):
+                self._write_on(text)
         if session.version != self._drawn:
             self._drawn = session.version
             self.query_one(ChatView).follow()
@@ -195,7 +197,8 @@ class ChatScreen(Screen[None]):
         self.query_one("#words", Input).placeholder = _HINTS[session.conversation.wants]
         answering = session.state == "answering"
         keys = key_line("chat", "answering" if answering else "quiet", session.kind)
-        keys = keys if answering else [("esc", "back"), *keys]
+        back = "back" if self._queued is None else "take back"
+        keys = keys if answering else [("esc", back), *keys]
         self.query_one(KeyLine).use(keys)
 
     def _status(self) -> tuple[str, str]:
@@ -238,6 +241,13 @@ class ChatScreen(Screen[None]):
         self.query_one(ChatView).waiting = ""
         return text
 
+    def _write_on(self, text: str) -> None:
+        """What was sent and did not arrive stands in the line again."""
+        line = self.query_one("#words", Input)
+        line.value = text + line.value
+        line.cursor_position = len(line.value)
+        self.query_one(ChatView).redraw()
+
     def _send(self, text: str) -> bool:
         try:
             self.session.say(text)
@@ -265,13 +275,10 @@ class ChatScreen(Screen[None]):
 
     def action_halt(self) -> None:
         """Stops an answer; where none is made, takes back what waits for the model, or goes back."""
-        line = self.query_one("#words", Input)
         if self.session.state == "answering":
             self.session.stop()
         elif self._queued is not None:
-            line.value = self._unqueue() + line.value
-            line.cursor_position = len(line.value)
-            self.query_one(ChatView).redraw()
+            self._write_on(self._unqueue())
         else:
             self.app.action_leave()  # type: ignore[attr-defined]
 

@@ -15,7 +15,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from textual import on
-from textual.content import Content
 from textual.message import Message
 
 from engine.config.findings import Finding
@@ -23,11 +22,10 @@ from engine.config.text_values import as_typed
 from engine.config.tree import fields
 from engine.errors import WorkbenchError
 from engine.session.build import BuildSession
-from engine.session.draft import Draft, FileChanged
+from engine.session.draft import Draft
 from workbench.messages import EditWanted
 from workbench.panels.fields import options_of
 from workbench.panels.form import FormPane
-from workbench.panels.paint import clean
 
 if TYPE_CHECKING:
     from workbench.app import WorkbenchApp
@@ -189,36 +187,15 @@ class EditPane(FormPane):
 
     def _write(self) -> None:
         """Save to a file, asking for its name."""
-        from workbench.screens.dialog import Ask, Item, Pick
-        from workbench.screens.leave import suggested_name
+        from workbench.screens.saving import ask_name
 
         if self.editor:
             self.report("Enter keeps what is being typed, esc leaves it as it was; then it can be saved.")
             return
 
-        def save(name: str | None) -> None:
-            if not name or not name.strip():
-                return
-            write(Path(name.strip()).expanduser())
-
-        def write(place: Path, *, replace: bool = False) -> None:
-            try:
-                if not replace and place.is_file() and place.absolute() != self.draft.path:
-                    raise FileChanged(f"{place}: is there already, and is not the file of this config.")
-                place = self.draft.save(place, replace=replace)
-            except FileChanged as problem:
-                keep = Item("keep", Content("keep the file, and save under another name with ^s"))
-                lose = Item("replace", Content("replace it with the config of this window"))
-                self.app.push_screen(
-                    Pick(clean(problem.message), [keep, lose]),
-                    lambda key: write(place, replace=True) if key == "replace" else None,
-                )
-                return
-            except (WorkbenchError, OSError) as problem:
-                self.report(str(problem), bad=True)
-                return
+        def saved(place: Path) -> None:
             self.app.history.recent.note(place)
             self.changed()
             self.report(f"Saved in {place}.")
 
-        self.app.push_screen(Ask("Save the config as", suggested_name(self.draft)), save)
+        ask_name(self.app, self.draft, saved, lambda words: self.report(words, bad=True))

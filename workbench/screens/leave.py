@@ -13,12 +13,13 @@ from textual.content import Content
 from textual.widgets import OptionList, Static
 from textual.widgets.option_list import Option
 
-from engine.errors import WorkbenchError, redact, visible
+from engine.errors import redact, visible
 from engine.run.store import RunFolder, runs_in
 from engine.run.store import runs_dir as default_runs_dir
 from workbench.calling import file_name, run_name
 from workbench.panels.paint import clean
-from workbench.screens.dialog import Ask, Dialog
+from workbench.screens.dialog import Dialog
+from workbench.screens.saving import ask_name, write_file
 
 if TYPE_CHECKING:
     from engine.session.draft import Draft
@@ -54,32 +55,16 @@ class LeaveScreen(Dialog[str]):
             self.dismiss(event.option_id)
             return
         if self._draft.path is None:
-            self.app.push_screen(Ask("Save the config as", suggested_name(self._draft)), self._save)
+            ask_name(self.app, self._draft, self._saved, self._failed)
         else:
-            self._save(str(self._draft.path))
+            write_file(self.app, self._draft, str(self._draft.path), self._saved, self._failed)
 
-    def _save(self, name: str | None) -> None:
-        if not name:
-            return
-        try:
-            self._draft.save(Path(name).expanduser())
-        except (WorkbenchError, OSError) as problem:
-            self.notify(visible(redact(str(problem))), severity="error", markup=False)
-            return
-        self.app.goodbye.append(f"The config is in {name}.")  # type: ignore[attr-defined]
+    def _saved(self, place: Path) -> None:
+        self.app.goodbye.append(f"The config is in {file_name(place)}.")  # type: ignore[attr-defined]
         self.dismiss("leave")
 
-
-def suggested_name(draft: Draft) -> str:
-    """The file's own name, or one after the recipe that is not taken."""
-    if draft.path is not None:
-        return str(draft.path)
-    base = str(draft.recipe or "config")
-    for number in range(1, 1000):
-        name = f"{base}.yaml" if number == 1 else f"{base}-{number}.yaml"
-        if not Path(name).exists():
-            return name
-    return f"{base}.yaml"
+    def _failed(self, words: str) -> None:
+        self.notify(visible(redact(words)), severity="error", markup=False)
 
 
 def alive(root: Path) -> Iterator[RunFolder]:

@@ -57,8 +57,7 @@ def take_unsaved(pane: EditPane, left: list[UnsavedConfig], number: int) -> None
         except WorkbenchError as problem:
             pane.report(f"It cannot be read: {problem.message} It lies in {kept.place}.", bad=True)
             return
-        if kept.path is not None and kept.path.exists():
-            session.draft.path = kept.path
+        kept.name_file(session.draft)
         pane.changed()
         pane.report("The unsaved config is back; w saves it.")
 

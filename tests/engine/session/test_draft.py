@@ -20,7 +20,7 @@ from engine.config.recipes import recipes
 from engine.config.tree import fields
 from engine.errors import ConfigUnreadable, UsageError, WorkbenchError
 from engine.hardware import parse_machine
-from engine.session.draft import Draft, FileChanged
+from engine.session.draft import Draft, FileChanged, save_as
 
 TEXT = """\
 # My config
@@ -230,6 +230,23 @@ def test_what_another_wrote_into_the_file_is_not_lost(tmp_path: Path) -> None:
     place.unlink()
     draft.save()
     assert "seed: 2" in place.read_text()
+
+
+def test_a_name_that_another_file_has_is_taken_only_to_replace_it(tmp_path: Path) -> None:
+    mine, other = tmp_path / "mine.yaml", tmp_path / "other.yaml"
+    mine.write_text("version: 1\n")
+    other.write_text("version: 1\nrun: {seed: 3}\n")
+    draft = Draft.open(mine)
+    draft.set("run.seed", 2)
+    with pytest.raises(FileChanged, match=r"other\.yaml: is there already"):
+        save_as(draft, other)
+    mine.write_text("version: 1\nrun: {seed: 4}\n")
+    (tmp_path / "link.yaml").symlink_to(mine)
+    with pytest.raises(FileChanged, match="was changed by someone else"):
+        save_as(draft, tmp_path / "link.yaml")
+    assert "seed: 4" in mine.read_text()
+    assert save_as(draft, other, replace=True) == other
+    assert "seed: 2" in other.read_text()
 
 
 def test_save_follows_a_link_to_the_real_file(tmp_path: Path) -> None:

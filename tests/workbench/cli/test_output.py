@@ -11,6 +11,7 @@ import re
 import signal
 import subprocess
 import sys
+import termios
 import time
 from concurrent.futures import ThreadPoolExecutor
 from importlib import import_module
@@ -227,6 +228,20 @@ def test_a_sentence_is_broken_between_words_on_a_terminal_alone(
         "         `ollama create mine -f Modelfile`",
         "         names each of them.",
     ]
+
+
+def test_a_sentence_fits_the_terminal_also_where_the_other_output_is_a_file(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("COLUMNS", raising=False)
+    ours, theirs = pty.openpty()
+    termios.tcsetwinsize(theirs, (24, 40))
+    with os.fdopen(theirs, "w") as terminal, os.fdopen(ours, "rb", buffering=0) as screen:
+        monkeypatch.setattr(sys, "stderr", terminal)
+        output.echo("Error: my.yaml: the config has 1 error; no run was started.", err=True, hang=2)
+        terminal.flush()
+        assert click.unstyle(screen.read(200).decode()).splitlines() == [
+            "Error: my.yaml: the config has 1 error;",
+            "  no run was started.",
+        ]
 
 
 def test_an_output_that_cannot_hold_a_sign_gets_its_escape(place: Path) -> None:

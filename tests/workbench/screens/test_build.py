@@ -656,7 +656,7 @@ async def test_a_file_that_another_changed_is_replaced_only_when_that_is_chosen(
         await pilot.pause()
         app.draft.set("run.seed", 2)
         place.write_text("version: 1\nrun: {seed: 3}\n")
-        for keys, seed in (((), "3"), (("enter",), "3"), (("down", "enter"), "2")):
+        for keys, seed in (((), "3"), (("enter", "escape"), "3"), (("down", "enter"), "2")):
             await pilot.press("ctrl+s")
             await until(pilot, lambda: isinstance(app.screen.focused, Input))
             await pilot.press("enter")
@@ -672,7 +672,28 @@ async def test_a_file_that_another_changed_is_replaced_only_when_that_is_chosen(
         await pilot.press("enter")
         await until(pilot, lambda: "is there already" in " ".join(shown(app).split()))
         await pilot.press("enter")
-        assert Path("other.yaml").read_text() == "version: 1\n"
+        await until(pilot, lambda: isinstance(app.screen.focused, Input))
+        assert app.screen.focused.value == "other-2.yaml", "and another name is asked for at once"
+        await pilot.press("enter")
+        await until(pilot, lambda: "Saved in" in shown(app))
+    assert Path("other.yaml").read_text() == "version: 1\n"
+    assert "seed: 2" in Path("other-2.yaml").read_text()
+
+
+async def test_leaving_replaces_no_file_unasked() -> None:
+    Path("mine.yaml").write_text("version: 1\n")
+    app = app_of()
+    async with app.run_test(size=(80, 24)) as pilot:
+        await go_to(pilot, fields.data.packing.path)
+        await pilot.press("enter", "q", "enter")
+        await until(pilot, lambda: isinstance(app.screen.focused, Input))
+        app.screen.focused.value = "mine.yaml"
+        await pilot.press("enter")
+        await until(pilot, lambda: "is there already" in " ".join(shown(app).split()))
+        assert Path("mine.yaml").read_text() == "version: 1\n"
+        await pilot.press("down", "enter")
+        await until(pilot, lambda: app.left)
+    assert Draft.open("mine.yaml").config.data.packing is True
 
 
 async def test_saving_where_nobody_may_write_says_so_and_keeps_the_draft(monkeypatch: pytest.MonkeyPatch) -> None:

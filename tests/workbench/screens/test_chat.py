@@ -66,6 +66,7 @@ async def test_one_writes_while_it_loads_and_the_process_goes_with_the_screen(
         assert "…" in shown(app)
         await pilot.press(*QUESTION, "enter")
         assert f"you  {QUESTION}" in shown(app), "what waits is in view"
+        assert "esc take back" in shown(app)
         await pilot.press("escape")
         assert f"> {QUESTION}" in shown(app)
         assert "you  " not in shown(app)
@@ -98,6 +99,18 @@ async def test_one_writes_while_it_loads_and_the_process_goes_with_the_screen(
     while psutil.pid_exists(pid) and time.monotonic() < end:
         time.sleep(0.05)
     assert not psutil.pid_exists(pid)
+
+
+async def test_what_waits_for_a_model_whose_process_ends_is_in_the_line_again(run: RunFolder, shown: Shown) -> None:
+    session = Silent(who_answers([run]), device="cpu")
+    app = WorkbenchApp(chat=session)
+    async with app.run_test(size=(80, 24)) as pilot:
+        session._now("loading", "Starting")
+        await pilot.press(*QUESTION, "enter", *"next")
+        session._now("ready", "")
+        await until(pilot, lambda: "the chat's process has ended" in " ".join(shown(app).split()))
+        assert f"> {QUESTION}next" in shown(app)
+        assert "you  " not in shown(app)
 
 
 @pytest.mark.parametrize("size", [(80, 24), (200, 50)])
