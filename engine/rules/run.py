@@ -196,8 +196,10 @@ def a_checkpoint_falls_in_the_run(config: RunConfig, facts: Facts) -> Iterator[F
         )
 
 
-@rule(reads=(fields.run.eval_steps, fields.data.eval, fields.data.val_set_size, *_LENGTH))
+@rule(reads=(fields.run.eval_steps, fields.run.evals_per_epoch, fields.data.eval, fields.data.val_set_size, *_LENGTH))
 def an_evaluation_falls_in_the_run(config: RunConfig, facts: Facts) -> Iterator[Finding]:
+    if config.run.evals_per_epoch is not None:
+        return  # a number of steps only stands for it until an epoch's are known
     steps, path, every = total_steps(config, facts), fields.run.eval_steps.path, config.run.eval_steps
     if config.data.evaluates and steps is not None and every != "auto" and every > steps:
         yield must(

@@ -272,7 +272,14 @@ def _chosen(config: RunConfig, trainer: RunTrainer, why: Mapping[str, str]) -> I
     if (reason := why.get(fields.run.devices.path)) is not None:
         yield _entry("devices", "auto", trainer.accelerator.num_processes, detail=reason)
     if config.data.evaluates and (reason := why.get(fields.run.eval_steps.path)) is not None:
-        yield _entry("held-out rows", "auto", _every(trainer.args.eval_steps), detail=reason)
+        # An epoch's steps are known once the training begins; those of the arguments stand for them till then.
+        times = config.run.evals_per_epoch
+        effective = (
+            _every(trainer.args.eval_steps)
+            if times is None
+            else f"{'once' if times == 1 else f'{times:,} times'} an epoch"
+        )
+        yield _entry("held-out rows", "auto", effective, detail=reason)
     if config.run.prompts and (reason := why.get(fields.run.prompts_steps.path)) is not None:
         yield _entry("pinned prompts", "auto", _every(config.run.prompts_steps), detail=reason)
 

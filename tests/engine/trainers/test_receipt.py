@@ -9,6 +9,7 @@ import torch
 from safetensors.torch import load_file
 
 from engine.builtin import tiny
+from engine.config.facts import Facts
 from engine.config.files import dump
 from engine.data.gather_facts import look_at
 from engine.planning.auto import choices, resolved
@@ -62,6 +63,21 @@ def test_each_choice_that_was_left_to_auto_is_told_with_its_reason(train, source
         if choice["reason"] in entry["detail"] and (entry["requested"] == "auto" or path in BESIDE)
     ]}  # fmt: skip
     assert lost == {}
+
+
+def test_evaluations_that_are_counted_by_the_epoch_are_told_so(train, source, tmp_path):
+    """At the launch of large data nobody knows an epoch's steps: the number that stands for them then is not what happens."""
+    rows = [{"path": source(CONVERSATIONS)}]
+    mapping = {"version": 1}
+    for path, value in (
+        BASE | {"data.train": rows, "data.eval": rows, "run.evals_per_epoch": 2, "optim.max_steps": 1}
+    ).items():
+        section, name = path.split(".")
+        mapping.setdefault(section, {})[name] = value
+    asked = read(mapping).config
+    of_launch = {"method": "sft", "model": "builtin/tiny", "auto": choices(asked, Facts())}
+    said = entries(train(folder=create(tmp_path / "runs", dump(resolved(asked, Facts())), of_launch)))
+    assert said["held-out rows"]["effective"] == "2 times an epoch"
 
 
 BESIDE = ("kernels.cut_ce_workspace", "memory.recompute_num_layers", "method.reference")
