@@ -28,13 +28,6 @@ def shard_count(config: RunConfig) -> int:
     return asked.dp_shard_size or max(1, device_count(config) // asked.dp_replicate_size)
 
 
-def smaller_batch(batch: int, accumulation: int) -> tuple[int, int]:
-    """A batch of about half as many rows, of which a step gathers more, so that it still takes `batch * accumulation` rows."""
-    rows = batch * accumulation
-    fewer = min((each for each in range(1, batch) if rows % each == 0), key=lambda each: abs(2 * each - batch))
-    return fewer, rows // fewer
-
-
 def devices_a_node(config: RunConfig) -> int:
     """How many devices the run would use on one machine."""
     devices = config.run.devices

@@ -10,6 +10,7 @@ from engine.config.findings import Finding, Fix, say
 from engine.config.rule import RULES, rule
 from engine.config.tree import RunConfig, fields
 from engine.facts import counts
+from engine.facts.smaller_batch import smaller_batch
 from engine.planning import memory_model
 from engine.planning.auto import FIT, resolved
 
@@ -84,7 +85,7 @@ def _ways(config: RunConfig, facts: Facts, need: int) -> Iterator[Way]:
     yield from _given_back(config, facts, need)
     optim, model, memory, adapted = config.optim, config.model, config.memory, config.adapter.kind == "lora"
     if optim.per_device_train_batch_size > 1:
-        fewer, more = counts.smaller_batch(optim.per_device_train_batch_size, optim.gradient_accumulation_steps)
+        fewer, more = smaller_batch(optim.per_device_train_batch_size, optim.gradient_accumulation_steps)
         sizes = {fields.optim.per_device_train_batch_size: fewer, fields.optim.gradient_accumulation_steps: more}
         changes = {spec.path: each for spec, each in sizes.items()}
         yield from _way(1, config.with_values(sizes), facts, need, f"batches of {fewer}", changes)

@@ -12,7 +12,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from engine.facts.counts import smaller_batch
+from engine.facts.smaller_batch import smaller_batch
 
 if TYPE_CHECKING:
     from engine.run.view import RunView

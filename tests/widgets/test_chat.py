@@ -49,11 +49,11 @@ def test_a_chat_answers_in_messages_and_its_process_goes_with_it(tmp_path: Path)
     while psutil.pid_exists(pid) and time.monotonic() < end:
         time.sleep(0.05)
     assert not psutil.pid_exists(pid)
-    others = set(psutil.Process().children())
     ask(face, "chat_open")
     again = ask(face, "chat")
     assert (again["state"], again["turns"]) == ("loading", [turn])
-    (loading,) = set(psutil.Process().children()) - others
+    loading = psutil.Process(face.session.pid)
+    assert loading.pid != pid
     face.close()
     assert loading not in psutil.wait_procs([loading], timeout=10)[1]
 

@@ -168,10 +168,13 @@ def test_no_color_sends_no_colour(spawn: Spawn, workbench_command: list[str]) ->
 def test_an_error_of_ours_exits_1_and_shows_no_local_variables(spawn: Spawn, tmp_path: Path) -> None:
     code = (
         "import workbench.screens.build as build\n"
-        "def boom(self):\n"
+        "steps = build.BuildScreen.action_steps\n"
+        "def boom(self, what):\n"
+        "    if what != 'fold':\n"
+        "        return steps(self, what)\n"
         "    hf_token = 'hf_' + 'A' * 30\n"
         "    raise RuntimeError('it broke with ' + hf_token)\n"
-        "build.BuildScreen.action_fold = boom\n"
+        "build.BuildScreen.action_steps = boom\n"
         "import sys\n"
         "from pathlib import Path\n"
         "from engine.session.draft import Draft\n"

@@ -179,7 +179,7 @@ class ChatScreen(Screen[None]):
         if self._queued is not None and session.state == "ready":
             text = self._unqueue()
             if not self._send(text):
-                self._write_on(text)
+                _write_before(self.query_one("#words", Input), text)
         if session.version != self._drawn:
             self._drawn = session.version
             self.query_one(ChatView).follow()
@@ -232,21 +232,17 @@ class ChatScreen(Screen[None]):
             self._queued = self.query_one(ChatView).waiting = event.value
             event.input.clear()
             self.query_one(ChatView).follow()
+            self._draw_bars()
         elif self._send(event.value):
             event.input.clear()
 
     def _unqueue(self) -> str:
         """The text that waits for the model, which it does no longer."""
         text, self._queued = self._queued or "", None
-        self.query_one(ChatView).waiting = ""
+        view = self.query_one(ChatView)
+        view.waiting = ""
+        view.redraw()
         return text
-
-    def _write_on(self, text: str) -> None:
-        """What was sent and did not arrive stands in the line again."""
-        line = self.query_one("#words", Input)
-        line.value = text + line.value
-        line.cursor_position = len(line.value)
-        self.query_one(ChatView).redraw()
 
     def _send(self, text: str) -> bool:
         try:
@@ -278,7 +274,7 @@ class ChatScreen(Screen[None]):
         if self.session.state == "answering":
             self.session.stop()
         elif self._queued is not None:
-            self._write_on(self._unqueue())
+            _write_before(self.query_one("#words", Input), self._unqueue())
         else:
             self.app.action_leave()  # type: ignore[attr-defined]
 
@@ -349,6 +345,12 @@ class ChatScreen(Screen[None]):
         free = next(path for count in range(1, 1 << 20) if not (path := Path(f"{name}-{count}.jsonl")).exists())
         note = "A row for each side; answers that were cut are flagged as not trained."
         self.app.push_screen(Ask("Save the conversation as JSONL rows", str(free), note), named)
+
+
+def _write_before(line: Input, text: str) -> None:
+    """What was sent and did not arrive stands in the line again, before what is written there."""
+    line.value = text + line.value
+    line.cursor_position = len(line.value)
 
 
 def chat_of(run: RunFolder) -> ChatSession:
