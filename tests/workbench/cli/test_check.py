@@ -231,6 +231,8 @@ def test_settings_beside_the_file_are_judged_as_train_takes_them(good: Path) -> 
     other = run(str(good), f"data.train.0.path={here}", "data.max_length=64", "--data").output
     assert "settings beside the file change" in other
     assert "rows too long" not in other, "the file's own rows were not counted, and these are others"
+    same = run(str(good), f"data.train.0.path={here}", "--data").output
+    assert "memory" not in same.partition("beside the file")[2], "that one of them was counted changes nothing"
     good.write_text(before)
     here.unlink()
     wrong = run(str(good), "optim.learning_rte=1e-4", "data.train.0.path=here.jsonl")
