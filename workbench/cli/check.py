@@ -49,7 +49,7 @@ def command(
     from engine.data.gather_facts import countable, look_at
     from engine.hardware import parse_machine
     from engine.rules import read
-    from workbench.cli.reading import as_it_stands, counts, read_with
+    from workbench.cli.reading import beside_the_file, counts, read_with
 
     base = file.resolve().parent
     document = load(file)
@@ -73,9 +73,9 @@ def command(
 
     known = estimate(reading.config, facts)
     words = paragraph(reading.config, facts, known)
-    before = as_it_stands(file, reading.config, facts) if overrides and tool is None else None
+    compared = beside_the_file(file, reading.config, facts) if overrides and tool is None else None
     if as_json:
-        mended |= {"changes": known.changes(before)} if before is not None else {}
+        mended |= {"changes": compared[1].changes(compared[0])} if compared is not None else {}
         listed = [finding.as_json() for finding in findings]
         print_json({"ok": not bad, "findings": listed, "data": known.shares(), "summary": words, **mended})
         return int(bad)
@@ -85,7 +85,7 @@ def command(
         _tell_mended(file, mended, left=any(finding.fix for finding in findings))
     show(findings, lines)
     if not bad and tool is None:
-        _summarize(words, known, before)
+        _summarize(words, compared)
     rows = _rows_in_words(reading.config, facts, with_data)
     echo(f"{file}: {count_text(findings)}{_judged_for(facts.machine)}{rows}")
     if tool is not None:
@@ -93,11 +93,14 @@ def command(
     return int(bad)
 
 
-def _summarize(words: str, known: Estimate, before: Estimate | None) -> None:
+def _summarize(words: str, compared: tuple[Estimate, Estimate] | None) -> None:
     """The run in a paragraph, and what the settings beside the file change of it."""
     from engine.session.consequences import consequences
 
     echo(words, hang=0)
+    if compared is None:
+        return
+    before, known = compared
     if changed := [f"{each.label} {each.change}" for each in consequences(known, before) if each.change]:
         echo(f"The settings beside the file change: {', '.join(changed)}.", hang=0)
 

@@ -54,7 +54,7 @@ def command(file: Path, overrides: tuple[str, ...], machine: str | None, rehears
     from engine.rules import read
     from engine.run.rehearsal import last
     from engine.session.consequences import consequences
-    from workbench.cli.reading import as_it_stands, with_overrides
+    from workbench.cli.reading import beside_the_file, with_overrides
 
     if rehearse and machine:
         raise UsageError(f"--rehearse: measures on this machine, not on {visible(machine)}.", "Leave --for out.")
@@ -72,9 +72,9 @@ def command(file: Path, overrides: tuple[str, ...], machine: str | None, rehears
         # The rows are known now: the formula need not assume that one reaches data.max_length.
         facts = replace(facts, data=replace(facts.data or DataFacts(), longest=measured.longest))
     estimated = estimate(reading.config, facts)
-    before = as_it_stands(file, reading.config, facts) if overrides else None
+    before, now = beside_the_file(file, reading.config, facts) if overrides else (None, estimated)
     if as_json:
-        document: dict[str, Any] = {"changes": estimated.changes(before)} if before is not None else {}
+        document: dict[str, Any] = {"changes": now.changes(before)} if before is not None else {}
         document |= {"machine": facts.machine.name if facts.machine else None}
         document["rehearsal"] = measured.as_json() if measured else None
         print_json({**estimated.as_json(), **document, "findings": [each.as_json() for each in reading.errors]})
@@ -84,7 +84,7 @@ def command(file: Path, overrides: tuple[str, ...], machine: str | None, rehears
     rows = lines(estimated, facts, longest_row(reading.config, facts))
     if measured is not None:
         rows += rehearsed(measured, estimated)
-    changed = {each.name: each.change for each in consequences(estimated, before) if each.change}
+    changed = {each.name: each.change for each in consequences(now, before) if each.change}
     for label, value in rows:
         echo(f"{label:<28}{value:>18}{_beside(changed.pop(_NAMES.get(label, ''), ''))}")
     return 0

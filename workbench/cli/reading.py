@@ -70,8 +70,9 @@ def facts_for(mapping: Mapping[str, Any]) -> Facts:
     return look_at(read(mapping).config)
 
 
-def as_it_stands(file: Path, beside: RunConfig, facts: Facts) -> Estimate:
-    """The estimate of a file without the settings `beside` it, by what is known of this machine and of its own rows."""
+def beside_the_file(file: Path, beside: RunConfig, facts: Facts) -> tuple[Estimate, Estimate]:
+    """The estimate of a file without the settings `beside` it, and that with them, to be compared: by what is known of this machine
+    and of the rows of each, or of neither, where those of one alone were counted."""
     from engine.data.gather_facts import look_at
     from engine.planning.estimate import estimate
     from engine.rules import read
@@ -80,8 +81,12 @@ def as_it_stands(file: Path, beside: RunConfig, facts: Facts) -> Estimate:
     config = read(with_overrides(load(file).mapping, base, ())).config
     own = look_at(config, base)
     # Counts that were made under other limits say of themselves what they do not hold for, but not that they are of other rows.
-    same_rows = config.data.train == beside.data.train
-    return estimate(config, replace(own, machine=facts.machine, data=own.data or (facts.data if same_rows else None)))
+    data = own.data or (facts.data if config.data.train == beside.data.train else None)
+    if data is None:
+        facts = replace(facts, data=None)
+    elif facts.data is None:
+        data = None
+    return estimate(config, replace(own, machine=facts.machine, data=data)), estimate(beside, facts)
 
 
 def counts(

@@ -232,6 +232,12 @@ def test_settings_beside_the_file_are_judged_as_train_takes_them(good: Path) -> 
     assert "settings beside the file change" in other
     assert "rows too long" not in other, "the file's own rows were not counted, and these are others"
     good.write_text(before)
+    few = here.with_name("few.jsonl")
+    few.write_text('{"prompt": "few", "completion": "rows"}\n')
+    good.write_text(before.replace("builtin/dates", str(few.absolute())))
+    same = run(str(good), f"data.train.0.path={here}", "--data").output
+    assert "memory" not in same.partition("beside the file")[2], "that one of them was counted changes nothing"
+    good.write_text(before)
     here.unlink()
     wrong = run(str(good), "optim.learning_rte=1e-4", "data.train.0.path=here.jsonl")
     assert wrong.return_value == 1
