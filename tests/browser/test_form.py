@@ -71,6 +71,13 @@ def test_a_form_edit_shows_a_finding_its_fix_mends_it_and_the_preview_shows_toke
         first.get_by_role("button", name="Template", exact=True).click()
         page.sees(".ftw-template-row .ftw-trained")
         assert "add_generation_prompt" in first.get_by_label("chat template", exact=True).input_value()
+        typed = "map => { const box = map.querySelector('textarea'); box.value += '{# mine #}'; box.dispatchEvent(new Event('input'));"
+        typed += " [...map.querySelectorAll('button')].find((each) => each.textContent === 'Save template').click(); }"
+        first.locator("[aria-label='Chat template']").evaluate(typed)
+        browsing.until((lab.root / "template.jinja").exists, "the template is saved", state=page.state)
+        assert (lab.root / "template.jinja").read_text().endswith("{# mine #}"), "with what was typed last"
+        assert first.get_by_label("chat template", exact=True).input_value().endswith("{# mine #}")
+        first.get_by_role("button", name="↶ Undo").click()
         pictures_are_seen(page, first)
         assert (page.outside, page.errors) == ([], [])
 
