@@ -128,6 +128,14 @@ def _answer(title: str, answer: Answer, width: int) -> list[Line]:
     return [[(cut(clean(title), width), "bold")], *body, *below]
 
 
+def _write_on(screen: Screen[None], text: str) -> None:
+    """What was sent and did not arrive stands in the line again."""
+    line = screen.query_one("#words", Input)
+    line.value = text + line.value
+    line.cursor_position = len(line.value)
+    screen.query_one(ChatView).redraw()
+
+
 class ChatScreen(Screen[None]):
     """Talk to the sides of a chat."""
 
@@ -179,7 +187,7 @@ class ChatScreen(Screen[None]):
         if self._queued is not None and session.state == "ready":
             text = self._unqueue()
             if not self._send(text):
-                self._write_on(text)
+                _write_on(self, text)
         if session.version != self._drawn:
             self._drawn = session.version
             self.query_one(ChatView).follow()
@@ -241,13 +249,6 @@ class ChatScreen(Screen[None]):
         self.query_one(ChatView).waiting = ""
         return text
 
-    def _write_on(self, text: str) -> None:
-        """What was sent and did not arrive stands in the line again."""
-        line = self.query_one("#words", Input)
-        line.value = text + line.value
-        line.cursor_position = len(line.value)
-        self.query_one(ChatView).redraw()
-
     def _send(self, text: str) -> bool:
         try:
             self.session.say(text)
@@ -278,7 +279,7 @@ class ChatScreen(Screen[None]):
         if self.session.state == "answering":
             self.session.stop()
         elif self._queued is not None:
-            self._write_on(self._unqueue())
+            _write_on(self, self._unqueue())
         else:
             self.app.action_leave()  # type: ignore[attr-defined]
 
