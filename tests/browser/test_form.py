@@ -60,6 +60,7 @@ def test_a_form_edit_shows_a_finding_its_fix_mends_it_and_the_preview_shows_toke
         assert "max_length: 4096" in (lab.root / "mine.yaml").read_text()
         assert first.locator(".ftw-notice").is_hidden()
         levels_open_one_after_the_other(first)
+        the_file_is_typed_and_taken(first)
         first.locator("[data-tab=preview]").click()
         page.sees(".ftw-rows .ftw-trained")
         assert "<|im_end|>" in first.locator(".ftw-tokens .ftw-trained").last.inner_text()
@@ -70,6 +71,13 @@ def test_a_form_edit_shows_a_finding_its_fix_mends_it_and_the_preview_shows_toke
         first.get_by_role("button", name="Template", exact=True).click()
         page.sees(".ftw-template-row .ftw-trained")
         assert "add_generation_prompt" in first.get_by_label("chat template", exact=True).input_value()
+        typed = "map => { const box = map.querySelector('textarea'); box.value += '{# mine #}'; box.dispatchEvent(new Event('input'));"
+        typed += " [...map.querySelectorAll('button')].find((each) => each.textContent === 'Save template').click(); }"
+        first.locator("[aria-label='Chat template']").evaluate(typed)
+        browsing.until((lab.root / "template.jinja").exists, "the template is saved", state=page.state)
+        assert (lab.root / "template.jinja").read_text().endswith("{# mine #}"), "with what was typed last"
+        assert first.get_by_label("chat template", exact=True).input_value().endswith("{# mine #}")
+        first.get_by_role("button", name="↶ Undo").click()
         pictures_are_seen(page, first)
         assert (page.outside, page.errors) == ([], [])
 
@@ -90,6 +98,32 @@ def pictures_are_seen(page: browsing.Page, form: Any) -> None:
         state=page.state,
     )
     assert "32 x 32 pixels, seen as 32 x 32, 7 tokens" in form.locator(".ftw-image figcaption").first.inner_text()
+
+
+def the_file_is_typed_and_taken(form: Any) -> None:
+    """What cannot be read is told until it can, and what is typed while the kernel reads is not drawn over."""
+    form.locator("[data-tab=review]").click()
+    area, take = form.get_by_label("the config as YAML"), form.get_by_role("button", name="Take this text")
+    browsing.until(lambda: "version: 1" in area.input_value(), "the file is shown")
+    good = area.input_value()
+    area.fill("optim: [")
+    take.click()
+    form.locator(".ftw-notice", has_text="YAML").wait_for()
+    area.fill(f"{good}# mine\n")
+    take.click()
+    form.locator(".ftw-notice").wait_for(state="hidden")
+    typing = "box => { box.querySelector('button').click(); const area = box.querySelector('textarea');"
+    typing += " area.value += '# typed meanwhile\\n'; area.dispatchEvent(new Event('input')); }"
+    area.fill(f"{good}# ours\n")
+    form.locator(".ftw-yamlbox").evaluate(typing)
+    form.get_by_role("button", name="undo", exact=False).first.click()
+    form.get_by_role("button", name="redo", exact=False).first.click()
+    form.locator("[data-tab=data]").click()
+    form.locator("[data-path='data.train']").wait_for()
+    assert area.input_value() == f"{good}# ours\n# typed meanwhile\n"
+    form.locator("[data-tab=review]").click()
+    form.get_by_role("button", name="Discard").click()
+    browsing.until(lambda: area.input_value() == f"{good}# ours\n", "the file as it is")
 
 
 def levels_open_one_after_the_other(form: Any) -> None:

@@ -300,6 +300,7 @@ function keepFocus(root) {
 /** The root of a face: theme, the channel, the line that says when the kernel is gone, and the clean end. */
 export function face(model, el, build) {
   const notice = h("div", { class: "ftw-notice", role: "status", hidden: true });
+  let refused = ""; // the question whose refusal the notice tells
   const body = h("div", { class: "ftw-body" });
   const root = h("div", { class: "ftw" }, notice, body);
   root.style.setProperty("--ftw-height", `${model.get("height")}px`);
@@ -317,12 +318,13 @@ export function face(model, el, build) {
     notice(text) {
       notice.hidden = !text;
       say(notice, text);
+      refused = "";
     },
-    /** One question; trouble becomes the notice and resolves to null. */
+    /** One question; trouble becomes the notice, until the same is answered, and resolves to null. */
     async ask(what, params) {
       try {
         const answer = await link.ask(what, params);
-        if (notice.dataset.kind === "silent") {
+        if (notice.dataset.kind === "silent" || refused === what) {
           stage.notice("");
           notice.dataset.kind = "";
         }
@@ -332,6 +334,7 @@ export function face(model, el, build) {
         if (trouble.silent)
           stage.notice("The kernel does not answer: it is busy with a cell, or gone. A run that is going is not touched. This view goes on once the kernel is free; if it is gone, run this cell again.");
         else stage.notice(trouble.hint ? `${trouble.message} ${trouble.hint}` : trouble.message);
+        refused = what;
         if (trouble.retired) root.classList.add("ftw-retired");
         return null;
       }

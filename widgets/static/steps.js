@@ -56,9 +56,10 @@ export function blocksView() {
 export function yamlView(stage, link) {
   const area = h("textarea", { class: "ftw-yaml", rows: "14", spellcheck: "false", "aria-label": "the config as YAML" });
   const apply = button("Take this text", async () => {
-    if (await link.send("replace", { text: area.value })) touched(false);
+    const text = area.value;
+    if (await link.send("replace", { text })) touched(area.value !== text);
   });
-  const back = button("Discard", () => load(), { class: "ftw-plain" });
+  const back = button("Discard", () => load(true), { class: "ftw-plain" });
   const element = h("div", { class: "ftw-yamlbox" }, h("h4", {}, "The file"), area, h("div", { class: "ftw-tools" }, apply, back));
   let [version, dirty] = ["", false];
   const touched = (now) => {
@@ -66,9 +67,9 @@ export function yamlView(stage, link) {
     apply.disabled = back.disabled = !now;
   };
   area.addEventListener("input", () => touched(true));
-  const load = async () => {
+  const load = async (discard = false) => {
     const answer = await stage.ask("yaml");
-    if (!answer) return;
+    if (!answer || (dirty && !discard)) return; // what was typed meanwhile stays
     area.value = answer.data.text;
     touched(false);
   };

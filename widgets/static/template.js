@@ -23,15 +23,22 @@ export function templateView(stage, run, saved) {
       state.asked ? h("section", {}, h("h5", {}, "before an answer it writes"), h("div", { class: "ftw-raw" }, state.asked)) : null,
     );
   };
+  const type = () => {
+    clearTimeout(hold);
+    hold = 0;
+    return send("template_type", { text: box.value });
+  };
   box.addEventListener("input", () => {
     typed = true;
     clearTimeout(hold);
-    hold = setTimeout(() => send("template_type", { text: box.value }), 400);
+    hold = setTimeout(type, 400);
   });
   const save = async () => {
+    if (hold) await type(); // the last letters are saved too
+    const text = box.value;
     const answer = await stage.ask("template_save", { path: name.value });
     if (!answer) return;
-    typed = false;
+    typed = box.value !== text;
     draw(answer.data);
     saved();
   };

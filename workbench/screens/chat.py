@@ -128,6 +128,14 @@ def _answer(title: str, answer: Answer, width: int) -> list[Line]:
     return [[(cut(clean(title), width), "bold")], *body, *below]
 
 
+def _write_on(screen: Screen[None], text: str) -> None:
+    """What was sent and did not arrive stands in the line again."""
+    line = screen.query_one("#words", Input)
+    line.value = text + line.value
+    line.cursor_position = len(line.value)
+    screen.query_one(ChatView).redraw()
+
+
 class ChatScreen(Screen[None]):
     """Talk to the sides of a chat."""
 
@@ -179,7 +187,7 @@ class ChatScreen(Screen[None]):
         if self._queued is not None and session.state == "ready":
             text = self._unqueue()
             if not self._send(text):
-                _write_before(self.query_one("#words", Input), text)
+                _write_on(self, text)
         if session.version != self._drawn:
             self._drawn = session.version
             self.query_one(ChatView).follow()
@@ -274,7 +282,7 @@ class ChatScreen(Screen[None]):
         if self.session.state == "answering":
             self.session.stop()
         elif self._queued is not None:
-            _write_before(self.query_one("#words", Input), self._unqueue())
+            _write_on(self, self._unqueue())
         else:
             self.app.action_leave()  # type: ignore[attr-defined]
 
@@ -345,12 +353,6 @@ class ChatScreen(Screen[None]):
         free = next(path for count in range(1, 1 << 20) if not (path := Path(f"{name}-{count}.jsonl")).exists())
         note = "A row for each side; answers that were cut are flagged as not trained."
         self.app.push_screen(Ask("Save the conversation as JSONL rows", str(free), note), named)
-
-
-def _write_before(line: Input, text: str) -> None:
-    """What was sent and did not arrive stands in the line again, before what is written there."""
-    line.value = text + line.value
-    line.cursor_position = len(line.value)
 
 
 def chat_of(run: RunFolder) -> ChatSession:
