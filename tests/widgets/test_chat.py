@@ -7,7 +7,9 @@ from pathlib import Path
 from typing import Any
 
 import psutil
+import pytest
 
+from engine.session.chat import ChatSession
 from tests.chats import QUESTION, make_run
 from widgets import Chat, Monitor
 
@@ -18,7 +20,12 @@ def ask(face: Any, do: str, **params: Any) -> dict[str, Any]:
     return dict(answer)
 
 
-def test_a_chat_answers_in_messages_and_its_process_goes_with_it(tmp_path: Path) -> None:
+def test_a_chat_answers_in_messages_and_its_process_goes_with_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sessions: list[ChatSession] = []
+    load = ChatSession.load
+    monkeypatch.setattr(ChatSession, "load", lambda session: (sessions.append(session), load(session))[1])
     run = make_run(tmp_path / "runs")
     face = Chat(run, device="cpu", max_new_tokens=6)
     ask(face, "chat_open")
@@ -52,8 +59,8 @@ def test_a_chat_answers_in_messages_and_its_process_goes_with_it(tmp_path: Path)
     ask(face, "chat_open")
     again = ask(face, "chat")
     assert (again["state"], again["turns"]) == ("loading", [turn])
-    loading = psutil.Process(face.session.pid)
-    assert loading.pid != pid
+    assert sessions[-1].pid not in (None, pid)
+    loading = psutil.Process(sessions[-1].pid)
     face.close()
     assert loading not in psutil.wait_procs([loading], timeout=10)[1]
 
