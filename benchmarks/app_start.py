@@ -1,6 +1,6 @@
-"""Start to the first step's fields on screen, against a bare Textual app of one label, interleaved.
+"""Start to a config's review on screen, against a bare Textual app of one label, interleaved.
 
-Counts a frame only when the step rail and the fields with their values are on it. Also types a key at that very moment
+Counts a frame only when the step rail and the paragraph about model and rows are on it. Also types a key at that very moment
 and looks for its effect. Prints the medians, the median ratio and its 95 % interval (bootstrap over pairs).
 Run in quiet: `python benchmarks/app_start.py [PAIRS] [--results FILE --commit HASH]`.
 """
@@ -17,6 +17,8 @@ from _device import processor
 from _figures import Results, ratio, result_options
 from _terminal import Terminal
 
+from engine.config.recipes import recipe
+
 BARE = """
 from textual.app import App
 from textual.widgets import Label
@@ -25,7 +27,7 @@ class Bare(App):
         yield Label("one label on screen")
 Bare().run()
 """
-FIELDS = (b"Launch", b"Training data", b"Name of the run", b"builtin/dates", b"builtin/tiny")
+PAINTED = (b"Launch", b"is trained with", b"builtin/dates", b"builtin/tiny")
 MARK = 2.2
 
 
@@ -38,9 +40,9 @@ def bare() -> float:
 
 
 def ours(folder: str) -> tuple[float, bool]:
-    """Seconds until rail and fields are painted, and whether a key typed at that moment took effect."""
+    """Seconds until rail and review are painted, and whether a key typed at that moment took effect."""
     terminal = Terminal(_argv(folder))
-    seconds = terminal.wait_for(*FIELDS) - terminal.started
+    seconds = terminal.wait_for(*PAINTED) - terminal.started
     terminal.forget()
     terminal.type(b"4")
     try:
@@ -53,8 +55,10 @@ def ours(folder: str) -> tuple[float, bool]:
 
 
 def _argv(folder: str) -> list[str]:
-    code = f"from workbench.cli.app import open_app; open_app(recipe='demo', runs_dir={folder!r})"
-    return [sys.executable, "-c", code]
+    file = Path(folder).parent / "demo.yaml"
+    file.write_text(recipe("demo").text)
+    code = "import pathlib; from workbench.cli.app import open_app; "
+    return [sys.executable, "-c", f"{code}open_app(config=pathlib.Path({str(file)!r}), runs_dir={folder!r})"]
 
 
 def main() -> int:

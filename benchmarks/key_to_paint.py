@@ -18,18 +18,23 @@ from _device import processor
 from _figures import Results, result_options
 from _terminal import Terminal
 
+from engine.config.recipes import recipe
+
 MARK_MS = 50.0
 
 
 def measure(keys: int, busy: bool) -> list[float]:
     """Milliseconds of each key."""
     with tempfile.TemporaryDirectory() as folder:
+        file = Path(folder) / "my.yaml"
+        file.write_text(recipe("demo" if busy else "dpo").text)
         code = (
+            "from pathlib import Path\n"
             "from workbench.cli.app import open_app\n"
-            f"open_app(recipe={'demo' if busy else 'dpo'!r}, runs_dir={str(Path(folder) / 'runs')!r})"
+            f"open_app(config=Path({str(file)!r}), runs_dir={str(Path(folder) / 'runs')!r})"
         )
         terminal = Terminal([sys.executable, "-c", code], columns=120, rows=40)
-        terminal.wait_for(b"Launch", b"Training data")
+        terminal.wait_for(b"Launch")
         for key in (b"4", b"a", b"a"):
             terminal.type(key)
             terminal.settle(1.0 if not busy else 0.2, 6.0)
