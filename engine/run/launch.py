@@ -175,7 +175,7 @@ def _meets_again(run: RunFolder) -> dict[str, Any] | None:
     """How the nodes of the run meet, as many as its config.yaml says now; None on one machine."""
     from engine.config.files import parse
 
-    nodes = _at(parse(run.read_config()).mapping, ("distributed", "nodes"))
+    nodes = value_at(parse(run.read_config()).mapping, ("distributed", "nodes"))
     return replace(rendezvous_of(run), nodes=nodes).as_json() if isinstance(nodes, int) and nodes > 1 else None
 
 
@@ -191,7 +191,7 @@ def _devices_wanted(run: RunFolder) -> object:
 
     known = run.read_json()
     now, then = (
-        _at(parse(text).mapping, ("run", "devices")) for text in (run.read_config(), known.get("config") or "")
+        value_at(parse(text).mapping, ("run", "devices")) for text in (run.read_config(), known.get("config") or "")
     )
     return known.get("devices_wanted", "auto") if now == then or now is None else now
 
@@ -216,11 +216,12 @@ def changed_settings(run: RunFolder) -> list[str]:
     changed = []
     for path, value in changes(old, parse(now, path=run.config).mapping):
         shown = "removed" if value is MISSING else repr(value)
-        changed.append(f"{'.'.join(map(str, path))}: {_at(old, path)!r} -> {shown}")
+        changed.append(f"{'.'.join(map(str, path))}: {value_at(old, path)!r} -> {shown}")
     return changed
 
 
-def _at(place: Any, path: tuple[Any, ...]) -> Any:
+def value_at(place: Any, path: tuple[Any, ...]) -> Any:
+    """What stands there in a mapping; None where nothing does."""
     for part in path:
         try:
             place = place[part]

@@ -10,7 +10,6 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 from engine.config.edit import MISSING, changes
 from engine.config.files import dump, parse
@@ -66,7 +65,7 @@ def differences(run: RunFolder, config: RunConfig) -> list[str]:
     chosen = run.read_json().get("auto")
     found = []
     for path, value in changes(own, wanted):
-        name, before = ".".join(map(str, path)), _at(own, path)
+        name, before = ".".join(map(str, path)), launch.value_at(own, path)
         if value == "auto":
             # It is a difference where the run's file said something of its own then.
             same = before is None or name not in follows or not isinstance(chosen, dict) or name in chosen
@@ -90,12 +89,3 @@ def wait_until_free(run: RunFolder, wait: Callable[[], None] = lambda: time.slee
         wait()
     if run.state not in ENDED:
         launch.attend(run)
-
-
-def _at(place: Any, path: tuple[Any, ...]) -> Any:
-    for part in path:
-        try:
-            place = place[part]
-        except (KeyError, IndexError, TypeError):
-            return None
-    return place

@@ -38,8 +38,9 @@ CUDNN = "cudnn"
 XFORMERS = "xformers"
 """xFormers' memory-efficient attention over documents, `engine.features.attention_backend.xformers_documents`."""
 NOT_DETERMINISTIC = "Its deterministic form would take gigabytes of workspace"
-_FLASH_3 = "pip install flash-attn-3 --no-deps --index-url https://download.pytorch.org/whl/cu128"
-"""PyPI has an empty release alone, which it does not give; of version 4 it has betas, which it gives where one is asked for."""
+_FLASH_3 = "pip install --no-build-isolation git+https://github.com/Dao-AILab/flash-attention#subdirectory=hopper"
+"""Built from its source: PyPI has an empty release alone, which it does not give. Of version 4 it has betas, which it gives where one
+is asked for."""
 FLASH = {
     "flash_attention_2": Flash("flash-attn", "pip install flash-attn --no-build-isolation", (8, 0), None, 256),
     "flash_attention_3": Flash("flash-attn-3", _FLASH_3, (9, 0), (10, 0), 256),
@@ -234,8 +235,7 @@ def flash_attention_needs_its_package(config: RunConfig, facts: Facts) -> Iterat
         return
     flash = FLASH[attention]
     if facts.packages.get(flash.package, "") is None:
-        built = " (cu128 is CUDA 12.8: name that of your torch)" if flash.install == _FLASH_3 else ""
-        todo = f"Install it with `{flash.install}`{built}, or take sdpa."
+        todo = f"Install it with `{flash.install}`, or take sdpa."
         yield must(SETTING.path, f"sdpa without the package {flash.package}", attention, todo, fix=_TAKE_SDPA)
 
 

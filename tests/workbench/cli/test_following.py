@@ -11,7 +11,7 @@ import pytest
 from engine.run import launch
 from engine.run.events import EventWriter
 from engine.run.index import open_view
-from engine.run.store import create
+from engine.run.store import RunFolder, create
 from engine.run.view import RunView
 from workbench.cli import output, runs
 from workbench.cli.following import Follower, ending, exit_code, status_line
@@ -33,14 +33,20 @@ def test_only_a_run_that_came_to_its_end_or_was_asked_to_stop_is_a_success() -> 
     assert said.endswith("stopped at step 7: my-0001. `workbench resume my-0001` goes on.")
 
 
-def test_what_comes_is_told_once_and_the_best_checkpoint_by_name(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def begun(folder: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[RunFolder, EventWriter]:
+    """A run that goes on without a process, and what writes its events."""
     monkeypatch.setattr(launch, "unattended", lambda run: False)
-    run = create(tmp_path, "version: 1\n", {"name": "best", "method": "sft", "model": "builtin/tiny"})
+    run = create(folder, "version: 1\n", {"name": "best", "method": "sft", "model": "builtin/tiny"})
     run.update_json(state="running")
     writer = EventWriter(run)
     writer.write("started", method="sft", max_steps=9)
+    return run, writer
+
+
+def test_what_comes_is_told_once_and_the_best_checkpoint_by_name(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run, writer = begun(tmp_path, monkeypatch)
 
     def saved(step: int, **more: Any) -> None:
         writer.write("checkpoint", step=step, state="committed", path=f"checkpoint-{step}", bytes=2048, **more)
@@ -65,11 +71,7 @@ def test_what_comes_is_told_once_and_the_best_checkpoint_by_name(
 def test_a_resume_begins_with_what_it_does_and_not_with_where_the_run_stood(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(launch, "unattended", lambda run: False)
-    run = create(tmp_path, "version: 1\n", {"name": "again", "method": "sft", "model": "builtin/tiny"})
-    run.update_json(state="running")
-    writer = EventWriter(run)
-    writer.write("started", method="sft", max_steps=9)
+    run, writer = begun(tmp_path, monkeypatch)
     writer.write("metrics", step=4, loss=1.5)
     with open_view(run) as watch:
         Follower(watch, after=watch.view.segment).until(lambda view: True)

@@ -117,7 +117,7 @@ def test_attention_of_elsewhere_is_refused_with_the_command_for_what_serves(aske
         ("flash_attention_2", "`pip install flash-attn --no-build-isolation`"),
         (
             "flash_attention_3",
-            "`pip install flash-attn-3 --no-deps --index-url https://download.pytorch.org/whl/cu128`",
+            "`pip install --no-build-isolation git+https://github.com/Dao-AILab/flash-attention#subdirectory=hopper`",
         ),
         ("flash_attention_4", "`pip install 'flash-attn-4>=4.0.0b1'`"),
     ],
