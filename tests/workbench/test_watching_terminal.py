@@ -114,7 +114,9 @@ def test_the_list_of_runs_and_the_preview_pass_on_nothing_either(
     assert terminal.exit_code() == 0
     config = hostile_run.path.parent.parent / "own.yaml"
     config.write_text(hostile_run.config.read_text("utf-8"))
-    preview = spawn(*workbench_command, str(config), WORKBENCH_RUNS=str(hostile_run.path.parent / "none"))
+    # Cold, the preview loads torch first, and the raw row stands until the tokens are there.
+    cold = {"WORKBENCH_TESTS_COLD": "1", "WORKBENCH_RUNS": str(hostile_run.path.parent / "none")}
+    preview = spawn(*workbench_command, str(config), **cold)
     preview.wait_for(b"Launch")
     preview.settle(0.5)
     preview.type(b"p")
