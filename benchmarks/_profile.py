@@ -48,7 +48,10 @@ def profile(name: str, step: Callable[[], object]) -> None:
         print(f"  {event.self_device_time_total / 1e3:8.2f} ms {event.count:6} x  {event.key[:150]}")
     gaps_of(seen)
     print("the same once more, with the host's operations")
-    with torch.profiler.profile(activities=[device, torch.profiler.ProfilerActivity.CPU]) as seen:
+    # A trainer steps in a thread of its own.
+    threads = torch._C._profiler._ExperimentalConfig(profile_all_threads=True)
+    both = [device, torch.profiler.ProfilerActivity.CPU]
+    with torch.profiler.profile(activities=both, experimental_config=threads) as seen:
         step()
     gaps_of(seen)
 
