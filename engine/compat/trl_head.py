@@ -19,6 +19,8 @@ from transformers import PreTrainedModel
 from transformers.models.mixtral.modeling_mixtral import load_balancing_loss_func
 from trl.trainer.utils import FusedCausalLMOutput
 
+from engine.kernels.linear_logp import Rows
+
 IGNORED = -100
 
 
@@ -116,13 +118,17 @@ class FusedForward:
 
     def _fields(self, hidden: torch.Tensor, labels: torch.Tensor, head: Any) -> TokenFields:
         """Each field [B, T], zero where there is no label; connected to the model also where no token has one."""
-        mask = labels != IGNORED
+        flat = labels.flatten()
+        # Asked once: a mask would be read for each index, each spread field and each of their gradients, and a card waited for.
+        places = (flat != IGNORED).nonzero().squeeze(1)
         around: contextlib.AbstractContextManager[Any] = contextlib.nullcontext()
         if self.settings.in_float32:
             hidden, around = hidden.float(), torch.autocast(hidden.device.type, enabled=False)
         with around:
-            found = self.op(hidden[mask], head.weight, head.bias, labels[mask], self.settings)
+            rows = Rows.apply(hidden.reshape(-1, hidden.shape[-1]), places)
+            found = self.op(rows, head.weight, head.bias, flat.index_select(0, places), self.settings)
         spread: list[Any] = [
-            None if part is None else part.new_zeros(mask.shape).masked_scatter(mask, part) for part in found
+            None if part is None else part.new_zeros(flat.shape).index_copy(0, places, part).view(labels.shape)
+            for part in found
         ]
         return TokenFields(*spread)

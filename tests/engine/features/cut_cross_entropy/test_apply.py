@@ -61,6 +61,35 @@ def test_every_output_and_gradient_is_that_of_the_plain_model(trained, changes):
     done.undo()
 
 
+class Asked(TorchDispatchMode):
+    """Counts operations whose result's shape is in the data: a host waits for a card that computes one."""
+
+    count = 0
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        masks = [each for each in args[1] if each is not None] if func.overloadpacket in self.INDEXED else []
+        asks = func.overloadpacket in self.OPS or any(each.dtype == torch.bool for each in masks)
+        self.count += asks
+        return func(*args, **(kwargs or {}))
+
+    OPS = torch.ops.aten.nonzero, torch.ops.aten.masked_select, torch.ops.aten._local_scalar_dense
+    INDEXED = torch.ops.aten.index, torch.ops.aten.index_put, torch.ops.aten._index_put_impl_
+
+
+def test_a_card_is_asked_once_a_step_which_tokens_have_a_label():
+    model = tiny_model().double()
+    model.lm_head.requires_grad_(False)
+    add_fused_lm_head(model, outputs=OUTPUTS)
+    cut_cross_entropy.apply(config(), built_of(SimpleNamespace(model=model)))
+    inputs = batch()
+    backbone = model.base_model(input_ids=inputs["input_ids"]).last_hidden_state
+    model.base_model.forward = lambda *args, **kwargs: SimpleNamespace(last_hidden_state=backbone)
+    with Asked() as asked:
+        out = model(**inputs, fused_lm_head=True)
+        (out.log_probs.sum() + out.entropy.sum()).backward()
+    assert asked.count == 1
+
+
 def test_its_memory_stays_far_below_the_logits_and_below_trls():
     vocab, peaks, losses = 20_000, {}, {}
     inputs = batch(vocab, rows=4, length=257)
