@@ -9,6 +9,7 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 from trl.trainer.utils import add_fused_lm_head
 
+from engine.compat.trl_head import tell_labelled
 from engine.config.method import METHODS
 from engine.errors import ModelError
 from engine.features import cut_cross_entropy as cut_rules
@@ -76,18 +77,26 @@ class Asked(TorchDispatchMode):
     INDEXED = torch.ops.aten.index, torch.ops.aten.index_put, torch.ops.aten._index_put_impl_
 
 
-def test_a_card_is_asked_once_a_step_which_tokens_have_a_label():
+@pytest.mark.parametrize("told", [False, True])
+def test_a_card_is_asked_once_which_tokens_have_a_label_and_not_at_all_where_their_number_is_known(told):
     model = tiny_model().double()
     model.lm_head.requires_grad_(False)
     add_fused_lm_head(model, outputs=OUTPUTS)
     cut_cross_entropy.apply(config(), built_of(SimpleNamespace(model=model)))
     inputs = batch()
+    if told:
+        tell_labelled(inputs["labels"], int((inputs["labels"][:, 1:] != -100).sum()))
     backbone = model.base_model(input_ids=inputs["input_ids"]).last_hidden_state
     model.base_model.forward = lambda *args, **kwargs: SimpleNamespace(last_hidden_state=backbone)
     with Asked() as asked:
         out = model(**inputs, fused_lm_head=True)
-        (out.log_probs.sum() + out.entropy.sum()).backward()
-    assert asked.count == 1
+        (gradient,) = torch.autograd.grad(out.log_probs.sum() + out.entropy.sum(), backbone)
+    assert asked.count == (not told)
+    again = model(**{**inputs, "labels": inputs["labels"].clone()}, fused_lm_head=True)
+    assert torch.equal(out.log_probs, again.log_probs)
+    assert torch.equal(out.is_top1, again.is_top1)
+    (wanted,) = torch.autograd.grad(again.log_probs.sum() + again.entropy.sum(), backbone)
+    assert torch.equal(gradient, wanted)
 
 
 def test_its_memory_stays_far_below_the_logits_and_below_trls():
