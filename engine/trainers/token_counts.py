@@ -61,7 +61,8 @@ class WithRows:
         ids = [each for row in rows for each in row["rows"]] if packed else [row.get("row", -1) for row in rows]
         labels = batch.get("labels")
         behind = int(labels[:, 1:].ne(-100).sum()) if labels is not None and labels.dim() == 2 else None
-        origin = Origin(ids, *(int(count) for count in counted(batch)), labelled=behind)
+        tokens, trained = (int(count) for count in counted(batch))
+        origin = Origin(ids, tokens, trained, behind)
         origin.positions = batch.get("position_ids")
         batch[ROWS] = origin
         return batch
