@@ -35,6 +35,7 @@ from engine.features.attention_backend.backend import settle
 from engine.features.built import Built, Notes, decoder_layers
 from engine.features.fp8_base.layers import compute_in_fp8
 from engine.features.sequence import Features
+from engine.hardware import Machine
 from engine.models.adapters import add_adapter, lora_config
 from engine.planning.auto import resolved
 from engine.rules import read
@@ -143,6 +144,17 @@ ARMS: dict[str, dict[str, Any]] = {
         "kernels.torch_compile": "auto",
         "memory.gradient_checkpointing": "auto",
     },
+    "plain layers by default": {
+        "kernels.use_cut_ce": "auto",
+        "kernels.fused_experts": "auto",
+        "memory.gradient_checkpointing": "auto",
+    },
+    "fp8 by default": {
+        "model.quantization": "fp8",
+        "kernels.use_cut_ce": "auto",
+        "kernels.torch_compile": "auto",
+        "memory.gradient_checkpointing": "auto",
+    },
     "fp8 base": {**ON, "model.quantization": "fp8"},
     "fp8 base, none": {**ON, "model.quantization": "fp8", "memory.gradient_checkpointing": False},
     "fp8 base, medium": {**ON, "model.quantization": "fp8", "memory.gradient_checkpointing": "medium"},
@@ -233,8 +245,10 @@ PEERS = "plain", "default", "liger", "compiled by torch, liger"
 """The arms that are not ours."""
 
 
-def settings(options: argparse.Namespace, method: str, arm: dict[str, Any], folder: Path) -> Any:
-    """The run's config, with `auto` resolved for this card and shape."""
+def settings(
+    options: argparse.Namespace, method: str, arm: dict[str, Any], folder: Path, machine: Machine | None = None
+) -> Any:
+    """The run's config, with `auto` resolved for this shape and card, or that of `machine`."""
     kind: dict[str, Any] = {"kind": method}
     if method in GENERATES:
         length = min(options.answer, options.tokens)
@@ -264,7 +278,7 @@ def settings(options: argparse.Namespace, method: str, arm: dict[str, Any], fold
     wrong = [found.message for found in reading.findings if found.severity == "error"]
     if wrong:
         raise SystemExit(f"{method}: {wrong}")
-    return resolved(reading.config, look_at(reading.config, sources=False))
+    return resolved(reading.config, look_at(reading.config, machine=machine, sources=False))
 
 
 def of_experts(options: argparse.Namespace) -> dict[str, Any]:

@@ -91,7 +91,7 @@ def linear_in_nf4(module: torch.nn.Linear, weight: torch.Tensor) -> torch.nn.Mod
         compress_statistics=True, quant_type="nf4", device="meta",
     )  # fmt: skip
     few.weight = bitsandbytes.nn.Params4bit(
-        weight.detach().cpu(), requires_grad=False, quant_type="nf4", compress_statistics=True
+        weight.detach(), requires_grad=False, quant_type="nf4", compress_statistics=True
     ).to(weight.device)
     return few
 
