@@ -94,6 +94,13 @@ ARMS: dict[str, dict[str, Any]] = {
         "memory.gradient_checkpointing": "auto",
     },
     "cut": {"kernels.use_cut_ce": True},
+    "cut, dynamic cache": {"kernels.use_cut_ce": True, "method.cache_implementation": "dynamic"},
+    "ours by default, dynamic cache": {
+        "kernels.use_cut_ce": "auto",
+        "kernels.torch_compile": "auto",
+        "memory.gradient_checkpointing": "auto",
+        "method.cache_implementation": "dynamic",
+    },
     "fused": {"kernels.fused_attn_kernel": True},
     "compiled": {"kernels.torch_compile": True},
     "lora": {"kernels.fused_lora": True},
@@ -370,6 +377,12 @@ class Builder:
         if packed or on_host:
             dtype = getattr(torch, precision(self.options))
             return random_base(self.loader(), self.shape, dtype, self.device, packed, on_host=on_host)
+        if self.weights is not None and not self.options.full and METHODS[self.method].head == "vocabulary":
+            # Not drawn again only to be put away, which takes a slow host half a minute.
+            dtype = getattr(torch, precision(self.options))
+            model = random_base(self.loader(), self.shape, dtype, self.device, known=self.weights)
+            torch.manual_seed(0)  # adapters are drawn next, alike for each arm
+            return model
         torch.manual_seed(0)
         with torch.device(self.device):
             model = self.loader().from_config(copy.deepcopy(self.shape), dtype=getattr(torch, precision(self.options)))
@@ -382,6 +395,7 @@ class Builder:
             own = {name: weight.clone() if self.options.full else weight for name, weight in self.weights.items()}
             model.load_state_dict(own, assign=True)
             model.tie_weights()
+        torch.manual_seed(0)
         return model
 
     def config(self, name: str) -> Any:
