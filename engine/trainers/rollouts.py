@@ -237,6 +237,14 @@ class RolloutTrainer(ReferenceTrainer, GRPOTrainer):
             yield
         if passes and passes[-1].reason:
             self.not_recorded = f"a token's pass could not be recorded: {passes[-1].reason}"
+            if self.writer is not None:
+                message = f"method.cache_implementation: {self.not_recorded}. Answers are sampled as with dynamic from now on."
+                finding = {
+                    "path": "method.cache_implementation",
+                    "severity": "warning",
+                    "rule": "sampling-not-recorded",
+                }
+                self.writer.write("finding", **finding, message=message)
 
     def _get_per_token_logps_and_entropies(
         self,

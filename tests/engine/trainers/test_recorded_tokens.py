@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import inspect
+from typing import Any
 
 import pytest
 import torch
-from transformers import GenerationMixin, PreTrainedModel
+from transformers import GenerationMixin, PreTrainedModel, Qwen3Config, Qwen3ForCausalLM
 
 from engine.config.tree import fields
 from engine.features.built import base_model
@@ -74,29 +75,57 @@ def test_generate_asks_the_model_for_its_compiled_pass() -> None:
     assert callable(PreTrainedModel.get_compiled_call)
 
 
-@pytest.mark.gpu
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
-def test_on_a_gpu_tokens_are_replayed_and_are_those_of_the_plain_pass(tmp_path) -> None:
-    from transformers import Qwen3Config, Qwen3ForCausalLM
-
+def small(device: str) -> tuple[Qwen3ForCausalLM, dict[str, Any]]:
+    """A model, and what it is asked to go on with."""
     torch.manual_seed(0)
     shape = Qwen3Config(
         vocab_size=512, hidden_size=256, intermediate_size=512, num_hidden_layers=4, num_attention_heads=4,
         num_key_value_heads=2, head_dim=64, pad_token_id=0, eos_token_id=1,
     )  # fmt: skip
-    model = Qwen3ForCausalLM(shape).to("cuda", torch.float32).eval()
-    ids = torch.randint(2, 512, (4, 20), device="cuda")
+    model = Qwen3ForCausalLM(shape).to(device, torch.float32).eval()
+    ids = torch.randint(2, 512, (4, 20), device=device)
     mask = torch.ones_like(ids)
     mask[1, :7] = 0
-    asked = {"input_ids": ids, "attention_mask": mask, "max_new_tokens": 40, "do_sample": False, "pad_token_id": 0}
+    return model, {
+        "input_ids": ids,
+        "attention_mask": mask,
+        "max_new_tokens": 40,
+        "do_sample": False,
+        "pad_token_id": 0,
+    }
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
+def test_on_a_gpu_tokens_are_replayed_and_are_those_of_the_plain_pass() -> None:
+    model, asked = small("cuda")
     plain = model.generate(**asked)
     with sampling_recorded(model, model, 40) as passes:
-        ours = model.generate(**asked)
-        again = model.generate(**asked)
+        ours, again = model.generate(**asked), model.generate(**asked)
     assert passes[0].reason == ""
     assert passes[0].replayed > 30
     assert ours.tolist() == plain.tolist() == again.tolist()
     with torch.no_grad():
-        model.lm_head.weight.mul_(-1)
+        model.lm_head.weight.copy_(-model.lm_head.weight)  # weights that moved are read where they lie
     with sampling_recorded(model, model, 40):
         assert model.generate(**asked).tolist() == model.generate(**asked).tolist() != ours.tolist()
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
+def test_on_a_gpu_a_pass_that_asks_the_host_is_computed_as_before() -> None:
+    model, asked = small("cuda")
+    plain = model.generate(**asked)
+    model.model.layers[1].register_forward_hook(lambda layer, args, out: float(out.sum()) and None)
+    with sampling_recorded(model, model, 40) as passes:
+        ours = model.generate(**asked)
+    assert passes[0].reason
+    assert passes[0].replayed == 0
+    assert ours.tolist() == plain.tolist()
+    # Neither chances nor other recordings are hurt by one that failed.
+    torch.manual_seed(3)
+    torch.rand(4, device="cuda")
+    fresh, asked = small("cuda")
+    with sampling_recorded(fresh, fresh, 40) as passes:
+        fresh.generate(**{**asked, "do_sample": True})
+    assert passes[0].replayed > 30
