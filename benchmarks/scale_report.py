@@ -172,11 +172,12 @@ def _drawn(pane: Pane, shown: Sequence[Measured]) -> list[str]:
     for power in range(low, high + 1):
         y = place(left, power)[1]
         out.append(f'<line x1="{EDGE}" y1="{y:.0f}" x2="{WIDTH - EDGE}" y2="{y:.0f}" stroke="#e2e8f0"/>')
-        out.append(f'<text x="{EDGE - 6}" y="{y + 4:.0f}" text-anchor="end" fill="#475569">{2.0**power:,.4g}</text>')
+        out.append(f'<text x="{EDGE - 6}" y="{y + 4:.0f}" text-anchor="end" fill="#475569">{_short(2.0**power)}</text>')
     for across in sorted(set(map(pane.across, shown))):
         x = place(math.log2(across), low)[0]
-        words = f"{across:,.0f}" if across == int(across) else f"{across:.1f}"
-        out.append(f'<text x="{x:.0f}" y="{HEIGHT - EDGE + 14}" text-anchor="middle" fill="#475569">{words}</text>')
+        out.append(
+            f'<text x="{x:.0f}" y="{HEIGHT - EDGE + 14}" text-anchor="middle" fill="#475569">{_short(across)}</text>'
+        )
     for way in dict.fromkeys(each.point.way for each in shown):
         line = sorted((*place(x, y), each) for x, y, each in zip(xs, ys, shown, strict=True) if each.point.way == way)
         colour = COLOURS[way]
@@ -189,6 +190,13 @@ def _drawn(pane: Pane, shown: Sequence[Measured]) -> list[str]:
                 f"{pane.up(each):,.4g} {pane.unit}</title></circle>"
             )
     return out
+
+
+def _short(number: float) -> str:
+    """As it stands at an axis: 512, 16K, 14.8."""
+    if number >= 1024 and number % 1024 == 0:
+        return f"{number / 1024:,.0f}K"
+    return f"{number:,.0f}" if number == int(number) else f"{number:.2g}" if number < 1 else f"{number:.1f}"
 
 
 def main() -> int:
