@@ -491,7 +491,7 @@ KEYS: dict[str, Key] = {
     "min_p": unless_off("method.top_p and top_k say among which tokens answers are sampled."),
     "repetition_penalty": same("method.repetition_penalty"),
     "generation_kwargs": unless_off(_SAMPLED),
-    "cache_implementation": nothing("It concerns how answers are computed."),
+    "cache_implementation": same("method.cache_implementation"),
     "num_iterations": same("method.num_iterations"),
     "epsilon": same("method.epsilon"),
     "epsilon_high": same("method.epsilon_high"),

@@ -84,8 +84,6 @@ def test_points_are_measured_written_judged_and_read_by_the_estimate(tmp_path, m
     config = read(mapping).config
     seen = look_at(config, tmp_path, parse_machine("1xH100-80GB"), sources=False)
     facts = replace(seen, data=DataFacts(100, tokens=6400))
-        **{**{name: getattr(seen, name) for name in seen.__slots__}, "data": DataFacts(100, tokens=6400)}
-    )
     told = estimate(config, facts)
     assert told.seconds_by == f"by steps measured on {CARD}"
     assert told.tokens_per_second == pytest.approx(64 / step_times.seconds(kept_out.step, fit), rel=0.01)
