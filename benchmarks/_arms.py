@@ -35,6 +35,7 @@ from engine.features.attention_backend.backend import settle
 from engine.features.built import Built, Notes, decoder_layers
 from engine.features.fp8_base.layers import compute_in_fp8
 from engine.features.sequence import Features
+from engine.hardware import Machine
 from engine.models.adapters import add_adapter, lora_config
 from engine.planning.auto import resolved
 from engine.rules import read
@@ -93,6 +94,13 @@ ARMS: dict[str, dict[str, Any]] = {
         "memory.gradient_checkpointing": "auto",
     },
     "cut": {"kernels.use_cut_ce": True},
+    "cut, dynamic cache": {"kernels.use_cut_ce": True, "method.cache_implementation": "dynamic"},
+    "ours by default, dynamic cache": {
+        "kernels.use_cut_ce": "auto",
+        "kernels.torch_compile": "auto",
+        "memory.gradient_checkpointing": "auto",
+        "method.cache_implementation": "dynamic",
+    },
     "fused": {"kernels.fused_attn_kernel": True},
     "compiled": {"kernels.torch_compile": True},
     "lora": {"kernels.fused_lora": True},
@@ -139,6 +147,17 @@ ARMS: dict[str, dict[str, Any]] = {
     "none": {"memory.gradient_checkpointing": False},
     "nf4 by default": {
         "model.quantization": "nf4",
+        "kernels.use_cut_ce": "auto",
+        "kernels.torch_compile": "auto",
+        "memory.gradient_checkpointing": "auto",
+    },
+    "plain layers by default": {
+        "kernels.use_cut_ce": "auto",
+        "kernels.fused_experts": "auto",
+        "memory.gradient_checkpointing": "auto",
+    },
+    "fp8 by default": {
+        "model.quantization": "fp8",
         "kernels.use_cut_ce": "auto",
         "kernels.torch_compile": "auto",
         "memory.gradient_checkpointing": "auto",
@@ -233,8 +252,10 @@ PEERS = "plain", "default", "liger", "compiled by torch, liger"
 """The arms that are not ours."""
 
 
-def settings(options: argparse.Namespace, method: str, arm: dict[str, Any], folder: Path) -> Any:
-    """The run's config, with `auto` resolved for this card and shape."""
+def settings(
+    options: argparse.Namespace, method: str, arm: dict[str, Any], folder: Path, machine: Machine | None = None
+) -> Any:
+    """The run's config, with `auto` resolved for this shape and card, or that of `machine`."""
     kind: dict[str, Any] = {"kind": method}
     if method in GENERATES:
         length = min(options.answer, options.tokens)
@@ -264,7 +285,7 @@ def settings(options: argparse.Namespace, method: str, arm: dict[str, Any], fold
     wrong = [found.message for found in reading.findings if found.severity == "error"]
     if wrong:
         raise SystemExit(f"{method}: {wrong}")
-    return resolved(reading.config, look_at(reading.config, sources=False))
+    return resolved(reading.config, look_at(reading.config, machine=machine, sources=False))
 
 
 def of_experts(options: argparse.Namespace) -> dict[str, Any]:
@@ -356,6 +377,12 @@ class Builder:
         if packed or on_host:
             dtype = getattr(torch, precision(self.options))
             return random_base(self.loader(), self.shape, dtype, self.device, packed, on_host=on_host)
+        if self.weights is not None and not self.options.full and METHODS[self.method].head == "vocabulary":
+            # Not drawn again only to be put away, which takes a slow host half a minute.
+            dtype = getattr(torch, precision(self.options))
+            model = random_base(self.loader(), self.shape, dtype, self.device, known=self.weights)
+            torch.manual_seed(0)  # adapters are drawn next, alike for each arm
+            return model
         torch.manual_seed(0)
         with torch.device(self.device):
             model = self.loader().from_config(copy.deepcopy(self.shape), dtype=getattr(torch, precision(self.options)))
@@ -368,6 +395,7 @@ class Builder:
             own = {name: weight.clone() if self.options.full else weight for name, weight in self.weights.items()}
             model.load_state_dict(own, assign=True)
             model.tie_weights()
+        torch.manual_seed(0)
         return model
 
     def config(self, name: str) -> Any:

@@ -111,14 +111,20 @@ def begin(options: argparse.Namespace, names: list[str], until: float, builder: 
             continue
         arms.append(arm)
         apart = arm.apart(arms[0])
-        # `default` computes in another precision and Liger's kernels round elsewhere: a peer is told and not judged.
-        arm.sound = name in PEERS or apart <= NEAR["fp8" if in_fp8(name) else precision(options)]
+        # `default` computes in another precision and Liger's kernels round elsewhere: a peer is told and not judged. In 16
+        # bits the answers that are sampled part at some token where a cache or a kernel rounds otherwise.
+        sampled = method in GENERATES and precision(options) != "float32"
+        arm.sound = name in PEERS or sampled or apart <= NEAR["fp8" if in_fp8(name) else precision(options)]
         sound = sound and arm.sound
         say(
             f"{method} {name}: {arm.told} first steps {', '.join(f'{each:.0f}' for each in took)} ms, first loss "
             f"{arm.first[0]:.6g} and gradient norm {arm.first[1]:.6g}, {apart:.1e} from {arms[0].name}"
             f"{'' if arm.sound else ' (APART, not reported)'}, {time.perf_counter() - begun:.1f} s in all"
         )
+        if (why := getattr(arm.trainer, "not_recorded", None)) is not None:
+            say(
+                f"{method} {name}: answers sampled {f'as keys and values grow: {why}' if why else 'with a static cache'}"
+            )
     return arms, sound
 
 
@@ -127,7 +133,7 @@ def report(options: argparse.Namespace, method: str, arms: list[Arm], results: R
     peers = {arm.name: arm for arm in arms if arm.name in PEERS}
     libraries = set(peers)
     peers = peers or {arm.name: arm for arm in arms if arm.name == "ours"}
-    tokens = options.rows * options.tokens * getattr(options, "accumulation", 1)
+    tokens = tokens_a_step(options, method)
     for arm in filter(lambda arm: arm.sound, arms):
         middle = statistics.median(arm.times)
         found = {
@@ -146,6 +152,14 @@ def report(options: argparse.Namespace, method: str, arms: list[Arm], results: R
             f"{work_of(options, method)}; {len(arm.times)} rounds{against}",
             f"{library(method)} {arm.name}" if arm.name in libraries else arm.name, ms=arm.times, peak_mib=arm.alone(),
         )  # fmt: skip
+
+
+def tokens_a_step(options: argparse.Namespace, method: str) -> int:
+    """Tokens of the batches of a step; those of its answers where a method generates."""
+    if method in GENERATES:
+        return rows_a_step(method, options.rows) * options.answer
+    tokens: int = options.rows * options.tokens * getattr(options, "accumulation", 1)
+    return tokens
 
 
 def work_of(options: argparse.Namespace, method: str) -> str:

@@ -12,7 +12,7 @@ import csv
 import itertools
 import math
 import os
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from functools import lru_cache
 from pathlib import Path
 
@@ -49,7 +49,7 @@ def read(file: Path) -> list[StepTime]:
     try:
         with file.open(encoding="utf-8", newline="") as lines:
             first = itertools.islice(csv.DictReader(lines), MOST)
-            return [row for each in first if (row := _row(each)) is not None]
+            return [row for each in first if (row := row_of(each)) is not None]
     except (OSError, UnicodeError, csv.Error):
         return []
 
@@ -175,7 +175,8 @@ def _least_squares(lines: list[list[float]]) -> list[float] | None:
     return [matrix[at][count] / matrix[at][at] / scales[at] for at in range(count)]
 
 
-def _row(each: dict[str, str]) -> StepTime | None:
+def row_of(each: Mapping[str, str]) -> StepTime | None:
+    """A line of a table, which may have more columns; None for what nobody can have measured."""
     try:
         row = StepTime(
             card=each["card"], weights=each["weights"], held=each["held"], compiled=each["compiled"] == "True",

@@ -41,6 +41,19 @@ def _reference(config: RunConfig, facts: Facts) -> tuple[Any, str]:
     return "copy", "full weights are trained, so the reference is a frozen copy"
 
 
+def _cache_implementation(config: RunConfig, facts: Facts) -> tuple[Any, str]:
+    if facts.machine is None:
+        return "dynamic", "the machine is not known yet; static at launch where there is a GPU"
+    if not facts.machine.gpus:
+        return "dynamic", "there is no GPU that would replay a token's pass"
+    if config.memory.layer_offloading or config.distributed.strategy == "fsdp2":
+        return "dynamic", "the layers are not all on one GPU"
+    model = counts.known_model(config, facts)
+    if model is not None and model.experts:
+        return "dynamic", "which experts compute a token is asked by the host"
+    return "static", "a token's pass is recorded once a sampling and replayed, which spares the host its launches"
+
+
 def _tf32(config: RunConfig, facts: Facts) -> tuple[Any, str]:
     if facts.machine is None:
         return False, "the machine is not known yet; on at launch where the card has it"
@@ -221,6 +234,7 @@ _CHOSEN: dict[FieldSpec, Resolve] = {
     fields.data.image_backend: _image_backend,
     fields.data.dataloader_num_workers: _loader_processes,
     fields.method.reference: _reference,
+    fields.method.cache_implementation: _cache_implementation,
     fields.optim.learning_rate: _learning_rate,
     fields.optim.tf32: _tf32,
     fields.memory.gradient_checkpointing: _gradient_checkpointing,

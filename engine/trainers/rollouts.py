@@ -11,8 +11,9 @@ its buffer would hold them in each checkpoint. Each pass is given what the colla
 
 from __future__ import annotations
 
+import contextlib
 import json
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from functools import partial
 from itertools import islice
@@ -41,6 +42,7 @@ from engine.run.async_writer import AsyncWriter
 from engine.run.rollouts import Completion, Group, RolloutFile
 from engine.trainers.arguments import shared_arguments
 from engine.trainers.job import Job
+from engine.trainers.recorded_tokens import refused, sampling_recorded
 from engine.trainers.reference import ReferenceTrainer, frozen_copy
 from engine.trainers.run_trainer import RunTrainer
 from engine.trainers.shared_prompts import answers_each, can_share, read_answers, sampling_once, side_by_side
@@ -60,6 +62,8 @@ class RolloutTrainer(ReferenceTrainer, GRPOTrainer):
     rewards: Rewards
     groups: KeptGroups
     rewards_note: str
+    not_recorded: str
+    """Why answers are not sampled with a static cache; empty where they are."""
 
     def take(self, config: RunConfig, rewards: Rewards, note: str) -> None:
         """Call it in `build`: the rewards of the run, how many groups are kept, and the buffer as part of its state."""
@@ -67,6 +71,7 @@ class RolloutTrainer(ReferenceTrainer, GRPOTrainer):
         self.groups = KeptGroups(self, method_of(config, Rollouts).rollout_groups)
         whole = self.accelerator.distributed_type in WHOLE_MODEL and not is_divided(self.model)
         self.shares_prompts = can_share(config, base_model(self.model), whole)
+        self.not_recorded = refused(config, base_model(self.model), whole)
         ends = end_of_turn(self._tokenizer, chat_of(config, self.processing_class))
         stops = stop_ids(self.model, self._tokenizer, ends)
         self.eos_token_ids = self.generation_kwargs["eos_token_id"] = stops
@@ -103,6 +108,8 @@ class RolloutTrainer(ReferenceTrainer, GRPOTrainer):
             # Where a sampling serves several batches, TRL mixes the answers before it splits them: groups are torn apart.
             whole = together == 1
             note += f"; a prompt is computed once for all its answers in sampling{' and in the loss' if whole else ''}"
+        how = f"as keys and values grow: {self.not_recorded}" if self.not_recorded else "with a static cache"
+        note += f"; answers are sampled {how}"
         return f"{note}; {self.reference_note() if self.beta else 'no reference'}"
 
     @property
@@ -214,11 +221,30 @@ class RolloutTrainer(ReferenceTrainer, GRPOTrainer):
             ids == prompt_ids[place - place % num_generations] for place, ids in enumerate(prompt_ids)
         )
         model = self.accelerator.unwrap_model(self.model_wrapped)
-        with without_router_loss(model), kept_together(model):
+        with without_router_loss(model), kept_together(model), self._recorded(model):
             if not (self.shares_prompts and num_generations > 1 and whole and min(map(len, prompt_ids)) > 1):
                 return super()._generate_single_turn(*given)
             with torch.no_grad(), sampling_once(model, base_model(model).base_model, num_generations):
                 return super()._generate_single_turn(*given)
+
+    @contextlib.contextmanager
+    def _recorded(self, model: Any) -> Iterator[None]:
+        """Inside, answers are sampled with a static cache where the run's config and model allow it."""
+        if self.not_recorded:
+            yield
+            return
+        with sampling_recorded(model, base_model(model), cast(int, self.max_completion_length)) as passes:
+            yield
+        if passes and passes[-1].reason:
+            self.not_recorded = f"a token's pass could not be recorded: {passes[-1].reason}"
+            if self.writer is not None:
+                message = f"method.cache_implementation: {self.not_recorded}. Answers are sampled as with dynamic from now on."
+                finding = {
+                    "path": "method.cache_implementation",
+                    "severity": "warning",
+                    "rule": "sampling-not-recorded",
+                }
+                self.writer.write("finding", **finding, message=message)
 
     def _get_per_token_logps_and_entropies(
         self,

@@ -9,7 +9,7 @@ from typing import Any
 import click
 
 from engine.errors import UsageError, visible
-from engine.figures import brief, percent, size
+from engine.figures import brief, large, percent, size
 from workbench.cli.ending import ends_are_interrupts
 from workbench.cli.output import clear, echo, print_json, rewrite
 
@@ -108,6 +108,7 @@ _NAMES = {
     "comm wait a step, roughly": "communication_seconds",
     "sent by each GPU a step": "communication_bytes",
     "time, very roughly": "seconds_left",
+    "tokens a second": "tokens_per_second",
 }
 
 
@@ -205,6 +206,8 @@ def lines(estimated: Any, facts: Any, longest: int) -> list[tuple[str, str]]:
         cores = 1.0 if on_gpu or facts.machine is None else facts.machine.cpu_share
         beside = f", with {percent(cores)} of this busy machine's cores" if cores < 1 else ""
         rows.append(("time, very roughly", f"{brief(estimated.seconds_left)}{beside}"))
+    if estimated.tokens_per_second is not None:
+        rows.append(("tokens a second", f"{large(estimated.tokens_per_second)}, {estimated.seconds_by}"))
     return rows
 
 

@@ -258,6 +258,7 @@ ON_A_CARD = {
 }
 # What such a run cannot show, and the test that does.
 ELSEWHERE = {
+    "method.cache_implementation": "tests/engine/trainers/test_recorded_tokens.py::test_the_same_answers_are_sampled_in_room_for_the_longest",
     # where the run goes and who looks after it
     "run.devices": f"{T}/test_ranks.py::test_a_step_of_two_processes_is_that_of_one",
     "distributed.nodes": "tests/end_to_end/test_nodes.py::test_two_nodes_train_as_one_process",
