@@ -573,8 +573,8 @@ def context(stage: Stage) -> None:
         for line in process.stdout:
             say(line.rstrip()[:2000])
             if line.startswith("{") and "faster" in (found := json.loads(line)):
-                for what, value, aim, least in (("speed, two cards / one", found["faster"], 1.8, True),
-                                                ("memory, two cards / one", found["memory"], 0.55, False)):  # fmt: skip
+                for what, value, aim, least in ((f"speed, {found['name']} / one card", found["faster"], 1.8, True),
+                                                (f"memory, {found['name']} / one card", found["memory"], 0.55, False)):  # fmt: skip
                     stage.bench.goal(f"{stage.name}: {what}", (value, value, value), aim, least=least)
     finally:
         timer.kill()
