@@ -509,7 +509,10 @@ def save(stage: Stage) -> None:
             parts = {key.removeprefix("wait: "): each for key, each in found.items() if key.startswith("wait: ")}
             beside = [arm.steps(stage.until, 1)["ms"] for _ in range(3)]
             arm.order("settle")
-            arm.answers(stage.until)
+            for each in arm.answers(stage.until):
+                for key, took in each.items():
+                    if key.startswith("beside: "):
+                        parts[key] = max(took, parts.get(key, 0.0))
         except Fell as problem:
             stage.failed(name, problem)
             break
