@@ -1,6 +1,6 @@
 """Rows that cards divide against rows on one card: the ring itself, whole runs beside each other, and a long step's time.
 
-    python benchmarks/context_parallel.py [--parts attention equal sharded long] [--seconds 330]
+    python benchmarks/context_parallel.py [--parts attention equal sharded memory long] [--seconds 330]
                                           [--tokens 131072] [--layers 36] [--arms ddp fsdp2 offloaded one] [--cards 2]
                                           [--warm 0] [--tiled] [--results FILE --commit HASH]
 
@@ -12,7 +12,8 @@ kernels, four bits, held-out rows. `sharded`: FSDP2 and its shares in main memor
 `long`: Qwen3-8B's shape with LoRA r=16, rows of `--tokens`; seconds and memory of a step on one card and on `--cards` that divide
 them, which hold the weights whole (`ddp`), in shares (`fsdp2`), or in shares that wait in main memory (`offloaded`), each beside
 the memory that the product's estimate gives for it. With `--warm` the first row is that short: one long step is timed alone.
-A line of JSON for each; exits 1 where one lies apart or a run failed. What does not fit into `--seconds` is said to be left out.
+`memory`: four layers of that width on one card, 32,768 tokens, by what is computed again and by which kernels: the peak of each
+beside the estimate. A line of JSON for each; exits 1 where one lies apart or a run failed. What does not fit into `--seconds` is said to be left out.
 """
 
 from __future__ import annotations
@@ -418,6 +419,37 @@ def long(bench: Bench) -> None:
         )  # fmt: skip
 
 
+def memory(bench: Bench) -> None:
+    """What a step of a row of 32,768 tokens holds, four runs at a time on one card: torch counts each process's own."""
+    if not bench.left(2 * START, "memory"):
+        return
+    model = make_model(bench.root / "four-layers", "8b", 4)
+    given = bench.settings(model, 32_768, 2, rows=2) | {"kernels.use_cut_ce": True, "run.devices": 1}
+    norms, lora, tiles = (
+        {name: True} for name in ("kernels.fused_attn_kernel", "kernels.fused_lora", "memory.tiled_mlp")
+    )
+    tier = "memory.gradient_checkpointing"
+    cases: dict[str, dict[str, Any]] = {
+        "plain": {}, "fused norms": norms, "fused lora": lora, "both": norms | lora,
+        "tiles": tiles, "tiles, both": tiles | norms | lora, "selective, both": norms | lora | {tier: "selective"},
+        "medium, both": norms | lora | {tier: "medium"}, "nothing again": {tier: False},
+        "nothing again, both": norms | lora | {tier: False},
+    }  # fmt: skip
+    cases = {name: LORA | more for name, more in cases.items()}
+    cases |= {"full weights": FULL, "full weights, tiles": FULL | tiles}
+    names = list(cases)
+    for four in (names[at : at + 4] for at in range(0, len(names), 4)):
+        if not bench.left(START, ", ".join(four)):
+            return
+        trials = [Trial(f"memory {name}", given | cases[name], "0").start(bench.root) for name in four]
+        for trial in trials:
+            told = trial.read(bench.until - time.monotonic())
+            if "failure" in told:
+                bench.say(ok=False, name=trial.name, failure=told["failure"])
+            else:
+                bench.say(name=trial.name, **beside_estimate(trial, told["peak"]))
+
+
 def beside_estimate(trial: Trial, peak: int) -> dict[str, Any]:
     """What was estimated of it: what torch hands out, which is what `peak` counts, and all with driver and fragments."""
     classes = trial.estimated()
@@ -427,7 +459,7 @@ def beside_estimate(trial: Trial, peak: int) -> dict[str, Any]:
             "estimated_with_driver_gib": sum(classes.values()) / 2**30, "classes": in_gib}  # fmt: skip
 
 
-PARTS = {"attention": attention, "equal": equal, "sharded": sharded, "long": long}
+PARTS = {"attention": attention, "equal": equal, "sharded": sharded, "memory": memory, "long": long}
 
 
 def main() -> int:

@@ -57,9 +57,9 @@ def test_every_run_of_it_is_one_that_trains(monkeypatch: pytest.MonkeyPatch, tmp
     monkeypatch.setattr(script.Trial, "estimated", lambda trial: told[trial.name])
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda: "H100")
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 4)
-    monkeypatch.setattr(sys, "argv", ["context_parallel.py", "--parts", "equal", "sharded", "long"])
+    monkeypatch.setattr(sys, "argv", ["context_parallel.py", "--parts", "equal", "sharded", "memory", "long"])
     assert script.main() == 0
-    assert len(judged) == 4 + 8 + 3 + 4 + 2
+    assert len(judged) == 4 + 8 + 3 + 4 + 12 + 2
     judged.clear()
     arms = ["--arms", *script.ARMS, "--cards", "4", "--tiled", "--warm", "4096"]
     monkeypatch.setattr(sys, "argv", ["context_parallel.py", "--parts", "long", *arms])
