@@ -96,7 +96,9 @@ class Trial:
         config.write_text(as_yaml(mapping))
         argv = [sys.executable, "-m", "workbench", "train", str(config), "--runs", str(self.folder / "runs"), "--json"]
         with (self.folder / "said").open("w") as said:
-            environment = {**os.environ, "CUDA_VISIBLE_DEVICES": self.cards, "HF_HUB_OFFLINE": "1"}
+            lent = [card for card in os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",") if card]
+            cards = ",".join(lent[int(card)] if lent else card for card in self.cards.split(",") if card)
+            environment = {**os.environ, "CUDA_VISIBLE_DEVICES": cards, "HF_HUB_OFFLINE": "1"}
             self.process = subprocess.Popen(argv, stdout=said, stderr=subprocess.STDOUT, env=environment)
         return self
 
