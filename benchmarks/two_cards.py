@@ -509,7 +509,10 @@ def save(stage: Stage) -> None:
             parts = {key.removeprefix("wait: "): each for key, each in found.items() if key.startswith("wait: ")}
             beside = [arm.steps(stage.until, 1)["ms"] for _ in range(3)]
             arm.order("settle")
-            arm.answers(stage.until)
+            for each in arm.answers(stage.until):
+                for key, took in each.items():
+                    if key.startswith("beside: "):
+                        parts[key] = max(took, parts.get(key, 0.0))
         except Fell as problem:
             stage.failed(name, problem)
             break
@@ -573,8 +576,8 @@ def context(stage: Stage) -> None:
         for line in process.stdout:
             say(line.rstrip()[:2000])
             if line.startswith("{") and "faster" in (found := json.loads(line)):
-                for what, value, aim, least in (("speed, two cards / one", found["faster"], 1.8, True),
-                                                ("memory, two cards / one", found["memory"], 0.55, False)):  # fmt: skip
+                for what, value, aim, least in ((f"speed, {found['name']} / one card", found["faster"], 1.8, True),
+                                                (f"memory, {found['name']} / one card", found["memory"], 0.55, False)):  # fmt: skip
                     stage.bench.goal(f"{stage.name}: {what}", (value, value, value), aim, least=least)
     finally:
         timer.kill()
