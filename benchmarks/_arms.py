@@ -13,9 +13,11 @@ import dataclasses
 import json
 import sys
 import tempfile
+from collections.abc import Iterator
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import torch
 import transformers
@@ -248,6 +250,11 @@ ARMS: dict[str, dict[str, Any]] = {
 """Settings on top of the common ones. `plain` is TRL with the same settings, `default` TRL as it comes (autocast, float32
 adapters), `liger` plain TRL with Liger's kernels, which a library's layers compiled one by one may be added to; `ours` the
 same settings with no feature on, `ours by default` with all that is chosen where nobody asks."""
+AS_BEFORE = ", waits and wide sums"
+"""Behind an arm's name: the same with each step logged at its end, batches that are waited for, and gated blocks whose adapters'
+products are results of full width."""
+for _name in ("cut, compiled", "cut, compiled, none", "cut, compiled, none, stack", "fp8 base", "fp8 base, none"):
+    ARMS[_name + AS_BEFORE] = ARMS[_name]
 PEERS = "plain", "default", "liger", "compiled by torch, liger"
 """The arms that are not ours."""
 
@@ -322,6 +329,15 @@ def packed_in(shape: str, arm: str) -> str:
     if in_nf4(arm):
         return "nf4"
     return "mxfp4" if shape in IN_MXFP4 and arm not in PEERS else ""
+
+
+@contextlib.contextmanager
+def as_before(trainer: Any) -> Iterator[None]:
+    """Within it blocks are built with sums of full width; the trainer waits at the end of each step from now on."""
+    trainer.logs_late = lambda: False
+    trainer.accelerator.dataloader_config.non_blocking = False
+    with mock.patch("engine.features.compile.gated_sums.kernel_serves", return_value=False):
+        yield
 
 
 class Builder:
@@ -444,7 +460,8 @@ class Builder:
         trainer.args.save_strategy = "no"
         watching.trainer = trainer
         trainer.attach(run, writer, 2, {})
-        features.apply(trainer.built(notes))
+        with as_before(trainer) if name.endswith(AS_BEFORE) else contextlib.nullcontext():
+            features.apply(trainer.built(notes))
         prepared = argparse.Namespace(
             counts={"kept": len(self.rows), "packs": 0}, warnings=(), fingerprint="", stream=None
         )

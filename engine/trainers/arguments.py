@@ -54,6 +54,8 @@ def shared_arguments(config: RunConfig, run_folder: str | Path) -> dict[str, Any
         "eval_steps": run.eval_steps if config.data.evaluates else None,
         "prediction_loss_only": True,
         "remove_unused_columns": False,
+        # A batch goes to the card while that still computes the step before, from pinned memory.
+        "accelerator_config": {"non_blocking": torch.cuda.is_available()},
         "dataloader_num_workers": (workers := config.data.dataloader_num_workers),
         "dataloader_prefetch_factor": config.data.dataloader_prefetch_factor if workers else None,
         # Processes that stay would draw no seed as an epoch or a measuring begins, as a resumed run or one without them does.

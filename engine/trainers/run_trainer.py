@@ -175,9 +175,15 @@ class RunTrainer(ReadsRows):
         self.on_progress()
         self.checkpoints.before_step()
         self._trains_on(origin.rows)
-        self.counts.add(origin.tokens, origin.trained)
         with self._with_part(origin.part):
-            return self.finite.loss(super().training_step(model, inputs, *args, **kwargs))
+            loss = self.finite.loss(super().training_step(model, inputs, *args, **kwargs))
+        # Behind the batch: the step before it may be logged within it.
+        self.counts.add(origin.tokens, origin.trained)
+        return loss
+
+    def logs_late(self) -> bool:
+        """Whether the step that ends now is logged within the next one, so that nothing waits for the device."""
+        return False
 
     @contextlib.contextmanager
     def _with_part(self, part: Part) -> Iterator[None]:

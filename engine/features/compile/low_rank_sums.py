@@ -28,7 +28,7 @@ def _add_product(total: torch.Tensor, left: torch.Tensor, right: torch.Tensor) -
 for _kind in ("CPU", "CUDA"):
     _LIBRARY.impl("add_product_", _add_product, _kind)
 ADD_PRODUCT = torch.ops.workbench.add_product_.default
-_VIEWS = _ATEN.view.default, _ATEN._unsafe_view.default, _ATEN.reshape.default
+VIEWS = _ATEN.view.default, _ATEN._unsafe_view.default, _ATEN.reshape.default
 
 
 class LowRankSums(CustomGraphPass):
@@ -60,7 +60,7 @@ def _wide_and_thin(node: torch.fx.Node) -> tuple[torch.fx.Node, tuple[Any, Any]]
     """The product that a sum is wide by, and the factors of the low-rank one beside it; None for any other node."""
     if node.target is not _ATEN.add.Tensor or len(node.args) != 2 or node.kwargs:
         return None
-    first, second = (_product(side) for side in node.args)
+    first, second = (product_behind(side) for side in node.args)
     if first is None or second is None or first is second:
         return None
     for wide, low_rank in ((first, second), (second, first)):
@@ -68,21 +68,22 @@ def _wide_and_thin(node: torch.fx.Node) -> tuple[torch.fx.Node, tuple[Any, Any]]
         if (
             a.shape == b.shape
             and a.dtype == b.dtype
-            and _inner(wide) < a.shape[-1]
-            and _inner(low_rank) * LOW_RANK <= a.shape[-1]
+            and inner_size(wide) < a.shape[-1]
+            and inner_size(low_rank) * LOW_RANK <= a.shape[-1]
         ):
             return wide, (low_rank.args[0], low_rank.args[1])
     return None
 
 
-def _product(node: Any) -> torch.fx.Node | None:
+def product_behind(node: Any) -> torch.fx.Node | None:
     """The matrix product behind a result that nothing else reads."""
-    while isinstance(node, torch.fx.Node) and node.target in _VIEWS and len(node.users) == 1:
+    while isinstance(node, torch.fx.Node) and node.target in VIEWS and len(node.users) == 1:
         node = node.args[0]
     plain = isinstance(node, torch.fx.Node) and node.target is _ATEN.mm.default and len(node.users) == 1
     return node if plain and isinstance(node, torch.fx.Node) else None
 
 
-def _inner(product: torch.fx.Node) -> Any:
+def inner_size(product: torch.fx.Node) -> Any:
+    """How many numbers each of the product's numbers is a sum of."""
     left: Any = product.args[0]
     return left.meta["val"].shape[-1]

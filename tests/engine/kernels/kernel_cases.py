@@ -37,6 +37,12 @@ from tests.engine.kernels.experts_cases import (
 )
 from tests.engine.kernels.fp8_cases import fp8_rows_cases, fp8_rows_numbers
 from tests.engine.kernels.gated_cases import gated_again, gated_cases, gated_registered, gated_tiles
+from tests.engine.kernels.gated_sums_cases import (
+    gated_sums_again,
+    gated_sums_cases,
+    gated_sums_registered,
+    gated_sums_tiles,
+)
 from tests.engine.kernels.head_cases import (
     linear_cross_entropy_cases,
     linear_cross_entropy_scaled,
@@ -418,6 +424,7 @@ WIDE = {
         linear_logp_cases,
         slices_that_wait,
         gated_cases,
+        gated_sums_cases,
         experts_cases,
     )
 }
@@ -442,6 +449,9 @@ CHECKS = WIDE | {
         gated_again,
         gated_tiles,
         gated_registered,
+        gated_sums_again,
+        gated_sums_tiles,
+        gated_sums_registered,
         experts_crosses,
         experts_plan,
         experts_registered,
