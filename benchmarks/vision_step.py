@@ -144,7 +144,8 @@ class VisionBuilder(Builder):
         self.file = file = self.folder.parent / "rows.jsonl"
         self.written = write_rows(file, self.tokenizer, self.options.tokens, self.size.picture)
         told = {"data": config.data.model_copy(update={"train": [type(config.data.train[0])(path=str(file))]})}
-        found = prepare(config.model_copy(update=told), self.tokenizer).dataset
+        prepared = prepare(config.model_copy(update=told), self.tokenizer)
+        self.counted, found = prepared.facts, prepared.dataset
         lengths = {len(row["input_ids"]) for row in found}
         assert lengths == {self.options.tokens}, lengths
         return found
