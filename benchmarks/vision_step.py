@@ -163,9 +163,8 @@ class VisionBuilder(Builder):
         config = self.config(name)
         given = config.data.model_copy(update={"train": [type(config.data.train[0])(path=str(self.file))]})
         config = config.model_copy(update={"data": given})
-        return (
-            memory_model.memory(config, look_at(config, self.folder.parent), config.memory.gradient_checkpointing) or {}
-        )
+        facts = dataclasses.replace(look_at(config, self.folder.parent), data=self.counted)
+        return memory_model.memory(config, facts, config.memory.gradient_checkpointing) or {}
 
     def plain(self, config: Any, arguments: Any, model: Any) -> Any:
         """TRL's trainer with its own collator, which renders and tokenizes each batch of the dataset."""
