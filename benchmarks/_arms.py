@@ -246,6 +246,12 @@ ARMS: dict[str, dict[str, Any]] = {
     "packed rows, compiled": {"data.packing": True, "kernels.torch_compile": True, "kernels.fused_experts": True},
     "offloaded": {"memory.activation_offloading": "cpu"},
     "on disk": {"memory.activation_offloading": "disk"},
+    "selective": {"memory.gradient_checkpointing": "selective"},
+    "medium": {"memory.gradient_checkpointing": "medium"},
+    "tiled": {"memory.tiled_mlp": True},
+    "streamed": {"memory.layer_offloading": True},
+    "nf4": {"model.quantization": "nf4"},
+    "fp8": {"model.quantization": "fp8"},
 }
 """Settings on top of the common ones. `plain` is TRL with the same settings, `default` TRL as it comes (autocast, float32
 adapters), `liger` plain TRL with Liger's kernels, which a library's layers compiled one by one may be added to; `ours` the
