@@ -34,6 +34,7 @@ from engine.config.method import METHODS
 from engine.data.collate import collator_for
 from engine.data.gather_facts import look_at
 from engine.features.attention_backend.backend import settle
+from engine.features.auto_compose.apply import FEATURE as TIMED
 from engine.features.built import Built, Notes, decoder_layers
 from engine.features.fp8_base.layers import compute_in_fp8
 from engine.features.sequence import Features
@@ -114,6 +115,20 @@ ARMS: dict[str, dict[str, Any]] = {
         "kernels.fused_attn_kernel": True,
         "memory.gradient_checkpointing": "auto",
     },
+    "cut, fused": {"kernels.use_cut_ce": True, "kernels.fused_attn_kernel": True},
+    "cut, liger kernels": {"kernels.use_cut_ce": True, "kernels.use_liger_kernel": True},
+    "cut, fused, liger kernels": {
+        "kernels.use_cut_ce": True,
+        "kernels.fused_attn_kernel": True,
+        "kernels.use_liger_kernel": True,
+    },
+    "cut, none": {"kernels.use_cut_ce": True, "memory.gradient_checkpointing": False},
+    "cut, liger kernels, none": {
+        "kernels.use_cut_ce": True,
+        "kernels.use_liger_kernel": True,
+        "memory.gradient_checkpointing": False,
+    },
+    "composed": {"kernels.use_cut_ce": True, "kernels.kernel_auto_compose": True},
     "cut, compiled": ON,
     "all three": {**ON, "kernels.fused_attn_kernel": True},
     "cut, compiled, medium": {**ON, "memory.gradient_checkpointing": "medium"},
@@ -476,6 +491,8 @@ class Builder:
         kernels = config.kernels
         told = f"checkpointing {config.memory.gradient_checkpointing}, compiled {kernels.torch_compile},"
         told += f" cut {kernels.use_cut_ce}," if name == "ours by default" else ""
+        timed = [entry for entry in features.entries() if entry["feature"] == TIMED]
+        told += "".join(f" {entry['effective']} of {entry['detail']}," for entry in timed)
         told += f" fused experts {kernels.fused_experts}," if kernels.fused_experts is not False else ""
         told += f" base in {packed}," if packed else ""
         told += f" attention {model.config._attn_implementation}{f' ({lacking})' if lacking else ''},"

@@ -14,8 +14,8 @@ from engine.features import compile
 from engine.features.feature import TIMED, Layers, no_mixed_precision
 
 SETTING = fields.kernels.fused_lora
-AFTER = ("auto_compose", "quantization_aware", "tiled_mlp")
-"""Blocks that run in tiles bring their gradients themselves."""
+AFTER = ("auto_compose", "liger_kernel", "quantization_aware", "tiled_mlp")
+"""Blocks that run in tiles bring their gradients themselves, and attention that rotates in another way keeps doing so."""
 CLOSED_FORM_WIDE = 2.0
 """Wide numbers of a token that are kept less (counted on a CPU; an 8B step with checkpointing took 0.5 GiB less on an H200,
 where two are 0.38)."""
