@@ -56,7 +56,9 @@ KERNELS = {
 }  # fmt: skip
 FOUR_BITS = {"model.quantization": "nf4"}
 RING = {"run.devices": 2, "distributed.context_parallel_size": 2}
-SHARED = {"distributed.strategy": "fsdp2", "kernels.fused_attn_kernel": False}
+SHARED = {
+    "distributed.strategy": "fsdp2", "distributed.reshard_after_forward": True, "kernels.fused_attn_kernel": False,
+}  # fmt: skip
 ARMS: dict[str, dict[str, Any]] = {
     "ddp": {"distributed.strategy": "ddp"},
     "fsdp2": SHARED,

@@ -79,8 +79,10 @@ def _write(path: Path, items: Sequence[WriteItem], planner: SavePlanner) -> None
     tensors: dict[str, torch.Tensor] = {}
     places: dict[str, dict[str, Sequence[int]]] = {}
     for item in items:
+        data = planner.resolve_data(item)
+        assert isinstance(data, torch.Tensor)
         assert item.tensor_data is not None
-        tensors[item.index.fqn] = planner.resolve_data(item).detach().cpu().contiguous()  # type: ignore[union-attr]
+        tensors[item.index.fqn] = data.detach().cpu().contiguous()
         places[item.index.fqn] = {SAVED_OFFSETS_KEY: item.tensor_data.chunk.offsets}
     header = {CUSTOM_METADATA_KEY: json.dumps(places), DCP_VERSION_KEY: str(HF_DCP_VERSION), FORMAT_KEY: FORMAT_VALUE}
     try:

@@ -60,9 +60,15 @@ class Distributed(Section):
     the run is ended, the process that is waited for is named with where it is, and `run.max_restarts` may start it again.
     Raise it where one of them alone does something long, such as preparing very many rows."""
 
-    reshard_after_forward: Annotated[bool, Title("Reshard after forward"), Expert, Source("torch: fully_shard")] = True
+    reshard_after_forward: Annotated[
+        bool | Auto,
+        Title("Reshard after forward"),
+        Expert,
+        Source("torch: fully_shard; ZeRO-3 and 2, arXiv:1910.02054"),
+    ] = "auto"
     """With fsdp2, let go of a layer's weights after its forward pass and put them together again for the backward pass.
-    Off keeps them in between: fewer messages, and the memory of all layers' weights."""
+    Off keeps them in between: half of the messages, and the memory of all layers' weights. `auto` keeps them where the
+    estimate then fills each GPU to 85 % at most, after what is computed again was chosen. The step is the same."""
 
     cpu_offload: Annotated[bool, Title("Shares in main memory"), Expert, Source("torch: CPUOffloadPolicy")] = False
     """With fsdp2 on GPUs, keep each process's share of weights, gradients and optimizer states in main memory, where the

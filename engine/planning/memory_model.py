@@ -185,7 +185,7 @@ def kept_images(config: RunConfig, facts: Facts) -> int:
 def _put_together(config: RunConfig, layers: Layers, weights: float, experts: float) -> float:
     """Bytes of the weights that FSDP2 has put together at once: of this layer and the next, or of all that were computed;
     a mixture's experts are in its layers, too."""
-    if not config.distributed.reshard_after_forward:
+    if config.distributed.reshard_after_forward is False:
         return weights
     return weights - (layers.linears + experts) * max(0.0, 1 - 2 / max(1, layers.model.layers or 1))
 

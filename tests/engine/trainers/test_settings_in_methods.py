@@ -273,7 +273,7 @@ ELSEWHERE = {
     "distributed.expert_parallel_size": f"{T}/test_expert_parallel.py::test_each_process_holds_half_of_the_experts",
     "distributed.cpu_offload": f"{T}/test_fsdp2.py::test_shares_in_main_memory_are_asked_of_accelerate",
     "distributed.ddp_timeout": "tests/fault/test_real_worker.py::test_a_stopped_rank_is_named_and_the_run_goes_on",
-    "distributed.reshard_after_forward": f"{T}/test_fsdp2.py::test_other_methods_learn_what_one_process_would",
+    "distributed.reshard_after_forward": f"{T}/test_fsdp2.py::test_full_weights_learn_what_one_process_would",
     "run.output_dir": "tests/engine/run/test_store.py::test_where_runs_lie",
     "run.name": (
         "tests/workbench/cli/test_run_commands.py::"
