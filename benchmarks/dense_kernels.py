@@ -247,21 +247,17 @@ def turn(results: Results) -> None:
 
 
 def sums(results: Results) -> None:
-    """A gated block's activation between its wide products, adapters of rank 16 on all three: each tile, and what it takes
-    the place of, thin products added to the wide ones before a compiled activation."""
+    """A gated block between its wide products, adapters of rank 16 on all three: each tile, and what it takes the place of,
+    thin products added to the wide ones before a compiled activation, and those that read what it writes."""
     tokens, width, rank = 8192, 12_288, 16
     one_pass = 2 * tokens * width / BYTES_PER_MS
-    wide = [torch.randn(tokens, width, device="cuda", dtype=torch.bfloat16) for _ in range(3)]
-    inner = [0.1 * torch.randn(tokens, rank, device="cuda", dtype=torch.bfloat16) for _ in range(3)]
-    outer = [torch.randn(width, rank, device="cuda", dtype=torch.bfloat16) for _ in range(3)]
-    right = outer[0].t().contiguous()
-
-    def added() -> None:
-        for x, a, b in zip(wide, inner, outer, strict=True):
-            x.addmm_(a, b.t(), alpha=1e-3)
+    grad, gate, up = (torch.randn(tokens, width, device="cuda", dtype=torch.bfloat16) for _ in range(3))
+    low, gate_inner, up_inner = (torch.randn(tokens, rank, device="cuda", dtype=torch.bfloat16) for _ in range(3))
+    gate_outer, up_outer = (0.01 * torch.randn(width, rank, device="cuda", dtype=torch.bfloat16) for _ in range(2))
+    right, last = (0.01 * torch.randn(*s, device="cuda", dtype=torch.bfloat16) for s in ((rank, width), (4096, rank)))
 
     @torch.compile
-    def forward(grad, gate, up):
+    def forward(gate, up):
         return F.silu(gate) * up
 
     @torch.compile
@@ -270,6 +266,17 @@ def sums(results: Results) -> None:
         act = gate.float() * share
         dgate = grad * up * (share * (1 + gate.float() * (1 - share)))
         return dgate.bfloat16(), (grad * act).bfloat16(), (act * up).bfloat16()
+
+    def before() -> None:
+        gate.addmm_(gate_inner, gate_outer.t(), beta=0.5)
+        up.addmm_(up_inner, up_outer.t(), beta=0.5)
+        forward(gate, up) @ right.t() @ last.t()
+
+    def before_backward() -> None:
+        gate.addmm_(gate_inner, gate_outer.t(), beta=0.5)
+        up.addmm_(up_inner, up_outer.t(), beta=0.5)
+        dgate, dup, product = backward(grad.addmm_(low, right, beta=0.5), gate, up)
+        _ = dgate @ gate_outer, dup @ up_outer, product @ right.t()
 
     def tiles(kernel: Tiles, run: Callable[[], object]) -> dict[str, Callable[[], object]]:
         def of(tile: Tile) -> Callable[[], object]:
@@ -283,16 +290,11 @@ def sums(results: Results) -> None:
 
         return {f"ours {kernel.words(tile)}": of(tile) for tile in kernel.candidates}
 
-    gate, up = ((wide[i], inner[i], outer[i]) for i in (1, 2))
-    ops = tiles(FORWARD, lambda: GATED_SUMS(*gate, *up, "silu"))
-    ops["added, then compiled"] = lambda: (
-        wide[1].addmm_(inner[1], outer[1].t(), alpha=1e-3),
-        wide[2].addmm_(inner[2], outer[2].t(), alpha=1e-3),
-        forward(*wide),
-    )
-    contest("gated_sums", f"T{tokens} I{width} r{rank} fwd", 3 * one_pass, ops, results)
-    ops = tiles(BACKWARD, lambda: GRADIENTS(wide[0], inner[0], right, *gate, *up, "silu", True))
-    ops["added, then compiled"] = lambda: (added(), backward(*wide))
+    parts = gate, gate_inner, gate_outer, up, up_inner, up_outer
+    ops = tiles(FORWARD, lambda: GATED_SUMS(*parts, right, last, "silu"))
+    contest("gated_sums", f"T{tokens} I{width} r{rank} fwd", 3 * one_pass, {**ops, "added, compiled": before}, results)
+    ops = tiles(BACKWARD, lambda: GRADIENTS(grad, low, right, *parts, "silu"))
+    ops["added, compiled"] = before_backward
     contest("gated_sums", f"T{tokens} I{width} r{rank} bwd", 6 * one_pass, ops, results)
 
 

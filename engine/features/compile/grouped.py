@@ -110,12 +110,24 @@ def together(x: torch.Tensor, layers: list[Any], gate: Gate | None = None) -> li
 
 def factors(x: torch.Tensor, layers: list[Any], gate: Gate | None = None) -> list[tuple[torch.Tensor, torch.Tensor]]:
     """Of each layer `s * A(x)` [..., R] and `B` [out, R], with one product for every A."""
-    names = [layer.active_adapters[0] for layer in layers]
-    first = [layer.lora_A[name].weight * layer.scaling[name] for layer, name in zip(layers, names, strict=True)]
+    first = [first_matrix(layer) for layer in layers]
     every = torch.cat(first) if len(first) > 1 else first[0]
     every = every if gate is None else every * gate.value
     inner = F.linear(x, every).split([weight.shape[0] for weight in first], -1)
-    return [(part, layer.lora_B[name].weight) for layer, name, part in zip(layers, names, inner, strict=True)]
+    return [(part, second_matrix(layer)) for layer, part in zip(layers, inner, strict=True)]
+
+
+def first_matrix(layer: Any, gate: Gate | None = None) -> torch.Tensor:
+    """`s A` [R, in], nought where the gate is shut."""
+    name = layer.active_adapters[0]
+    weight: torch.Tensor = layer.lora_A[name].weight * layer.scaling[name]
+    return weight if gate is None else weight * gate.value
+
+
+def second_matrix(layer: Any) -> torch.Tensor:
+    """`B` [out, R]."""
+    weight: torch.Tensor = layer.lora_B[layer.active_adapters[0]].weight
+    return weight
 
 
 class _Known:

@@ -60,7 +60,7 @@ def _wide_and_thin(node: torch.fx.Node) -> tuple[torch.fx.Node, tuple[Any, Any]]
     """The product that a sum is wide by, and the factors of the low-rank one beside it; None for any other node."""
     if node.target is not _ATEN.add.Tensor or len(node.args) != 2 or node.kwargs:
         return None
-    first, second = (product_behind(side) for side in node.args)
+    first, second = (_product(side) for side in node.args)
     if first is None or second is None or first is second:
         return None
     for wide, low_rank in ((first, second), (second, first)):
@@ -68,14 +68,14 @@ def _wide_and_thin(node: torch.fx.Node) -> tuple[torch.fx.Node, tuple[Any, Any]]
         if (
             a.shape == b.shape
             and a.dtype == b.dtype
-            and inner_size(wide) < a.shape[-1]
-            and inner_size(low_rank) * LOW_RANK <= a.shape[-1]
+            and _inner(wide) < a.shape[-1]
+            and _inner(low_rank) * LOW_RANK <= a.shape[-1]
         ):
             return wide, (low_rank.args[0], low_rank.args[1])
     return None
 
 
-def product_behind(node: Any) -> torch.fx.Node | None:
+def _product(node: Any) -> torch.fx.Node | None:
     """The matrix product behind a result that nothing else reads."""
     while isinstance(node, torch.fx.Node) and node.target in VIEWS and len(node.users) == 1:
         node = node.args[0]
@@ -83,7 +83,6 @@ def product_behind(node: Any) -> torch.fx.Node | None:
     return node if plain and isinstance(node, torch.fx.Node) else None
 
 
-def inner_size(product: torch.fx.Node) -> Any:
-    """How many numbers each of the product's numbers is a sum of."""
+def _inner(product: torch.fx.Node) -> Any:
     left: Any = product.args[0]
     return left.meta["val"].shape[-1]

@@ -12,10 +12,12 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from engine.features.compile import gated_sums as feature
 from engine.features.compile.gated_sums import ComputeProductsAgain, GatedSums, Passes, group_blocks
 from engine.features.compile.low_rank_sums import LowRankSums
-from engine.kernels.gated_sums import GATED_SUMS, GRADIENTS, GRADIENTS_IN_PLACE, gated_sums
+from engine.kernels.gated_sums import GRADIENTS, GRADIENTS_IN_PLACE, gated_sums
 from tests.engine.features.compile.test_grouped import adapted, step
 
 TOKENS, HIDDEN, WIDE, RANK = 12, 32, 96, 4
+BASE = 1, 2, 3
+"""Where the operands' frozen weights stand."""
 
 
 @pytest.fixture
@@ -51,7 +53,15 @@ def test_without_kernels_blocks_keep_their_code():
 
 def block(x, gate, up, down, a, b, c, d, e, f):
     """A gated block with adapters on all three projections."""
-    product = gated_sums(F.linear(x, gate), (F.linear(x, a), b), F.linear(x, up), (F.linear(x, e), f))
+    product, answer = gated_sums(
+        F.linear(x, gate), (F.linear(x, a), b), F.linear(x, up), (F.linear(x, e), f), down=(c, d)
+    )
+    return F.linear(product, down) + answer
+
+
+def plain(x, gate, up, down, a, b, c, d, e, f):
+    """The same without the operation."""
+    product = F.silu(F.linear(x, gate) + F.linear(F.linear(x, a), b)) * (F.linear(x, up) + F.linear(F.linear(x, e), f))
     return F.linear(product, down) + F.linear(F.linear(product, c), d)
 
 
@@ -66,47 +76,33 @@ def count(graph, op):
     return sum(node.target is op for node in graph.graph.nodes)
 
 
-@pytest.mark.parametrize("held", [False, True], ids=["computed again", "gate held"])
-def test_the_backward_pass_takes_one_launch_and_no_wide_sum(held):
+@pytest.mark.parametrize("read", [False, True], ids=["theirs alone", "read once more"])
+def test_the_backward_pass_writes_over_what_nothing_else_reads(read):
     inputs = operands()
     slope = torch.randn(2, TOKENS, HIDDEN, dtype=torch.float64)
 
-    def gradients(slope, *given):
-        leaves = [each.detach().requires_grad_() for each in given]
-        if not held:
-            return torch.autograd.grad(block(*leaves), leaves, slope)
-        x, gate = leaves[:2]
-        wide = F.linear(x, gate)
-        product = gated_sums(wide, None, F.linear(x, leaves[2]), None)
-        return *torch.autograd.grad(F.linear(product, leaves[3]), leaves[:4], slope), wide
+    def gradients(slope, *given, of=block):
+        leaves = [each.detach().requires_grad_(at not in BASE) for at, each in enumerate(given)]
+        return torch.autograd.grad(of(*leaves), [each for each in leaves if each.requires_grad], slope)
 
     graph, made = make_fx(gradients, tracing_mode="fake")(slope, *inputs), GatedSums()
+    graph.graph.eliminate_dead_code()  # the forward pass, of which nothing is asked
+    if read:
+        (node,) = (node for node in graph.graph.nodes if node.target is GRADIENTS)
+        (output,) = (each for each in graph.graph.nodes if each.op == "output")
+        output.args = ([*output.args[0], node.args[3]],)
     made(graph.graph)
     graph.graph.lint()
     graph.recompile()
-    assert count(graph, GATED_SUMS) == 0
-    assert (count(graph, GRADIENTS), count(graph, GRADIENTS_IN_PLACE)) == ((1, 0) if held else (0, 1))
-    assert (made.thin, made.in_place, made.products) == ((0, 0, 1) if held else (1, 1, 0))
-    # Only sums of the input's own width are left.
+    assert (count(graph, GRADIENTS), count(graph, GRADIENTS_IN_PLACE)) == ((1, 0) if read else (0, 1))
+    assert made.in_place == (not read)
+    # Of results as wide as the block there is no sum.
     sums = [node for node in graph.graph.nodes if node.target is torch.ops.aten.add.Tensor]
     assert all(node.meta["val"].shape[-1] == HIDDEN for node in sums)
-    for found, wanted in zip(graph(slope, *inputs), gradients(slope, *inputs), strict=True):
-        torch.testing.assert_close(found, wanted, rtol=1e-10, atol=1e-12)
-
-
-def test_a_product_that_its_own_gradient_waits_for_stays():
-    inputs = operands()
-
-    def gradients(*given):
-        leaves = [each.detach().requires_grad_() for each in given]
-        return torch.autograd.grad(block(*leaves).square().sum(), leaves)
-
-    graph, made = make_fx(gradients, tracing_mode="fake")(*inputs), GatedSums()
-    made(graph.graph)
-    graph.recompile()
-    assert (count(graph, GATED_SUMS), count(graph, GRADIENTS), made.thin) == (1, 1, 1)
-    for found, wanted in zip(graph(*inputs), gradients(*inputs), strict=True):
-        torch.testing.assert_close(found, wanted, rtol=1e-10, atol=1e-12)
+    *found, gate = graph(slope, *inputs) if read else (*graph(slope, *inputs), F.linear(*inputs[:2]))
+    torch.testing.assert_close(gate, F.linear(*inputs[:2]))
+    for each, wanted in zip(found, gradients(slope, *inputs, of=plain), strict=True):
+        torch.testing.assert_close(each, wanted, rtol=1e-10, atol=1e-12)
 
 
 @pytest.mark.slow
@@ -117,8 +113,9 @@ def test_a_compiled_block_holds_no_product_and_computes_it_once_more(again, tmp_
 
     monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path))
     torch._dynamo.reset()
-    inputs = [each.requires_grad_() for each in operands(torch.float32)]
-    wanted = torch.autograd.grad(block(*inputs).square().sum(), inputs)
+    inputs = [each.requires_grad_(at not in BASE) for at, each in enumerate(operands(torch.float32))]
+    trained = [each for each in inputs if each.requires_grad]
+    wanted = torch.autograd.grad(plain(*inputs).square().sum(), trained)
     run = (lambda *given: checkpoint(block, *given, use_reentrant=False)) if again else block
     after = GatedSums()
     options = {
@@ -127,7 +124,7 @@ def test_a_compiled_block_holds_no_product_and_computes_it_once_more(again, tmp_
     compiled = torch.compile(run, options=options)
     for _ in range(2):
         with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as seen:
-            found = torch.autograd.grad(compiled(*inputs).square().sum(), inputs)
+            found = torch.autograd.grad(compiled(*inputs).square().sum(), trained)
     ops = {each.key: each.count for each in seen.key_averages() if each.key.startswith("workbench::")}
     one = "workbench::gated_sums_backward_" if again else "workbench::gated_sums_backward"
     assert ops == {"workbench::gated_sums": 1, one: 1}
