@@ -28,7 +28,7 @@ from engine.facts.counts import (
     wide_of,
 )
 from engine.facts.stored import PACKED
-from engine.features import attention_backend, cut_cross_entropy, packed_experts
+from engine.features import attention_backend, cut_cross_entropy, fp8_base, layer_offloading, packed_experts
 from engine.features.feature import Layers
 from engine.features.table import FEATURES
 
@@ -92,6 +92,7 @@ def memory(config: RunConfig, facts: Facts, checkpointing: bool | str) -> dict[s
     weights = layers.linears + max(0, counts.base - _linear_numbers(model)) * layers.size
     weights -= packed_experts.packed_numbers(config, facts) * (layers.size - _expert_size(config, model))
     weights -= (layers_bytes(config, facts) or 0.0) * layers.on_the_host
+    weights -= _saved_of_what_sees(config, facts, model)
     experts = packed_experts.numbers(model) * _expert_size(config, model)
     # A device that divides experts with others holds its part of them, and of what is trained on them.
     away = 1 - 1 / config.distributed.expert_parallel_size
@@ -266,6 +267,24 @@ def _linear_size(config: RunConfig, model: ModelFacts) -> float:
         return model.stored_size or 1.0
     wide = config.model.quantization in packed_experts.EXPERTS_ALONE
     return BYTES[config.model.dtype] if wide else QUANTIZED.get(config.model.quantization, BYTES[config.model.dtype])
+
+
+def _saved_of_what_sees(config: RunConfig, facts: Facts, model: ModelFacts) -> float:
+    """Bytes that the linear layers of a vision tower and its projector take less than numbers of the run's format: they are
+    quantized with the others, the tower's rounded to FP8, and the tower's wait on the host where layers stream."""
+    size, kind, saved = BYTES[config.model.dtype], config.model.quantization, 0.0
+    if config.adapter.kind != "lora":
+        return saved
+    few = size if kind in packed_experts.EXPERTS_ALONE else QUANTIZED.get(kind, size)
+    for layers, of_the_tower in ((model.tower, True), (model.projector, False)):
+        for name, wide_in, wide_out, count in layers:
+            held = few
+            if of_the_tower and layer_offloading.streams(config, facts):
+                held = 0.0
+            elif of_the_tower and kind == "fp8" and fp8_base.why_not(name, wide_out, wide_in) is None:
+                held = 1.0
+            saved += wide_in * wide_out * count * (size - held)
+    return saved
 
 
 def _expert_size(config: RunConfig, model: ModelFacts) -> float:
