@@ -8,6 +8,7 @@ annotations: to evaluate each from its text took a twenty-fifth of `workbench ch
 
 from __future__ import annotations
 
+import copy
 from functools import cache
 from itertools import pairwise
 from typing import Any, Literal
@@ -48,6 +49,13 @@ class Section(BaseModel):
     model_config = ConfigDict(
         extra="forbid", frozen=True, allow_inf_nan=False, protected_namespaces=(), defer_build=True
     )
+
+    def as_dict(self, *, exclude_defaults: bool = False) -> dict[str, Any]:
+        """The settings by name, as copies; with `exclude_defaults` those that differ. Pydantic's own way would build its serializer."""
+        values = {name: copy.deepcopy(getattr(self, name)) for name in type(self).model_fields}
+        if not exclude_defaults:
+            return values
+        return {name: value for name, value in values.items() if value != type(self).model_fields[name].default}
 
 
 @cache

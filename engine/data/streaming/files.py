@@ -26,7 +26,8 @@ from engine.data.parsing import Row
 from engine.data.parts import columns_of
 from engine.data.plan import Plan, Source, check_fit, plan_of, refuse_problems, source_rows, stamp_of
 from engine.data.remote import Copy, local_copy
-from engine.data.streaming.cuts import BYTES, FILE, PLACE, Cut, cut_far, cut_file, cut_rows, paths_of
+from engine.data.streaming.cuts import BYTES, FILE, PLACE, Cut, cut_far, cut_file, cut_rows
+from engine.data.streaming.folders import paths_of
 from engine.data.streaming.order import Lane
 from engine.errors import DataError, visible
 
@@ -369,7 +370,7 @@ def _cut(file: StreamFile, split: str, seed: int) -> Cut:
         return cut
     if Path(path).is_file():
         return cut_file(path, file.limit)
-    return cut_rows(source_rows(path, entry.split, split, seed, source=entry.model_dump()), file.limit)
+    return cut_rows(source_rows(path, entry.split, split, seed, source=entry.as_dict()), file.limit)
 
 
 def _guessed_size(file: StreamFile) -> int:
