@@ -97,7 +97,7 @@ class PreviewPart(Part):
         if self._pool is None:
             self._pool = ThreadPoolExecutor(max_workers=1, thread_name_prefix="workbench-rows")
         seed = self.draft.config.run.seed
-        entry = source.as_dict() | {"path": place_of(source.path, base), "split": source.split or split}
+        entry = source.model_dump() | {"path": place_of(source.path, base), "split": source.split or split}
         self._raw = self._pool.submit(raw_rows, entry, seed, row, count)
 
     def _give_up(self) -> None:

@@ -89,7 +89,7 @@ def shown_value(spec: FieldSpec, value: Any) -> Any:
 def _entry(spec: FieldSpec, entry: Any) -> dict[str, Any]:
     """One source by its written settings, each as its own control shows it."""
     if isinstance(entry, Section):
-        entry = entry.as_dict(exclude_defaults=True)
+        entry = entry.model_dump(exclude_defaults=True)
     if not isinstance(entry, Mapping):
         return {spec.items[0].name: str(entry)}
     known = {item.name: item for item in spec.items}

@@ -134,7 +134,7 @@ def _rows(spec: FieldSpec, table: Mapping[str, Meaning], giving: Giving) -> list
 
 def _plain(value: Any) -> Any:
     if isinstance(value, list) and value and isinstance(value[0], DataSource):
-        return [entry.as_dict(exclude_defaults=True) for entry in value]
+        return [entry.model_dump(exclude_defaults=True) for entry in value]
     return value
 
 

@@ -318,7 +318,7 @@ def as_mapping(config: RunConfig) -> dict[str, Any]:
     for spec in fields_of(config):
         value = spec.value(config)
         if spec.control == "sources":
-            value = [entry.as_dict() for entry in value]
+            value = [entry.model_dump() for entry in value]
         mapping.setdefault(spec.section, {})[spec.name] = copy.deepcopy(value)
     return mapping
 

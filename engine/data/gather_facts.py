@@ -209,7 +209,7 @@ def completed(facts: Facts, config: RunConfig, base: str | Path = ".") -> Facts:
 def counted_over(config: RunConfig) -> list[Any]:
     """Whose tokens a count is of: model and tokenizer, sources, method. Counts made over others say nothing of this one."""
     model, data = config.model, config.data
-    rows = [entry.as_dict() for entry in (*data.train, *data.eval)]
+    rows = [entry.model_dump() for entry in (*data.train, *data.eval)]
     held_out = [data.val_set_size, config.run.seed] if data.val_set_size else None
     return [model.name, model.revision, model.tokenizer, rows, len(data.train), held_out, config.method.kind]
 

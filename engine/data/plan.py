@@ -215,7 +215,7 @@ def plan_of(
         seed=config.run.seed,
         prepared_path=data.dataset_prepared_path,
         image_base_dir=data.image_base_dir,
-        entries=[entry.as_dict() for entry in entries],
+        entries=[entry.model_dump() for entry in entries],
         val_set_size=held_out,
         deduplicate=data.deduplicate,
     )
@@ -253,7 +253,7 @@ def open_source(
 ) -> Source:
     """Open one entry and tell its format. Raises `DataError` for one that cannot be used."""
     stamp = stamp_of(entry.path)
-    rows = source_rows(entry.path, entry.split, split, seed, on_progress, entry.as_dict(), by_parts=by_parts)
+    rows = source_rows(entry.path, entry.split, split, seed, on_progress, entry.model_dump(), by_parts=by_parts)
     columns = columns_of(entry.columns, entry.properties, entry.roles)
     detection = detect(rows, columns, "synthetic" if entry.path == SYNTHETIC else entry.format)
     refuse_problems(entry.path, detection, on_bad_row)

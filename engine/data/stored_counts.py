@@ -62,7 +62,7 @@ def _place(config: RunConfig, base: Path, model: ModelFacts | None) -> Path | No
     sources = [_stamp(place_of(entry.path, base)) for entry in entries]
     if not config.data.train or model is None or model.missing or model.remote or None in sources:
         return None
-    rows = [entry.as_dict() | {"path": place_of(entry.path, base)} for entry in entries]
+    rows = [entry.model_dump() | {"path": place_of(entry.path, base)} for entry in entries]
     tokenizer = place_of(config.model.tokenizer, base) if config.model.tokenizer else ""
     folders = [Path(folder) for folder in (model.folder, tokenizer) if folder]
     templates = [each for each in (config.model.chat_template, *(entry.chat_template for entry in entries)) if each]

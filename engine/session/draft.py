@@ -261,7 +261,7 @@ def _umask() -> int:
 def _shown(value: Any) -> Any:
     """Sources as plain entries that hold only what differs from the defaults."""
     if isinstance(value, list) and value and isinstance(value[0], Section):
-        return [entry.as_dict(exclude_defaults=True) for entry in value]
+        return [entry.model_dump(exclude_defaults=True) for entry in value]
     return value
 
 

@@ -137,10 +137,10 @@ def short_text(spec: FieldSpec, value: Any, effective: Effective | None = None) 
 def entry_text(entry: Any) -> str:
     """One entry of a list: a source by its file and format, else the text itself."""
     if isinstance(entry, Section):
-        entry = entry.as_dict(exclude_defaults=True)
+        entry = entry.model_dump(exclude_defaults=True)
     if isinstance(entry, Mapping):
         path = short_path(str(entry.get("path", "")))
-        usual = DataSource().as_dict()  # the config of a run names all that is usual too
+        usual = DataSource().model_dump()  # the config of a run names all that is usual too
         rest = ", ".join(
             str(item) if key == "format" else f"{key} {item}"
             for key, item in entry.items()
@@ -167,7 +167,7 @@ def options_of(spec: FieldSpec) -> list[tuple[Any, str]]:
 def plain(value: Any) -> Any:
     """A value of the config as plain data, as the draft takes it."""
     if isinstance(value, Section):
-        return value.as_dict(exclude_defaults=True)
+        return value.model_dump(exclude_defaults=True)
     if isinstance(value, (list, tuple)):
         return [plain(item) for item in value]
     if isinstance(value, Mapping):

@@ -370,7 +370,7 @@ def _cut(file: StreamFile, split: str, seed: int) -> Cut:
         return cut
     if Path(path).is_file():
         return cut_file(path, file.limit)
-    return cut_rows(source_rows(path, entry.split, split, seed, source=entry.as_dict()), file.limit)
+    return cut_rows(source_rows(path, entry.split, split, seed, source=entry.model_dump()), file.limit)
 
 
 def _guessed_size(file: StreamFile) -> int:
