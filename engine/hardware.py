@@ -330,9 +330,12 @@ def installed(package: str) -> str | None:
     """The installed version of a distribution, by the name of the folder of its metadata; nothing when it is not installed."""
     names = (package, *_SMALLER.get(package, ()))
     known, others = _distributions()
-    found = next((known[name] for name in map(_one_spelling, names) if name in known), None)
-    if found is not None or not others:
-        return found
+    for name in map(_one_spelling, names):
+        version, folder = known.get(name, ("", ""))
+        if folder and os.path.isfile(os.path.join(folder, "METADATA")):  # an uninstall can leave an empty folder
+            return version
+    if not others:
+        return None
     from importlib import metadata  # it brings a parser of mails, a twentieth of a check
 
     for name in names:
@@ -342,10 +345,10 @@ def installed(package: str) -> str | None:
 
 
 @cache
-def _distributions() -> tuple[dict[str, str], bool]:
-    """Versions as the names of `*.dist-info` tell them (packaging.python.org, recording installed projects), the first on the
-    path; and whether there may be others, in archives or of an older kind."""
-    found: dict[str, str] = {}
+def _distributions() -> tuple[dict[str, tuple[str, str]], bool]:
+    """Versions as the names of `*.dist-info` tell them (packaging.python.org, recording installed projects), and these folders, the
+    first on the path; and whether there may be others, in archives or of an older kind."""
+    found: dict[str, tuple[str, str]] = {}
     others = False
     for place in sys.path:
         try:
@@ -356,7 +359,7 @@ def _distributions() -> tuple[dict[str, str], bool]:
         for entry in entries:
             if entry.endswith(".dist-info"):
                 name, _, version = entry.removesuffix(".dist-info").partition("-")
-                found.setdefault(_one_spelling(name), version)
+                found.setdefault(_one_spelling(name), (version, os.path.join(place, entry)))
             others |= entry.endswith((".egg", ".egg-info", ".egg-link"))
     return found, others
 

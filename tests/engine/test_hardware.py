@@ -160,6 +160,9 @@ def test_a_smaller_distribution_of_the_same_package_is_found(tmp_path: Path, mon
         (tmp_path / "mlflow_skinny-3.17.2.dist-info/METADATA").write_text("Name: mlflow-skinny\nVersion: 3.17.2\n")
         installed.cache_clear()
         assert installed("mlflow") == "3.17.2"
+        (tmp_path / "mlflow_skinny-3.17.2.dist-info/METADATA").unlink()
+        installed.cache_clear()
+        assert installed("mlflow") is None, "an uninstall left an empty folder"
     installed.cache_clear()
 
 
