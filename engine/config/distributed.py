@@ -2,8 +2,6 @@
 
 from typing import Annotated, Literal
 
-from pydantic import Field
-
 from engine.config.section import Advanced, Auto, Expert, Ge, Le, Section, Source, Title, Unit, Words
 
 
@@ -22,14 +20,15 @@ class Distributed(Section):
     together as they are needed, which costs messages. Same step, to rounding. `auto` takes ddp where the estimate fits into
     each device and fsdp2 where it does not."""
 
-    nodes: Annotated[int, Field(ge=1, le=1024), Title("Nodes"), Advanced, Source("torch: torchrun")] = 1
+    nodes: Annotated[int, Ge(1), Le(1024), Title("Nodes"), Advanced, Source("torch: torchrun")] = 1
     """On how many machines the run works, each with as many devices as `run.devices` says. Above 1 the run's folder lies where
     all of them see it, and each is told its place: `workbench train FILE --nodes 2 --node-rank 1 --rdzv-endpoint HOST:PORT`,
     or `workbench submit FILE --nodes 2` for all at once. Each device takes batches of its own, as on one machine."""
 
     dp_replicate_size: Annotated[
         int,
-        Field(ge=1, le=65536),
+        Ge(1),
+        Le(65536),
         Title("Replicas"),
         Advanced,
         Source("accelerate: ParallelismConfig; torch: fully_shard"),
@@ -77,7 +76,8 @@ class Distributed(Section):
 
     context_parallel_size: Annotated[
         int,
-        Field(ge=1, le=1024),
+        Ge(1),
+        Le(1024),
         Title("GPUs a row"),
         Advanced,
         Source("torch: context_parallel (ring attention); arXiv:2310.01889"),
@@ -89,7 +89,8 @@ class Distributed(Section):
 
     expert_parallel_size: Annotated[
         int,
-        Field(ge=1, le=1024),
+        Ge(1),
+        Le(1024),
         Title("Devices that share experts"),
         Advanced,
         Source("transformers: DistributedConfig, expert parallelism; arXiv:2006.16668"),

@@ -223,13 +223,6 @@ def countable(findings: Iterable[Finding]) -> bool:
     )
 
 
-def not_counted(config: RunConfig, facts: Facts) -> str:
-    """That the rows are not counted yet, for whoever would read silence as all being well; empty once they are."""
-    if not config.data.train or (facts.data is not None and facts.data.holds_for(config) and facts.data.counted):
-        return ""
-    return "rows not counted"
-
-
 def outcome(row: Mapping[str, Any]) -> str:
     """What training does with a row of the preview that it does not use, and what the chat template does wrong with it, in
     sentences; empty where all is well."""
@@ -309,7 +302,7 @@ def _near(path: str, folder: Path) -> str:
 
 def _folder(path: str, place: Path) -> SourceFacts:
     """A folder of files of rows, or a data set that was saved."""
-    from engine.data.streaming.cuts import paths_of
+    from engine.data.streaming.folders import paths_of
 
     try:
         several = paths_of(str(place)) != [str(place)]
@@ -345,7 +338,7 @@ def _cut_off(place: Path) -> str:
 
 def _in_order(place: Path) -> str:
     """`SourceFacts.in_order` of a file, or of a folder of files."""
-    from engine.data.streaming.cuts import cut_file, paths_of
+    from engine.data.streaming.folders import paths_of
 
     opened = 0
     try:
@@ -354,6 +347,8 @@ def _in_order(place: Path) -> str:
             if suffix in (*COMPRESSIONS, ".csv", ".tsv"):
                 return path
             if suffix == ".json" and opened < JSON_FILES:
+                from engine.data.streaming.cuts import cut_file  # what reads a stream, the hub's too
+
                 opened += 1
                 cut = cut_file(path)
                 cut.rows.close()
