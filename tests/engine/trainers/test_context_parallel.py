@@ -19,7 +19,7 @@ from transformers import AutoModelForCausalLM, MistralConfig, Qwen3Config
 from engine.trainers.context_parallel import lacking, part_of
 from tests.caches import own_cache
 from tests.engine.trainers.conftest import CONVERSATIONS, lines
-from tests.engine.trainers.test_fsdp2 import LORA, READ, Place, alike, curve
+from tests.engine.trainers.test_fsdp2 import LORA, PROMPTED, READ, Place, alike, curve
 from tests.engine.trainers.two_ranks import FourRanks, TwoRanks, run_folder
 
 SHORT = {"optim.max_steps": 4, "run.save_steps": 2, "optim.per_device_train_batch_size": 2}
@@ -81,7 +81,7 @@ def both(place: Place, rows: list[Any], more: dict[str, Any], split: dict[str, A
 
 def test_two_processes_divide_rows_and_learn_what_one_would(place: Place) -> None:
     more = {"data.val_set_size": 5, "run.eval_steps": 2, "optim.gradient_accumulation_steps": 2}
-    more |= {"memory.gradient_checkpointing": True, "run.prompts": ["What comes after 3?"]}
+    more |= {"memory.gradient_checkpointing": True, **PROMPTED}
     divided, alone = both(place, CONVERSATIONS, more, SPLIT)
     alike(divided, alone)
     for name in ("eval_loss", "grad_norm"):

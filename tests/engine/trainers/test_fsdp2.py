@@ -53,6 +53,8 @@ HALF = {"run.devices": 2, "distributed.strategy": "fsdp2"}
 ALONE = {"optim.per_device_train_batch_size": 4}
 ONCE = {"optim.gradient_accumulation_steps": 1}
 LORA = {"adapter.kind": "lora", "adapter.r": 4}
+PROMPTED = {"run.prompts": ["What comes after 3?"], "run.prompts_steps": 2, "run.max_new_tokens": 8}
+"""By itself a run of four steps answers five times, with up to 64 tokens: twice the time of its steps."""
 READ = [{"text": f"After {number} comes {number + 1}, and then {number + 2}."} for number in range(48)]
 
 
@@ -104,7 +106,7 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Place]:
 
 @pytest.fixture(scope="module")
 def full(place: Place) -> Pair:
-    more = {"run.prompts": ["What comes after 3?"], "data.val_set_size": 8, "run.eval_steps": 2}
+    more = {**PROMPTED, "data.val_set_size": 8, "run.eval_steps": 2}
     more |= {"memory.gradient_checkpointing": True, "optim.gradient_accumulation_steps": 2}
     # Evaluations and samples leave layers together, too; a save and the next step find them so.
     more |= {"distributed.reshard_after_forward": False}
