@@ -106,11 +106,12 @@ def memory(config: RunConfig, facts: Facts, checkpointing: bool | str) -> dict[s
     )  # fmt: skip
     scores = cut_cross_entropy.head_bytes(cut_cross_entropy.path_of(config), scored)
     # The head is done before the first layer is differentiated: the larger of the two makes the peak.
-    activations = kept + max(0.0, layer - (0.0 if layers.own_pool else scores))
+    activations = kept + (layer if layers.own_pool else max(0.0, layer - scores))
     activations += packed_experts.buffer_bytes(config, facts, layers.size)
-    # With fsdp2 a device holds its share of them all, and of two layers, the embeddings and the head the whole.
+    # With fsdp2 a device holds its share of them all, and of what is computed the whole.
     devices = shard_count(config)
-    together = _put_together(config, layers, weights, experts) if devices > 1 else 0.0
+    beside_scores = max(0.0, layer - scores)
+    together = _put_together(config, layers, weights, experts, beside_scores) if devices > 1 else 0.0
     # A share in main memory takes nothing of the device.
     here = 0.0 if devices > 1 and config.distributed.cpu_offload else 1 / devices
     reference = weights * here + together if _holds_copy(config) else 0.0
@@ -182,12 +183,20 @@ def kept_images(config: RunConfig, facts: Facts) -> int:
     return most * max(1, config.data.dataloader_num_workers if config.data.dataloader_num_workers != "auto" else 1)
 
 
-def _put_together(config: RunConfig, layers: Layers, weights: float, experts: float) -> float:
+def _put_together(config: RunConfig, layers: Layers, weights: float, experts: float, beside_scores: float) -> float:
     """Bytes of the weights that FSDP2 has put together at once: of this layer and the next, or of all that were computed;
-    a mixture's experts are in its layers, too."""
+    a mixture's experts are in its layers, too. A head and embeddings that learn are there with their gradients at the end of a
+    pass; a frozen head is let go of before a layer takes `beside_scores` more than its scores do."""
     if config.distributed.reshard_after_forward is False:
         return weights
-    return weights - (layers.linears + experts) * max(0.0, 1 - 2 / max(1, layers.model.layers or 1))
+    of_layers = layers.linears + experts
+    two = of_layers * min(1.0, 2 / max(1, layers.model.layers or 1))
+    ends = weights - of_layers
+    if config.adapter.kind == "none":
+        return two + ends
+    # The first layers' embeddings are as large as the head, or are the head.
+    head = (layers.model.vocab_size or 0) * (layers.model.hidden_size or 0) * layers.size
+    return two + max(0.0, min(ends, head) - beside_scores)
 
 
 def _sampling(config: RunConfig, model: ModelFacts, length: int) -> float:

@@ -378,6 +378,28 @@ def test_devices_hold_the_model_as_it_fits(machine: str, dtype: str, expected: s
     assert held["fsdp2"]["weights"] < held["ddp"]["weights"]
 
 
+@pytest.mark.parametrize(
+    ("adapter", "distributed", "gib"),
+    [
+        ("lora", {"strategy": "ddp"}, 19.65),
+        ("lora", {"strategy": "fsdp2", "reshard_after_forward": True}, 12.99),
+        ("lora", {"strategy": "fsdp2", "reshard_after_forward": False}, 27.17),
+        ("none", {"strategy": "fsdp2", "reshard_after_forward": True}, 33.94),
+    ],
+)
+def test_what_two_h200_hold_of_8b_is_what_was_measured(adapter: str, distributed: dict[str, Any], gib: float) -> None:
+    """GiB that torch handed out at the peak, `cards_lora` and `cards_save` of benchmarks/results.csv, compiled layers."""
+    config = read({
+        "model": {"name": LARGE.name, "dtype": "bfloat16"}, "adapter": {"kind": adapter} | ({"r": 16} if adapter == "lora" else {}),
+        "data": {"max_length": 2048, "packing": True}, "optim": {"per_device_train_batch_size": 4, "gradient_accumulation_steps": 1},
+        "memory": {"gradient_checkpointing": True}, "kernels": {"use_cut_ce": True, "torch_compile": True},
+        "run": {"devices": 2}, "distributed": distributed,
+    }).config  # fmt: skip
+    classes = memory(config, Facts(machine=parse_machine("2xH200-141GB"), model=LARGE), True)
+    assert classes is not None
+    assert sum(classes.values()) - classes["overhead"] == pytest.approx(gib * GiB, rel=0.025)
+
+
 def test_layers_stay_together_where_there_is_room_after_all_else() -> None:
     """Measured on two H200, 8B with LoRA: a step takes 3 % less, 27.2 GiB in place of 13.0."""
     path = "distributed.reshard_after_forward"
