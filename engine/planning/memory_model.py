@@ -258,7 +258,7 @@ def _layers(config: RunConfig, facts: Facts, model: ModelFacts, checkpointing: b
     """The decoder layers, by every feature that changes what they take."""
     tokens, size = tokens_and_length(config, facts)[0], BYTES[config.model.dtype]
     linears = _linear_numbers(model) * _linear_size(config, model)
-    layers = Layers(model, tokens, size, checkpointing, linears, KEPT_WIDE)
+    layers = Layers(model, tokens, size, checkpointing, linears, KEPT_WIDE, GRADIENTS_WIDE)
     for feature in FEATURES:
         if hasattr(feature, "memory"):
             layers = feature.memory(config, facts, layers)
@@ -312,16 +312,16 @@ def _activations(config: RunConfig, facts: Facts, layers: Layers, length: int) -
         layer *= KEPT_FLOAT32
     if attention_backend.keeps_scores(config, facts):
         layer += tokens * length * (model.heads or 1) * (size + 4)
-    gradients = tokens * (GRADIENTS_HIDDEN * hidden + GRADIENTS_WIDE * wide) * size
+    of_block = layer * kept_wide / kept
+    share = 1.0 if layers.at_once is None else layers.at_once
+    gradients = tokens * (GRADIENTS_HIDDEN * hidden + layers.wide_gradients * wide * share) * size
+    if layers.at_once is not None:
+        layer, gradients, of_block = layer - of_block, gradients + of_block * share, 0.0
     if (ring := config.distributed.context_parallel_size) > 1:
+        # Attention is differentiated once the block's own is gone.
         rows = 2 * ring * (model.kv_heads or 0) * size + RING_SUMS * 4 * (model.heads or 0)
-        gradients += tokens * (model.head_dim or 0) * rows
-    if (share := layers.at_once) is not None:
-        whole = layer
-        layer *= (kept - kept_wide) / kept
-        gradients = (whole - layer) * share + tokens * (
-            GRADIENTS_HIDDEN * hidden + GRADIENTS_WIDE * wide * share
-        ) * size
+        round_it = tokens * (GRADIENTS_HIDDEN * hidden * size + (model.head_dim or 0) * rows)
+        gradients = max(gradients, round_it - of_block)
     layer += layers.beside / max(1, count)
     if layers.in_flight is not None:
         return layers.in_flight, layer + gradients
