@@ -107,11 +107,12 @@ def memory(config: RunConfig, facts: Facts, checkpointing: bool | str) -> dict[s
     )  # fmt: skip
     scores = cut_cross_entropy.head_bytes(cut_cross_entropy.path_of(config), scored)
     # The head is done before the first layer is differentiated: the larger of the two makes the peak.
-    activations = kept + max(0.0, layer - (0.0 if layers.own_pool else scores))
+    activations = kept + (layer if layers.own_pool else max(0.0, layer - scores))
     activations += packed_experts.buffer_bytes(config, facts, layers.size)
-    # With fsdp2 a device holds its share of them all, and of two layers, the embeddings and the head the whole.
+    # With fsdp2 a device holds its share of them all, and of what is computed the whole.
     devices = shard_count(config)
-    together = _put_together(config, layers, weights, experts) if devices > 1 else 0.0
+    beside_scores = max(0.0, layer - scores)
+    together = _put_together(config, layers, weights, experts, beside_scores) if devices > 1 else 0.0
     # A share in main memory takes nothing of the device.
     here = 0.0 if devices > 1 and config.distributed.cpu_offload else 1 / devices
     reference = weights * here + together if _holds_copy(config) else 0.0
@@ -183,12 +184,20 @@ def kept_images(config: RunConfig, facts: Facts) -> int:
     return most * max(1, config.data.dataloader_num_workers if config.data.dataloader_num_workers != "auto" else 1)
 
 
-def _put_together(config: RunConfig, layers: Layers, weights: float, experts: float) -> float:
+def _put_together(config: RunConfig, layers: Layers, weights: float, experts: float, beside_scores: float) -> float:
     """Bytes of the weights that FSDP2 has put together at once: of this layer and the next, or of all that were computed;
-    a mixture's experts are in its layers, too."""
+    a mixture's experts are in its layers, too. A head and embeddings that learn are there with their gradients at the end of a
+    pass; a frozen head is let go of before a layer takes `beside_scores` more than its scores do."""
     if config.distributed.reshard_after_forward is False:
         return weights
-    return weights - (layers.linears + experts) * max(0.0, 1 - 2 / max(1, layers.model.layers or 1))
+    of_layers = layers.linears + experts
+    two = of_layers * min(1.0, 2 / max(1, layers.model.layers or 1))
+    ends = weights - of_layers
+    if config.adapter.kind == "none":
+        return two + ends
+    # The first layers' embeddings are as large as the head, or are the head.
+    head = (layers.model.vocab_size or 0) * (layers.model.hidden_size or 0) * layers.size
+    return two + max(0.0, min(ends, head) - beside_scores)
 
 
 def _sampling(config: RunConfig, model: ModelFacts, length: int) -> float:
@@ -250,7 +259,7 @@ def _layers(config: RunConfig, facts: Facts, model: ModelFacts, checkpointing: b
     """The decoder layers, by every feature that changes what they take."""
     tokens, size = tokens_and_length(config, facts)[0], BYTES[config.model.dtype]
     linears = _linear_numbers(model) * _linear_size(config, model)
-    layers = Layers(model, tokens, size, checkpointing, linears, KEPT_WIDE)
+    layers = Layers(model, tokens, size, checkpointing, linears, KEPT_WIDE, GRADIENTS_WIDE)
     for feature in FEATURES:
         if hasattr(feature, "memory"):
             layers = feature.memory(config, facts, layers)
@@ -322,16 +331,16 @@ def _activations(config: RunConfig, facts: Facts, layers: Layers, length: int) -
         layer *= KEPT_FLOAT32
     if attention_backend.keeps_scores(config, facts):
         layer += tokens * length * (model.heads or 1) * (size + 4)
-    gradients = tokens * (GRADIENTS_HIDDEN * hidden + GRADIENTS_WIDE * wide) * size
+    of_block = layer * kept_wide / kept
+    share = 1.0 if layers.at_once is None else layers.at_once
+    gradients = tokens * (GRADIENTS_HIDDEN * hidden + layers.wide_gradients * wide * share) * size
+    if layers.at_once is not None:
+        layer, gradients, of_block = layer - of_block, gradients + of_block * share, 0.0
     if (ring := config.distributed.context_parallel_size) > 1:
+        # Attention is differentiated once the block's own is gone.
         rows = 2 * ring * (model.kv_heads or 0) * size + RING_SUMS * 4 * (model.heads or 0)
-        gradients += tokens * (model.head_dim or 0) * rows
-    if (share := layers.at_once) is not None:
-        whole = layer
-        layer *= (kept - kept_wide) / kept
-        gradients = (whole - layer) * share + tokens * (
-            GRADIENTS_HIDDEN * hidden + GRADIENTS_WIDE * wide * share
-        ) * size
+        round_it = tokens * (GRADIENTS_HIDDEN * hidden * size + (model.head_dim or 0) * rows)
+        gradients = max(gradients, round_it - of_block)
     layer += layers.beside / max(1, count)
     if layers.in_flight is not None:
         return layers.in_flight, layer + gradients

@@ -27,14 +27,18 @@ class Later:
     """What will be computed from the ranks' answers, one tensor of a number a rank for each question: those of a tensor's ways
     that TRL takes."""
 
-    def __init__(self, value: Column) -> None:
-        self.value = value
+    def __init__(self, value: Column, weights: Column | None = None) -> None:
+        """`weights` are those of the ranks in a mean over them, where they are not alike."""
+        self.value, self.weights = value, weights
 
     def sum(self) -> Later:
         return Later(lambda answers: self.value(answers).sum())
 
     def mean(self) -> Later:
-        return Later(lambda answers: self.value(answers).mean())
+        weights = self.weights
+        if weights is None:
+            return Later(lambda answers: self.value(answers).mean())
+        return Later(lambda answers: (self.value(answers) * weights(answers)).sum() / weights(answers).sum())
 
     def item(self) -> Later:
         return Later(lambda answers: self.value(answers).item())
@@ -105,9 +109,12 @@ class LateMetrics(RunTrainer):
     def _note(self, number: torch.Tensor) -> Later:
         # The first question of a batch: its forward pass is with the device, which has enough to do meanwhile.
         self.log_over()
-        place, own = len(self._asked), number.detach()
-        self._asked.append(torch.zeros_like(own) if self.batch_part.fills_in else own)
-        return Later(lambda answers: answers[place])
+        place, own, part = len(self._asked), number.detach(), self.batch_part
+        self._asked.append(torch.zeros_like(own) if part.fills_in else own)
+        if not part.uneven or not own.is_floating_point():
+            return Later(lambda answers: answers[place])
+        self._asked.append(torch.full_like(own, part.weight))
+        return Later(lambda answers: answers[place], lambda answers: answers[place + 1])
 
     def read_metrics(self) -> None:
         """Reads what was noted and puts TRL's numbers in the place of what stood for them. All ranks call it together."""

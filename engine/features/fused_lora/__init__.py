@@ -61,9 +61,11 @@ def chosen(config: RunConfig, facts: Facts) -> tuple[bool | Literal["auto"], str
 
 
 def memory(config: RunConfig, facts: Facts, layers: Layers) -> Layers:
-    """Of a gated block gate and up are kept, and nothing that follows from them; experts are no such block."""
-    closed = config.kernels.fused_lora is True and config.adapter.kind == "lora" and not layers.model.experts
-    return replace(layers, wide_kept=layers.wide_kept - CLOSED_FORM_WIDE) if closed else layers
+    """Of a gated block gate and up are kept, and nothing that follows from them; their gradients take their place, beside that of
+    the product. Experts are no such block."""
+    if config.kernels.fused_lora is not True or config.adapter.kind != "lora" or layers.model.experts:
+        return layers
+    return replace(layers, wide_kept=layers.wide_kept - CLOSED_FORM_WIDE, wide_gradients=1)
 
 
 @rule(reads=(SETTING, fields.adapter.kind, fields.model.quantization, fields.kernels.quantization_aware))

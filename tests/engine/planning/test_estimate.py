@@ -378,6 +378,54 @@ def test_devices_hold_the_model_as_it_fits(machine: str, dtype: str, expected: s
     assert held["fsdp2"]["weights"] < held["ddp"]["weights"]
 
 
+@pytest.mark.parametrize(
+    ("adapter", "distributed", "gib"),
+    [
+        ("lora", {"strategy": "ddp"}, 19.65),
+        ("lora", {"strategy": "fsdp2", "reshard_after_forward": True}, 12.99),
+        ("lora", {"strategy": "fsdp2", "reshard_after_forward": False}, 27.17),
+        ("none", {"strategy": "fsdp2", "reshard_after_forward": True}, 33.94),
+    ],
+)
+def test_what_two_h200_hold_of_8b_is_what_was_measured(adapter: str, distributed: dict[str, Any], gib: float) -> None:
+    """GiB that torch handed out at the peak, `cards_lora` and `cards_save` of benchmarks/results.csv, compiled layers."""
+    config = read({
+        "model": {"name": LARGE.name, "dtype": "bfloat16"}, "adapter": {"kind": adapter} | ({"r": 16} if adapter == "lora" else {}),
+        "data": {"max_length": 2048, "packing": True}, "optim": {"per_device_train_batch_size": 4, "gradient_accumulation_steps": 1},
+        "memory": {"gradient_checkpointing": True}, "kernels": {"use_cut_ce": True, "torch_compile": True},
+        "run": {"devices": 2}, "distributed": distributed,
+    }).config  # fmt: skip
+    classes = memory(config, Facts(machine=parse_machine("2xH200-141GB"), model=LARGE), True)
+    assert classes is not None
+    assert sum(classes.values()) - classes["overhead"] == pytest.approx(gib * GiB, rel=0.025)
+
+
+@pytest.mark.parametrize(
+    ("devices", "length", "shares", "gib"),
+    [
+        (1, 8192, {}, 19.1),
+        (1, 131_072, {}, 71.43),
+        (2, 131_072, {"strategy": "ddp"}, 44.08),
+        (2, 131_072, {"strategy": "fsdp2", "reshard_after_forward": True}, 37.61),
+        (2, 131_072, {"strategy": "fsdp2", "reshard_after_forward": True, "cpu_offload": True}, 29.86),
+    ],
+)
+def test_what_a_long_row_of_8b_takes_is_what_was_measured(
+    devices: int, length: int, shares: dict[str, Any], gib: float
+) -> None:
+    """GiB that torch handed out on H200s, LoRA by our kernels, layers computed again (`context_parallel` of
+    benchmarks/results.csv); the shortest without a ring and as four rows."""
+    config = read({
+        "model": {"name": LARGE.name, "dtype": "bfloat16"}, "adapter": {"kind": "lora", "r": 16}, "data": {"max_length": length},
+        "optim": {"per_device_train_batch_size": 1, "gradient_accumulation_steps": 1}, "memory": {"gradient_checkpointing": True},
+        "kernels": {"use_cut_ce": True, "torch_compile": False, "fused_lora": True}, "run": {"devices": devices},
+        "distributed": {"context_parallel_size": devices, **shares} if devices > 1 else {},
+    }).config  # fmt: skip
+    classes = memory(config, Facts(machine=parse_machine("2xH200-141GB"), model=LARGE), True)
+    assert classes is not None
+    assert sum(classes.values()) - classes["overhead"] == pytest.approx(gib * GiB, rel=0.05)
+
+
 def test_layers_stay_together_where_there_is_room_after_all_else() -> None:
     """Measured on two H200, 8B with LoRA: a step takes 3 % less, 27.2 GiB in place of 13.0."""
     path = "distributed.reshard_after_forward"
@@ -441,8 +489,9 @@ def test_devices_that_divide_rows_keep_their_parts_activations() -> None:
     )
     assert not [each for each in halves.findings if each.path.startswith("distributed")]
     before, after = (estimate(each.config, facts) for each in (whole, halves))
-    # What goes round the ring comes on top of half the activations.
-    assert 0.5 < after.memory["activations"] / before.memory["activations"] < 0.58
+    # What goes round the ring finds room where the block's own was (measured 0.51, `context_parallel` of benchmarks/results.csv).
+    taken = [each.memory["activations"] + each.memory["logits"] for each in (before, after)]
+    assert 0.5 <= taken[1] / taken[0] < 0.55
     assert after.memory["weights"] == before.memory["weights"]
     accumulated = halves.config.optim.gradient_accumulation_steps
     assert (before.effective_batch, after.effective_batch) == (2 * accumulated, accumulated)
