@@ -129,8 +129,11 @@ def _in_place(graph: torch.fx.Graph, node: torch.fx.Node) -> bool:
     for at, place in zip((2, 0, 1), places, strict=True):
         if at not in outputs:
             continue
+        # As it was seen before, whose lengths may be the graph's own numbers.
+        seen = node.args[_READ[0] if at == 2 else _READ[1 + at]]
         with graph.inserting_before(node):
-            shaped = graph.call_function(_ATEN.reshape.default, (place, list(outputs[at].meta["val"].shape)))
+            shape = seen.args[1] if seen is not place else list(place.meta["val"].shape)
+            shaped = graph.call_function(_ATEN.reshape.default, (place, shape))
         shaped.meta.update(outputs[at].meta)
         outputs[at].replace_all_uses_with(shaped)
     if 3 in outputs:

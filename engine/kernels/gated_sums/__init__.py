@@ -123,7 +123,7 @@ class _Added:
             return
         inner = _rows(inner)
         rank = inner.shape[1]
-        self.tensors, self.strides = (inner, outer), (inner.stride(0), *outer.stride())
+        self.tensors, self.strides = (inner, outer), (inner.stride(0), outer.stride(0), outer.stride(1))
         self.ranks = rank, _rounded(rank)
 
 
@@ -300,11 +300,11 @@ def _gradients(
     """One launch into `wanted`: gradients of gate and up, and the product where a place for it is given; what leads inwards."""
     right = None if grad[2] is None else grad[2].t()
     if not _served(gate[0]):
-        sums = [
+        (wide, thin), (x, x_thin), (y, y_thin) = (
             (_rows(wide), None if inner is None or outer is None else (_rows(inner), outer))
             for wide, inner, outer in ((*grad[:2], right), gate, up)
-        ]
-        *found, inwards = gated_sums_gradients_reference(*(part for each in sums for part in each), activation)
+        )
+        *found, inwards = gated_sums_gradients_reference(wide, thin, x, x_thin, y, y_thin, activation)
         for place, value in zip(wanted, found, strict=True):
             if place is not None:
                 place.copy_(value.view_as(place))
