@@ -57,7 +57,7 @@ def test_packs_kept_apart_take_what_is_installed_and_made_for_the_card(card, pac
 
 @pytest.mark.parametrize("compiled", ["auto", True])
 def test_layers_that_may_be_compiled_are_left_an_attention_that_compiled_layers_serve(compiled):
-    """A package's flash attention would leave them uncompiled, at 1.4 times the time of a step."""
+    """A package's flash attention would leave them uncompiled: a step over torch's own took 294 ms so, and 202 compiled."""
     for packages, name in ((ALL, "varlen"), ({**ALL, "nvidia-cudnn-frontend": "1.18.0"}, "cudnn")):
         facts = replace(H100, packages=packages)
         assert taken(facts, compiled=compiled)[0] == name
