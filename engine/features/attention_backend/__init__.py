@@ -15,6 +15,7 @@ from engine.config.facts import Facts, ModelFacts
 from engine.config.findings import Finding, Fix, must
 from engine.config.rule import Refused, one_of, refused, rule, take
 from engine.config.tree import RunConfig, fields
+from engine.facts import counts
 from engine.facts.counts import known_model
 
 SETTING = fields.model.attention
@@ -172,7 +173,10 @@ def chosen(config: RunConfig, facts: Facts) -> tuple[str, str]:
         return measured
     fit = next((name for name in order if name != VARLEN), None)
     if fit is not None:
-        return fit, f"{FLASH[fit].package} is installed and keeps packed rows apart without a mask of all pairs"
+        why = f"{FLASH[fit].package} is installed and keeps packed rows apart without a mask of all pairs"
+        rivals = [name for name in order if name != fit]
+        measured_then = rivals and counts.device_count(config) == 1 and not config.run.full_determinism
+        return fit, f"{why}; the start measures it against {', '.join(rivals)}" if measured_then else why
     name, why = without_mask(config, facts)
     other = (
         reasons["flash_attention_2"] if facts.packages is not None else "which others are installed is seen at launch"

@@ -65,6 +65,7 @@ def test_layers_that_may_be_compiled_are_left_an_attention_that_compiled_layers_
         long = long.model_copy(update={"optim": long.optim.model_copy(update={"max_steps": 1000})})
         assert resolved(long, facts).kernels.torch_compile is True
     assert "where kernels.torch_compile is false" in taken(H100, compiled=compiled)[1]
+    assert taken(facts, compiled=compiled)[1].endswith("; the start measures it against varlen")
 
 
 @pytest.mark.parametrize(
