@@ -23,7 +23,7 @@ SHAPE = {"hidden_size": 256, "intermediate_size": 768, "head_dim": 64, "num_atte
 def test_in_float32_logits_and_gradients_are_the_classes(family):
     pytest.importorskip("liger_kernel")
     found = compare(family, "cuda")
-    assert (found["logits"] < 1e-5, found["gradients"] < 1e-4, found["again"]) == (True, True, True), found
+    assert (found["logits"] < 1e-5, found["gradients"] < 1e-4, found["again"] < 1e-5) == (True, True, True), found
 
 
 @pytest.mark.parametrize("family", ["llama", "qwen3", "gemma3"])
@@ -38,7 +38,7 @@ def test_in_bfloat16_no_weight_learns_further_from_float32_than_by_the_classes(f
     true = step(model.float(), ids)[1]
     for name, wanted in true.items():
         error, usual = (difference(found[name], wanted) for found in (ours, plain))
-        assert error <= 1.3 * usual + 1e-3, (name, error, usual)
+        assert error <= 1.5 * usual + 1e-3, (name, error, usual)
 
 
 @pytest.mark.parametrize("tier", [False, "full", "medium"])
@@ -58,13 +58,16 @@ def test_a_run_learns_the_same_and_its_receipt_tells_parts(train, source, tier):
 
 def test_its_parts_are_timed_and_the_table_tells_them(train, source):
     pytest.importorskip("liger_kernel")
-    base = {
-        "model.dtype": "bfloat16", "data.train": [{"path": source(CONVERSATIONS)}], "optim.max_steps": 1, "adapter.kind": "lora",
-        "kernels.torch_compile": False, "kernels.kernel_auto_compose": True,
-    }  # fmt: skip
-    run = train(base)
+    others = dict.fromkeys(("use_cut_ce", "fused_lora", "fused_experts", "torch_compile"), False)
+    run = train(
+        {
+            "model.dtype": "bfloat16", "data.train": [{"path": source(CONVERSATIONS)}], "optim.max_steps": 1,
+            "adapter.kind": "lora", "kernels.kernel_auto_compose": True,
+            **{f"kernels.{name}": value for name, value in others.items()},
+        }
+    )  # fmt: skip
     said = {entry["feature"]: entry for event in lines(run, "receipt") for entry in event["entries"]}
-    detail = said[auto_compose.FEATURE]["detail"]
-    assert "Liger's parts by themselves: rms_norm " in detail, detail
-    taken = "Liger kernels" in said[auto_compose.FEATURE]["effective"]
-    assert (said[liger.FEATURE]["effective"] != "off" if taken else liger.FEATURE not in said) is True
+    timed = said[auto_compose.FEATURE]
+    assert "Liger's parts by themselves: rms_norm " in timed["detail"], timed
+    taken = said.get(liger.FEATURE, {"effective": "off"})["effective"] != "off"
+    assert taken is ("Liger kernels" in timed["effective"])
