@@ -36,7 +36,7 @@ from typing import Any
 
 import torch
 import transformers
-from _arms import ARMS, PEERS, Builder, settings
+from _arms import ARMS, PEERS, Builder, precision, settings
 from _figures import Results, ratio, result_options
 from _random_base import linear_in_nf4
 from _turns import CARD, Arm
@@ -105,6 +105,9 @@ SHAPES = {
 class VisionBuilder(Builder):
     """The arms around a model that sees: its rows are files, which TRL reads as a dataset and ours prepare as a run does."""
 
+    drawn: Any = None
+    """The model that no arm trains, whose numbers all share."""
+
     def __init__(self, options: argparse.Namespace, method: str, folder: Path, tokenizer: Any) -> None:
         self.size = SHAPES[options.shape]
         # Its files, as a hub has them: the processor is made from these.
@@ -130,7 +133,14 @@ class VisionBuilder(Builder):
     def base(self, packed: str = "", *, on_host: bool = False) -> Any:
         """The weights that all arms share. In NF4 every linear layer but the head is packed from them, of the vision tower
         too, as a run loads it; layers that stream leave the shared ones alone and wait on the host as their own."""
-        model = super().base()
+        if self.drawn is None:
+            torch.manual_seed(0)
+            with torch.device(self.device):
+                dtype = getattr(torch, precision(self.options))
+                self.drawn = self.loader().from_config(copy.deepcopy(self.shape), dtype=dtype)
+        own = {id(weight): torch.nn.Parameter(weight.detach()) for weight in self.drawn.parameters()}
+        model = copy.deepcopy(self.drawn, own)
+        torch.manual_seed(0)  # adapters are drawn next, alike for each arm
         if packed:
             for path, module in list(model.named_modules()):
                 if type(module) is torch.nn.Linear and path != "lm_head":
