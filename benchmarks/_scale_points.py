@@ -213,8 +213,9 @@ def estimated_mib(config: Any, facts: Facts) -> float:
     return sum(classes.values()) / 2**20
 
 
-def estimated_again(measured: Measured) -> tuple[float, str]:
-    """MiB by today's formula for the card that a point was measured on, and what `auto` takes today where that differs."""
+def estimated_again(measured: Measured) -> tuple[StepTime, float, str]:
+    """The step with what is counted counted anew, MiB by today's formula for the card that it was measured on, and what `auto`
+    takes today where that differs."""
     machine = Machine(gpus=(measured.gpu,)) if measured.gpu else Machine()
     with tempfile.TemporaryDirectory() as place:
         folder = Path(place)
@@ -222,9 +223,11 @@ def estimated_again(measured: Measured) -> tuple[float, str]:
         config, facts, step = described(measured.point, folder, machine)
     now = f"checkpointing {step.again}, compiled {step.compiled}"
     then = f"checkpointing {measured.step.again}, compiled {measured.step.compiled}"
-    return estimated_mib(config, facts), "" if now == then else f"{then}; today {now}"
+    was = measured.step
+    taken = {name: getattr(was, name) for name in ("card", "compiled", "again", "seconds", "peak_mib")}
+    return replace(step, **taken), estimated_mib(config, facts), "" if now == then else f"today {now}"
 
 
 def fitted_to(measured: Iterable[Measured]) -> list[StepTime]:
     """The steps that the estimate may read: those of points that are not kept out."""
-    return [replace(each.step) for each in measured if not each.point.kept_out]
+    return [each.step for each in measured if not each.point.kept_out]

@@ -18,7 +18,7 @@ import re
 import statistics
 import sys
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from _scale_points import PARTS, Measured, add, estimated_again, fitted_to, read
@@ -58,13 +58,13 @@ class Judged:
 
 def judged(points: Sequence[Measured]) -> list[Judged]:
     """All points of one card, in the order of the curves."""
-    fit = fitted_to(points)
     order = [point.name for part in PARTS.values() for point in part]
-    found = []
+    known = []
     for each in sorted(points, key=lambda each: order.index(each.point.name)):
-        mib, note = estimated_again(each)
-        found.append(Judged(each, step_times.seconds(each.step, fit), mib, note))
-    return found
+        step, mib, note = estimated_again(each)
+        known.append((replace(each, step=step), mib, note))
+    fit = fitted_to(each for each, _, _ in known)
+    return [Judged(each, step_times.seconds(each.step, fit), mib, note) for each, mib, note in known]
 
 
 def table(card: str, found: Sequence[Judged]) -> list[str]:
@@ -226,7 +226,9 @@ def main() -> int:
     (given.into / "scale_curves.md").write_text("\n".join(lines), encoding="utf-8")
     print("\n".join(lines))
     if given.ship:
-        step_times.write(step_times.SHIPPED, fitted_to(each for each in points if each.gpu is not None))
+        every = [one.measured for each in found.values() for one in each]
+        step_times.SHIPPED.unlink(missing_ok=True)
+        step_times.write(step_times.SHIPPED, fitted_to(each for each in every if each.gpu is not None))
     return int(any(one.missed for each in found.values() for one in each))
 
 

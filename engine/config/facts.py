@@ -268,7 +268,7 @@ class StepTime:
     """The value of `memory.gradient_checkpointing`."""
     layers: int
     parameters: int
-    """Of the base."""
+    """Of the base, which each token is multiplied with."""
     width: int
     """Of all heads together."""
     tokens: int

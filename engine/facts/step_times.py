@@ -17,7 +17,7 @@ from functools import lru_cache
 from pathlib import Path
 
 from engine.caches import user_cache
-from engine.config.facts import Facts, StepTime
+from engine.config.facts import Facts, ModelFacts, StepTime
 from engine.config.tree import RunConfig
 from engine.hardware import Gpu
 
@@ -115,9 +115,9 @@ def seconds(asked: StepTime, rows: Sequence[StepTime]) -> float | None:
 
 def asked_of(config: RunConfig, facts: Facts, tokens: float, length: float, parameters: int) -> StepTime | None:
     """A batch of this run, of so many tokens in rows of that length, as a row of the table; None for a model whose shape is
-    not known."""
+    not known, or a mixture, whose tokens meet some of its weights. `parameters` are those of the base."""
     model = facts.model
-    if model is None or not model.layers or not model.heads or not model.head_dim:
+    if model is None or model.experts or not model.layers or not model.heads or not model.head_dim:
         return None
     held = config.model.quantization
     return StepTime(
@@ -127,12 +127,19 @@ def asked_of(config: RunConfig, facts: Facts, tokens: float, length: float, para
         compiled=config.kernels.torch_compile is True,
         again=_again(config),
         layers=model.layers,
-        parameters=parameters,
+        parameters=_multiplied(model, parameters),
         width=model.heads * model.head_dim,
         tokens=max(1, round(tokens)),
         length=max(1, round(length)),
         seconds=1.0,
     )
+
+
+def _multiplied(model: ModelFacts, parameters: int) -> int:
+    """How many of a base's parameters each token is multiplied with: not the embeddings, where the head has its own."""
+    embeddings = (model.vocab_size or 0) * (model.hidden_size or 0)
+    inside = sum(wide_in * wide_out * count for _, wide_in, wide_out, count in model.linears)
+    return parameters - embeddings if parameters - inside > 1.5 * embeddings else parameters
 
 
 def _again(config: RunConfig) -> str:

@@ -104,7 +104,9 @@ def test_the_estimate_tells_the_time_that_was_measured() -> None:
     data = DataFacts(rows=8000, tokens=8000 * 2048, exact=True)
     facts = Facts(machine=parse_machine("1xH100-80GB"), model=QWEN, data=data)
     plain = estimate(config, facts)
-    guess, base = plain.seconds_left, (plain.total_parameters or 0) - (plain.trainable_parameters or 0)
+    # Embeddings are looked up: the head of Qwen3-8B has weights of its own.
+    base = (plain.total_parameters or 0) - (plain.trainable_parameters or 0) - 151_936 * 4096
+    guess = plain.seconds_left
     told = estimate(config, replace(facts, step_times=tuple(MEASURED))).seconds_left
     one = made(QWEN.layers, base, QWEN.heads * QWEN.head_dim, 8192, 2048).seconds
     assert told == pytest.approx(200 * one, rel=0.01)
@@ -112,6 +114,12 @@ def test_the_estimate_tells_the_time_that_was_measured() -> None:
     assert abs(guess / told - 1) > 0.05
     assert estimate(config, replace(facts, step_times=tuple(MEASURED[:2]))).seconds_left == guess
     both = replace(facts, machine=parse_machine("2xH100-80GB"), step_times=tuple(MEASURED))
+    assert estimate(config, replace(facts, step_times=tuple(MEASURED))).seconds_by == f"by steps measured on {CARD}"
+    assert plain.seconds_by.endswith("no steps like these were measured on it")
+    mixture = replace(QWEN, experts=128)
+    assert (
+        "no steps like these" in estimate(config, replace(facts, model=mixture, step_times=tuple(MEASURED))).seconds_by
+    )
     of_two = estimate(read({**mapping, "run": {"devices": 2}}).config, both).seconds_left
     assert of_two == pytest.approx(told, rel=0.03), "each has a batch as large as the one card had"
     assert of_two > told, "they wait for each other"
