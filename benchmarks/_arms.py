@@ -502,11 +502,12 @@ class Builder:
         """The library's trainer on the same rows; `default` with the precision that TRL comes with. Raises NoPeer."""
         arguments = module_of(self.method).arguments(config, place)
         arguments.save_strategy = "no"
+        changes: dict[str, Any] = {}
         if hasattr(arguments, "generation_batch_size"):
             # It follows from the others, and is refused beside them.
-            arguments = dataclasses.replace(arguments, generation_batch_size=None)
+            changes["generation_batch_size"] = None
         if name == "default":
-            arguments = dataclasses.replace(arguments, bf16=CARD)
+            changes["bf16"] = CARD
             model = (
                 self.base() if self.options.full else get_peft_model(self.base(), lora_config(config, config.adapter))
             )
@@ -515,7 +516,8 @@ class Builder:
         if "liger" in name:
             if find_spec("liger_kernel") is None:
                 raise NoPeer("liger-kernel is not installed (pip install liger-kernel)")
-            arguments = dataclasses.replace(arguments, use_liger_kernel=True)
+            changes["use_liger_kernel"] = True
+        arguments = dataclasses.replace(arguments, **changes)  # once: it derives the rest anew
         trainer = self.plain(config, arguments, model)
         if name.startswith("compiled by torch"):
             for layer in decoder_layers(model):

@@ -18,6 +18,8 @@ from typing import Any
 from _arms import ARMS, Builder, settings
 
 from engine.config.facts import Facts, StepTime
+from engine.config.tree import FieldSpec
+from engine.config.tree import fields as fields_of
 from engine.data.gather_facts import look_at
 from engine.facts import counts, step_times
 from engine.hardware import Gpu, Machine
@@ -214,8 +216,8 @@ def estimated_mib(config: Any, facts: Facts) -> float:
 
 
 def estimated_again(measured: Measured) -> tuple[StepTime, float, str]:
-    """The step with what is counted counted anew, MiB by today's formula for the card that it was measured on, and what `auto`
-    takes today where that differs."""
+    """The step with what is counted counted anew, MiB by today's formula for what was measured on that card, and what `auto`
+    takes there today where that differs."""
     machine = Machine(gpus=(measured.gpu,)) if measured.gpu else Machine()
     with tempfile.TemporaryDirectory() as place:
         folder = Path(place)
@@ -225,7 +227,18 @@ def estimated_again(measured: Measured) -> tuple[StepTime, float, str]:
     then = f"checkpointing {measured.step.again}, compiled {measured.step.compiled}"
     was = measured.step
     taken = {name: getattr(was, name) for name in ("card", "compiled", "again", "seconds", "peak_mib")}
+    config = config.with_values(as_measured(was))
     return replace(step, **taken), estimated_mib(config, facts), "" if now == then else f"today {now}"
+
+
+def as_measured(step: StepTime) -> dict[FieldSpec, Any]:
+    """The settings of memory and compiler that a step was measured with."""
+    tier, _, layers = step.again.partition(" of ")
+    return {
+        fields_of.memory.gradient_checkpointing: {"True": True, "False": False}.get(tier, tier),
+        fields_of.memory.recompute_num_layers: int(layers) if layers else None,
+        fields_of.kernels.torch_compile: step.compiled,
+    }
 
 
 def fitted_to(measured: Iterable[Measured]) -> list[StepTime]:

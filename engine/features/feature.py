@@ -39,6 +39,8 @@ class Layers:
     """Bytes that wait to be moved, in place of all that is kept."""
     kept: float = 1.0
     """The share of it that is kept."""
+    fused: bool = False
+    """Whether operations between products are computed again where that is cheap, so that products' inputs alone are kept."""
     own_pool: bool = False
     """Whether what they keep lies in memory that nothing else may use, gradients of their own among it."""
     again: int | None = None

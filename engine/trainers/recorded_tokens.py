@@ -92,6 +92,9 @@ class RecordedPass:
         """Whether the pass is recorded now; nothing of it was computed yet."""
         own = {name: _cloned(value) for name, value in inputs.items()}
         graph, beside, here = torch.cuda.CUDAGraph(), torch.cuda.Stream(), torch.cuda.current_stream()
+        chances = torch.cuda.default_generators[here.device_index]
+        # A recording that fails leaves the generator's state as if it were still recorded: it draws nothing any more.
+        spare = chances.clone_state()
         beside.wait_stream(here)
         try:
             with torch.cuda.stream(beside):
@@ -102,6 +105,7 @@ class RecordedPass:
                 finally:
                     graph.capture_end()
         except RuntimeError as problem:
+            chances.graphsafe_set_state(spare)
             self.reason = f"{type(problem).__name__}: {str(problem).splitlines()[0][:200]}"
             return False
         finally:

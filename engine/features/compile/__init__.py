@@ -204,8 +204,8 @@ refused(
 )
 
 KEPT = 0.75
-"""The share of what is kept that compiled layers keep where nothing is computed again: 0.74 of it for LoRA on an 8B and on a
-0.6B shape, on an H200."""
+"""The share of what is kept that compiled layers of a mixture keep where nothing is computed again; of dense ones it is counted
+(`engine.planning.memory_model`)."""
 
 
 def memory(config: RunConfig, facts: Facts, layers: Layers) -> Layers:
@@ -213,7 +213,12 @@ def memory(config: RunConfig, facts: Facts, layers: Layers) -> Layers:
     on_gpu = facts.machine is None or bool(facts.machine.gpus)
     if not on_gpu or config.kernels.torch_compile is not True:
         return layers
-    return replace(layers, kept=KEPT, own_pool=config.kernels.torch_compile_options.get(STACK_GRAPH) is True)
+    return replace(
+        layers,
+        kept=KEPT,
+        fused=not layers.model.experts,
+        own_pool=config.kernels.torch_compile_options.get(STACK_GRAPH) is True,
+    )
 
 
 @rule(reads=(fields.kernels.torch_compile_options,))

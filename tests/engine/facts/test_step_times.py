@@ -23,9 +23,10 @@ SIZES = ((28, 596_000_000, 2048), (28, 1_720_000_000, 2048), (36, 8_190_000_000,
 
 
 def made(layers: int, parameters: int, width: int, tokens: int, length: int, noise: float = 0.0) -> StepTime:
-    """What a card with these three numbers would take."""
+    """What a card with these four numbers, and its host, would take."""
     row = StepTime(CARD, "lora", "bfloat16", True, "False", layers, parameters, width, tokens, length, 1.0)
-    seconds = sum(map(float.__mul__, (4e-4, 1.6e-15, 3.1e-15), step_times.terms(row)))
+    layers_, *work = step_times.terms(row)
+    seconds = max(3e-3 * layers_, sum(map(float.__mul__, (1.6e-15, 3.1e-15, 2e-12), work)))
     return replace(row, seconds=seconds * random.Random(tokens * length + layers).uniform(1 - noise, 1 + noise))
 
 
