@@ -29,12 +29,13 @@ def hand_on_router_logits(backbone: torch.nn.Module) -> Callable[[], None] | Non
         return None
     heard: list[Tensor] = []
     plain: Any = backbone.forward
+    settings: Any = backbone.config
 
     def hear(router: torch.nn.Module, args: Any, chosen: tuple[Tensor, Tensor, Tensor]) -> None:
         heard.append(chosen[2])
 
     def forward(*args: Any, output_router_logits: bool | None = None, **kwargs: Any) -> Any:
-        wanted = backbone.config.output_router_logits if output_router_logits is None else output_router_logits
+        wanted = settings.output_router_logits if output_router_logits is None else output_router_logits
         heard.clear()
         out = plain(*args, **kwargs)
         if wanted:
