@@ -13,9 +13,11 @@ import dataclasses
 import json
 import sys
 import tempfile
+from collections.abc import Iterator
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import torch
 import transformers
@@ -32,6 +34,7 @@ from engine.config.method import METHODS
 from engine.data.collate import collator_for
 from engine.data.gather_facts import look_at
 from engine.features.attention_backend.backend import settle
+from engine.features.auto_compose.apply import FEATURE as TIMED
 from engine.features.built import Built, Notes, decoder_layers
 from engine.features.fp8_base.layers import compute_in_fp8
 from engine.features.sequence import Features
@@ -112,6 +115,20 @@ ARMS: dict[str, dict[str, Any]] = {
         "kernels.fused_attn_kernel": True,
         "memory.gradient_checkpointing": "auto",
     },
+    "cut, fused": {"kernels.use_cut_ce": True, "kernels.fused_attn_kernel": True},
+    "cut, liger kernels": {"kernels.use_cut_ce": True, "kernels.use_liger_kernel": True},
+    "cut, fused, liger kernels": {
+        "kernels.use_cut_ce": True,
+        "kernels.fused_attn_kernel": True,
+        "kernels.use_liger_kernel": True,
+    },
+    "cut, none": {"kernels.use_cut_ce": True, "memory.gradient_checkpointing": False},
+    "cut, liger kernels, none": {
+        "kernels.use_cut_ce": True,
+        "kernels.use_liger_kernel": True,
+        "memory.gradient_checkpointing": False,
+    },
+    "composed": {"kernels.use_cut_ce": True, "kernels.kernel_auto_compose": True},
     "cut, compiled": ON,
     "all three": {**ON, "kernels.fused_attn_kernel": True},
     "cut, compiled, medium": {**ON, "memory.gradient_checkpointing": "medium"},
@@ -244,10 +261,21 @@ ARMS: dict[str, dict[str, Any]] = {
     "packed rows, compiled": {"data.packing": True, "kernels.torch_compile": True, "kernels.fused_experts": True},
     "offloaded": {"memory.activation_offloading": "cpu"},
     "on disk": {"memory.activation_offloading": "disk"},
+    "selective": {"memory.gradient_checkpointing": "selective"},
+    "medium": {"memory.gradient_checkpointing": "medium"},
+    "tiled": {"memory.tiled_mlp": True},
+    "streamed": {"memory.layer_offloading": True},
+    "nf4": {"model.quantization": "nf4"},
+    "fp8": {"model.quantization": "fp8"},
 }
 """Settings on top of the common ones. `plain` is TRL with the same settings, `default` TRL as it comes (autocast, float32
 adapters), `liger` plain TRL with Liger's kernels, which a library's layers compiled one by one may be added to; `ours` the
 same settings with no feature on, `ours by default` with all that is chosen where nobody asks."""
+AS_BEFORE = ", waits and wide sums"
+"""Behind an arm's name: the same with each step logged at its end, batches that are waited for, and gated blocks whose adapters'
+products are results of full width."""
+for _name in ("cut, compiled", "cut, compiled, none", "cut, compiled, none, stack", "fp8 base", "fp8 base, none"):
+    ARMS[_name + AS_BEFORE] = ARMS[_name]
 PEERS = "plain", "default", "liger", "compiled by torch, liger"
 """The arms that are not ours."""
 
@@ -322,6 +350,15 @@ def packed_in(shape: str, arm: str) -> str:
     if in_nf4(arm):
         return "nf4"
     return "mxfp4" if shape in IN_MXFP4 and arm not in PEERS else ""
+
+
+@contextlib.contextmanager
+def as_before(trainer: Any) -> Iterator[None]:
+    """Within it blocks are built with sums of full width; the trainer waits at the end of each step from now on."""
+    trainer.logs_late = lambda: False
+    trainer.accelerator.dataloader_config.non_blocking = False
+    with mock.patch("engine.features.compile.gated_sums.kernel_serves", return_value=False):
+        yield
 
 
 class Builder:
@@ -444,7 +481,8 @@ class Builder:
         trainer.args.save_strategy = "no"
         watching.trainer = trainer
         trainer.attach(run, writer, 2, {})
-        features.apply(trainer.built(notes))
+        with as_before(trainer) if name.endswith(AS_BEFORE) else contextlib.nullcontext():
+            features.apply(trainer.built(notes))
         prepared = argparse.Namespace(
             counts={"kept": len(self.rows), "packs": 0}, warnings=(), fingerprint="", stream=None
         )
@@ -453,6 +491,8 @@ class Builder:
         kernels = config.kernels
         told = f"checkpointing {config.memory.gradient_checkpointing}, compiled {kernels.torch_compile},"
         told += f" cut {kernels.use_cut_ce}," if name == "ours by default" else ""
+        timed = [entry for entry in features.entries() if entry["feature"] == TIMED]
+        told += "".join(f" {entry['effective']} of {entry['detail']}," for entry in timed)
         told += f" fused experts {kernels.fused_experts}," if kernels.fused_experts is not False else ""
         told += f" base in {packed}," if packed else ""
         told += f" attention {model.config._attn_implementation}{f' ({lacking})' if lacking else ''},"

@@ -97,12 +97,13 @@ def linear_in_nf4(module: torch.nn.Linear, weight: torch.Tensor) -> torch.nn.Mod
     import bitsandbytes
 
     few = bitsandbytes.nn.Linear4bit(
-        module.in_features, module.out_features, bias=False, compute_dtype=weight.dtype,
+        module.in_features, module.out_features, bias=module.bias is not None, compute_dtype=weight.dtype,
         compress_statistics=True, quant_type="nf4", device="meta",
     )  # fmt: skip
     few.weight = bitsandbytes.nn.Params4bit(
         weight.detach(), requires_grad=False, quant_type="nf4", compress_statistics=True
     ).to(weight.device)
+    few.bias = module.bias
     return few
 
 

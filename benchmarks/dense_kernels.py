@@ -1,6 +1,6 @@
 """Dense kernels beside their peers on one CUDA device: time, extra memory and the floor, in one run.
 
-    python benchmarks/dense_kernels.py [ce logp rope turn] [--results benchmarks/results.csv] [--commit HASH]
+    python benchmarks/dense_kernels.py [ce logp rope turn sums] [--results benchmarks/results.csv] [--commit HASH]
 
 Refuses to report while the accuracy cases fail. Times are medians with the 10th and 90th percentile over CUDA events;
 implementations of one work are measured in turn, round after round, so drift hits all alike. Times are the device's, measured
@@ -18,10 +18,12 @@ import torch.nn.functional as F
 from _accuracy import refuse_while_red
 from _figures import Results, result_options, side_by_side
 
+from engine.kernels.gated_sums import BACKWARD, FORWARD, GATED_SUMS, GRADIENTS
 from engine.kernels.linear_cross_entropy import linear_cross_entropy
 from engine.kernels.logp_entropy import logp_entropy
 from engine.kernels.norm_rope import norm_rope, norm_rope_reference
 from engine.kernels.rope import rope as rotary
+from engine.kernels.tuner import Tile, Tiles
 
 BYTES_PER_MS, FLOP_PER_MS = 3.0e9, 790e9
 ROUNDS = 20
@@ -32,6 +34,7 @@ CASES = {
     "logp": ["logp_entropy_cases", "logp_entropy_in_place"],
     "rope": ["norm_rope_cases", "norm_rope_as_gradients_lie", "norm_rope_blocks", "norm_rope_registered"],
     "turn": ["rope_cases", "rope_views", "rope_registered"],
+    "sums": ["gated_sums_cases", "gated_sums_again", "gated_sums_tiles"],
 }
 """What must hold before figures of a work are told, in `tests/engine/kernels/kernel_cases.py`."""
 
@@ -243,6 +246,58 @@ def turn(results: Results) -> None:
         contest("rope", f"{shape} fwd+bwd", 4 * one_pass, {n: lambda op=op: both(op) for n, op in ops.items()}, results)
 
 
+def sums(results: Results) -> None:
+    """A gated block between its wide products, adapters of rank 16 on all three: each tile, and what it takes the place of,
+    thin products added to the wide ones before a compiled activation, and those that read what it writes."""
+    tokens, width, rank = 8192, 12_288, 16
+    one_pass = 2 * tokens * width / BYTES_PER_MS
+    grad, gate, up = (torch.randn(tokens, width, device="cuda", dtype=torch.bfloat16) for _ in range(3))
+    low, gate_inner, up_inner = (torch.randn(tokens, rank, device="cuda", dtype=torch.bfloat16) for _ in range(3))
+    gate_outer, up_outer = (0.01 * torch.randn(width, rank, device="cuda", dtype=torch.bfloat16) for _ in range(2))
+    right, last = (0.01 * torch.randn(*s, device="cuda", dtype=torch.bfloat16) for s in ((rank, width), (4096, rank)))
+
+    @torch.compile
+    def forward(gate, up):
+        return F.silu(gate) * up
+
+    @torch.compile
+    def backward(grad, gate, up):
+        share = torch.sigmoid(gate.float())
+        act = gate.float() * share
+        dgate = grad * up * (share * (1 + gate.float() * (1 - share)))
+        return dgate.bfloat16(), (grad * act).bfloat16(), (act * up).bfloat16()
+
+    def before() -> None:
+        gate.addmm_(gate_inner, gate_outer.t(), beta=0.5)
+        up.addmm_(up_inner, up_outer.t(), beta=0.5)
+        forward(gate, up) @ right.t() @ last.t()
+
+    def before_backward() -> None:
+        gate.addmm_(gate_inner, gate_outer.t(), beta=0.5)
+        up.addmm_(up_inner, up_outer.t(), beta=0.5)
+        dgate, dup, product = backward(grad.addmm_(low, right, beta=0.5), gate, up)
+        _ = dgate @ gate_outer, dup @ up_outer, product @ right.t()
+
+    def tiles(kernel: Tiles, run: Callable[[], object]) -> dict[str, Callable[[], object]]:
+        def of(tile: Tile) -> Callable[[], object]:
+            def in_tile() -> None:
+                held = kernel.candidates
+                object.__setattr__(kernel, "candidates", (tile,))
+                run()
+                object.__setattr__(kernel, "candidates", held)
+
+            return in_tile
+
+        return {f"ours {kernel.words(tile)}": of(tile) for tile in kernel.candidates}
+
+    parts = gate, gate_inner, gate_outer, up, up_inner, up_outer
+    ops = tiles(FORWARD, lambda: GATED_SUMS(*parts, right, last, "silu"))
+    contest("gated_sums", f"T{tokens} I{width} r{rank} fwd", 3 * one_pass, {**ops, "added, compiled": before}, results)
+    ops = tiles(BACKWARD, lambda: GRADIENTS(grad, low, right, *parts, "silu"))
+    ops["added, compiled"] = before_backward
+    contest("gated_sums", f"T{tokens} I{width} r{rank} bwd", 6 * one_pass, ops, results)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("works", nargs="*", default=list(CASES))
@@ -251,7 +306,7 @@ def main() -> None:
     refuse_while_red(*(name for work in options.works for name in CASES[work]))
     results = Results(options, torch.cuda.get_device_name(), "torch", "triton")
     for work in options.works:
-        {"ce": ce, "logp": logp, "rope": rope, "turn": turn}[work](results)
+        {"ce": ce, "logp": logp, "rope": rope, "turn": turn, "sums": sums}[work](results)
         torch.cuda.empty_cache()
 
 

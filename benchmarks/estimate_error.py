@@ -33,7 +33,8 @@ from engine.errors import WorkbenchError
 from engine.planning import memory_model
 from engine.planning.auto import resolved
 from engine.rules import read
-from engine.run.rehearsal import Rehearsal, rehearse
+from engine.run.rehearsal import rehearse
+from engine.run.rehearsed import Rehearsal
 
 GiB = 1024**3
 SHAPES: dict[str, dict[str, int]] = {

@@ -36,7 +36,7 @@ os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 
 import torch
 import transformers
-from _arms import ARMS, PEERS, SHAPES, Builder, in_fp8, precision
+from _arms import ARMS, PEERS, SHAPES, Builder, in_fp8, in_nf4, precision
 from _figures import Results, ratio, result_options
 from _method_rows import GENERATES, rows_a_step
 from _peak import peak
@@ -47,9 +47,9 @@ from _turns import CARD, Arm, wait
 from engine.config.method import METHODS
 from engine.errors import WorkbenchError
 
-NEAR = {"float32": 1e-4, "bfloat16": 5e-2, "fp8": 2e-1}
+NEAR = {"float32": 1e-4, "bfloat16": 5e-2, "fp8": 2e-1, "nf4": 3e-1}
 """How far loss and gradient norm of a first step may lie from the first arm's, relative to it: two orders of rounding, and
-of FP8 a few of its roundings."""
+of FP8 and NF4 a few of their roundings."""
 
 
 def compare(
@@ -116,11 +116,12 @@ def begin(options: argparse.Namespace, names: list[str], until: float, builder: 
         # `default` computes in another precision and Liger's kernels round elsewhere: a peer is told and not judged. In 16
         # bits the answers that are sampled part at some token where a cache or a kernel rounds otherwise.
         sampled = method in GENERATES and precision(options) != "float32"
-        arm.sound = name in PEERS or sampled or apart <= NEAR["fp8" if in_fp8(name) else precision(options)]
+        arm.sound = name in PEERS or sampled or apart <= NEAR[_rounded_to(name) or precision(options)]
         sound = sound and arm.sound
         say(
             f"{method} {name}: {arm.told} first steps {', '.join(f'{each:.0f}' for each in took)} ms, first loss "
-            f"{arm.first[0]:.6g} and gradient norm {arm.first[1]:.6g}, {apart:.1e} from {arms[0].name}"
+            f"{arm.first[0]:.6g} and gradient norm {arm.first[1]:.6g}, {apart:.1e} from {arms[0].name}, "
+            f"losses {' '.join(f'{each:.6g}' for each in arm.baton.losses)}"
             f"{'' if arm.sound else ' (APART, not reported)'}, {time.perf_counter() - begun:.1f} s in all"
         )
         if (why := getattr(arm.trainer, "not_recorded", None)) is not None:
@@ -128,6 +129,11 @@ def begin(options: argparse.Namespace, names: list[str], until: float, builder: 
                 f"{method} {name}: answers sampled {f'as keys and values grow: {why}' if why else 'with a static cache'}"
             )
     return arms, sound
+
+
+def _rounded_to(name: str) -> str:
+    """What an arm's frozen layers are rounded to; empty where they are as they are."""
+    return "fp8" if in_fp8(name) else "nf4" if in_nf4(name) else ""
 
 
 def report(options: argparse.Namespace, method: str, arms: list[Arm], results: Results) -> None:

@@ -78,9 +78,10 @@ class Case:
 
 
 CASES = {
-    "step_8b_lora": Case("8b", 4, False, (Goal(11_500, 20), Goal(14_000, 75))),
+    "step_8b_lora": Case("8b", 4, False, (Goal(12_800, 20), Goal(16_500, 55))),
+    "step_8b_lora_fp8": Case("8b", 4, False, (Goal(18_000, 20), Goal(22_000)), arms=("fp8 base", "fp8 base, none")),
     "step_8b_lora_short": Case("8b", 1, False, (Goal(9_500),)),
-    "step_06b_full": Case("0.6b", 4, True, (Goal(80_000, 16),)),
+    "step_06b_full": Case("0.6b", 4, True, (Goal(80_000, 16), Goal(95_000, 16))),
     "step_moe_8_layers": Case("30b-a3b of 8 layers", 4, False, (), 2.0, ("plain", *OF_EXPERTS)),
     "step_30b_a3b_lora": Case("30b-a3b", 4, False, (Goal(12_000, 70),), arms=OF_EXPERTS[:2], alone=True),
     "step_30b_a3b_lora_nf4": Case(

@@ -55,6 +55,7 @@ FAULTS = (
     Fault("engine/facts/model_shape.py", 'if name == "builtin/tiny":', 'if name == "builtin":', "engine/facts engine/planning"),
     Fault("engine/features/activation_offloading/__init__.py", "in_flight=IN_FLIGHT * layers.tokens", "in_flight=layers.tokens", "engine/planning/test_offload_estimate.py"),
     Fault("engine/features/attention_backend/__init__.py", '("flash_attention_3", "flash_attention_4")', '("flash_attention_4", "flash_attention_3")', "engine/features/attention_backend/test_choice.py"),
+    Fault("engine/features/liger_kernel/apply.py", "offset, casting, False)", "offset, casting, True)", "engine/features/liger_kernel"),
     Fault("engine/features/auto_compose/stored.py", "any(found.get(name) != value", "all(found.get(name) != value", "engine/features/auto_compose"),
     Fault("engine/features/bf16_full_eval/apply.py", "weight.data = data", "weight.data = weight.data", "engine/features/bf16_full_eval"),
     Fault("engine/features/compile/__init__.py", "batches is not None and batches < least", "batches is not None and batches > least", "engine/features/compile/test_progress.py"),

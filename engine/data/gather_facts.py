@@ -27,7 +27,7 @@ from engine.data.image_references import DATA, ImageFolder, content_of, folder_o
 from engine.data.parts import FormatError, columns_of
 from engine.data.stored_counts import load_counts
 from engine.errors import WorkbenchError, nearest, visible
-from engine.facts import compiler_waits, step_times
+from engine.facts import attention_times, compiler_waits, step_times
 from engine.facts.model_shape import model_facts, tokenizer_facts
 from engine.facts.template_flaws import TEMPLATE_FLAWS
 from engine.hardware import Machine, installed, this_machine
@@ -112,10 +112,12 @@ def look_at(
     here = machine is None
     model = replace(model, name=name) if model else None
     machine = this_machine(folder / config.run.output_dir) if machine is None else machine
+    data = load_counts(config, folder, model)
+    card = machine.gpus[0].name if here and machine.gpus else None
     return Facts(
         machine=machine,
         model=model,
-        data=load_counts(config, folder, model),
+        data=data,
         packages=Installed() if here else None,
         sources=look_at_sources([*config.data.train, *config.data.eval], folder, config.data.image_base_dir)
         if sources
@@ -131,7 +133,8 @@ def look_at(
         },
         tokenizer=_tokenizer(config, folder),
         scratch=_scratch() if here else "",
-        compiler=compiler_waits.known(config, model, machine.gpus[0].name) if here and machine.gpus else None,
+        compiler=compiler_waits.known(config, model, card) if card else None,
+        attention_times=attention_times.known(attention_times.key(config, model, data, card)) if card else None,
         step_times=step_times.of_card(machine.gpus[0]) if machine.gpus else (),
     )
 
@@ -202,6 +205,7 @@ def completed(facts: Facts, config: RunConfig, base: str | Path = ".") -> Facts:
         tokenizer=found.tokenizer,
         scratch=found.scratch,
         compiler=found.compiler,
+        attention_times=found.attention_times,
         step_times=found.step_times,
     )
 
@@ -221,13 +225,6 @@ def countable(findings: Iterable[Finding]) -> bool:
         finding.severity == "error" and finding.rule not in FROM_COUNTS and finding.path.partition(".")[0] in owners
         for finding in findings
     )
-
-
-def not_counted(config: RunConfig, facts: Facts) -> str:
-    """That the rows are not counted yet, for whoever would read silence as all being well; empty once they are."""
-    if not config.data.train or (facts.data is not None and facts.data.holds_for(config) and facts.data.counted):
-        return ""
-    return "rows not counted"
 
 
 def outcome(row: Mapping[str, Any]) -> str:
@@ -309,7 +306,7 @@ def _near(path: str, folder: Path) -> str:
 
 def _folder(path: str, place: Path) -> SourceFacts:
     """A folder of files of rows, or a data set that was saved."""
-    from engine.data.streaming.cuts import paths_of
+    from engine.data.streaming.folders import paths_of
 
     try:
         several = paths_of(str(place)) != [str(place)]
@@ -345,7 +342,7 @@ def _cut_off(place: Path) -> str:
 
 def _in_order(place: Path) -> str:
     """`SourceFacts.in_order` of a file, or of a folder of files."""
-    from engine.data.streaming.cuts import cut_file, paths_of
+    from engine.data.streaming.folders import paths_of
 
     opened = 0
     try:
@@ -354,6 +351,8 @@ def _in_order(place: Path) -> str:
             if suffix in (*COMPRESSIONS, ".csv", ".tsv"):
                 return path
             if suffix == ".json" and opened < JSON_FILES:
+                from engine.data.streaming.cuts import cut_file  # what reads a stream, the hub's too
+
                 opened += 1
                 cut = cut_file(path)
                 cut.rows.close()

@@ -27,6 +27,8 @@ class Layers:
     """Bytes of the linear weights, with their scales."""
     wide_kept: float
     """Numbers that a layer keeps of a token for each of its MLP's width."""
+    wide_gradients: float
+    """Gradients of that width that are there at once while it is differentiated."""
     on_the_host: float = 0.0
     """The share of the weights that waits in the host's memory."""
     at_once: float | None = None

@@ -21,6 +21,7 @@ from engine.config.facts import Facts
 from engine.config.findings import Finding, Fix
 from engine.config.reading import Reading, keeps_meaning
 from engine.config.recipes import recipe_mapping, recipe_text
+from engine.config.section import Section
 from engine.config.tree import RunConfig, fields
 from engine.errors import UsageError, WorkbenchError, visible
 from engine.rules import read
@@ -37,8 +38,11 @@ class FileChanged(WorkbenchError):
 class Draft:
     """A config and its history. `edits` grows with every change of content, `version` with those of facts too."""
 
-    def __init__(self, text: str = EMPTY, *, path: Path | None = None, recipe: str | None = None) -> None:
-        self.history = DraftHistory(text, files.parse(text, path=path).mapping, saved=path is not None)
+    def __init__(
+        self, text: str | files.Document = EMPTY, *, path: Path | None = None, recipe: str | None = None
+    ) -> None:
+        document = files.parse(text, path=path) if isinstance(text, str) else text
+        self.history = DraftHistory(document.source, document.mapping, saved=path is not None)
         self.facts = Facts()
         """What is known so far; `learn` changes it."""
         self._reading: tuple[int, Reading] | None = None
@@ -54,12 +58,12 @@ class Draft:
         return cls(recipe_text(recipe) if recipe else EMPTY, recipe=recipe)
 
     @classmethod
-    def open(cls, path: str | os.PathLike[str]) -> Draft:
-        """The draft of a file. Raises ConfigUnreadable."""
-        held = _bytes_of(Path(path))
-        document = files.load(path)
-        draft = cls(document.source, path=Path(path).absolute())
-        draft.file_mark = _mark(held)
+    def open(cls, file: str | os.PathLike[str] | files.Document) -> Draft:
+        """The draft of a file, or of what was read of it. Raises ConfigUnreadable."""
+        document = file if isinstance(file, files.Document) else files.load(file)
+        assert document.path is not None
+        draft = cls(document, path=document.path.absolute())
+        draft.file_mark = _mark(document.source.encode())
         return draft
 
     # What it says
@@ -256,7 +260,7 @@ def _umask() -> int:
 
 def _shown(value: Any) -> Any:
     """Sources as plain entries that hold only what differs from the defaults."""
-    if isinstance(value, list) and value and hasattr(value[0], "model_dump"):
+    if isinstance(value, list) and value and isinstance(value[0], Section):
         return [entry.model_dump(exclude_defaults=True) for entry in value]
     return value
 

@@ -19,6 +19,7 @@ from engine.run import checkpoint, data_record, inside, launch, slurm
 from engine.run.data_record import DataChanged
 from engine.run.store import ENDED, RunFolder
 
+_TOGETHER = "distributed.reshard_after_forward"
 Progress = Callable[[dict[str, Any]], None]
 
 
@@ -93,6 +94,8 @@ def changed_config(run: RunFolder, settings: Mapping[str, Any]) -> str:
     text = run.read_config()
     before = parse(text, path=run.config).mapping
     after = copy.deepcopy(before)
+    if isinstance(run.read_json().get("auto"), dict) and _TOGETHER in run.read_json()["auto"]:
+        put(after, _TOGETHER, "auto")  # no number hangs on it, and other devices have other room
     for path, value in settings.items():
         put(after, path, value)
     for finding in read(after).errors:

@@ -54,6 +54,8 @@ def shared_arguments(config: RunConfig, run_folder: str | Path) -> dict[str, Any
         "eval_steps": run.eval_steps if config.data.evaluates else None,
         "prediction_loss_only": True,
         "remove_unused_columns": False,
+        # A batch goes to the card while that still computes the step before, from pinned memory.
+        "accelerator_config": {"non_blocking": torch.cuda.is_available()},
         "dataloader_num_workers": (workers := config.data.dataloader_num_workers),
         "dataloader_prefetch_factor": config.data.dataloader_prefetch_factor if workers else None,
         # Processes that stay would draw no seed as an epoch or a measuring begins, as a resumed run or one without them does.
@@ -99,7 +101,7 @@ def sharding(config: RunConfig) -> dict[str, Any]:
     processes = int(os.environ.get("WORLD_SIZE", "1"))
     if config.distributed.strategy != "fsdp2" or processes == 1:
         return {}
-    own = {"version": 2, "reshard_after_forward": config.distributed.reshard_after_forward}
+    own = {"version": 2, "reshard_after_forward": config.distributed.reshard_after_forward is not False}
     # The layers of the model are what is put together at once; checkpoints are ours.
     shared: dict[str, Any] = {"fsdp": True, "fsdp_config": {**own, "auto_wrap_policy": "TRANSFORMER_BASED_WRAP"}}
     if config.distributed.cpu_offload:

@@ -24,7 +24,13 @@ class StepClock:
         """Seconds that belonged to no step, since the beginning."""
         self.settle: Callable[[], None] = lambda: None
         """Waits until the device has done what it was given."""
+        self.ended: float | None = None
+        """When the step that is being logged was over, where that is a while ago."""
         self.start(0)
+
+    def now(self) -> float:
+        """The end of the step that is being logged."""
+        return time.monotonic() if self.ended is None else self.ended
 
     @property
     def paused(self) -> bool:
@@ -33,7 +39,7 @@ class StepClock:
 
     def start(self, step: int) -> None:
         """Steps are measured from now on; `step` is the last one made."""
-        self._began, self._step = time.monotonic(), step
+        self._began, self._step = self.now(), step
         self._paused = self._read = 0.0
         self._pauses = 0
 
@@ -71,7 +77,7 @@ class StepClock:
     def lap(self, step: int) -> tuple[float, float]:
         """Seconds of one step and seconds of it that waited for data, as means over the steps since the last lap."""
         steps = max(1, step - self._step)
-        seconds = max(0.0, time.monotonic() - self._began - self._paused) / steps
+        seconds = max(0.0, self.now() - self._began - self._paused) / steps
         read = min(self._read / steps, seconds)
         self.start(step)
         return seconds, read

@@ -42,8 +42,9 @@ class RunTrainer(ReadsRows):
     """A copy of the model that the policy is held to; None where there is none, or it is the policy without its adapter."""
     sums_tokens = False
     """Whether the loss is a mean over all tokens that are trained in a step, and not over rows."""
-    gathers_means = False
-    """Whether the single numbers that the library's trainer asks of all processes are means over the rows of each, and not sums."""
+    gathers_means = 0
+    """How many of the single numbers that the library's trainer asks of all processes, those of a batch that it asks first, are
+    means over the rows of each, and not sums."""
     batch_part = WHOLE
     """What this process has of the batch that is learned from, or measured, at the moment."""
 
@@ -175,9 +176,15 @@ class RunTrainer(ReadsRows):
         self.on_progress()
         self.checkpoints.before_step()
         self._trains_on(origin.rows)
-        self.counts.add(origin.tokens, origin.trained)
         with self._with_part(origin.part):
-            return self.finite.loss(super().training_step(model, inputs, *args, **kwargs))
+            loss = self.finite.loss(super().training_step(model, inputs, *args, **kwargs))
+        # Behind the batch: the step before it may be logged within it.
+        self.counts.add(origin.tokens, origin.trained)
+        return loss
+
+    def logs_late(self) -> bool:
+        """Whether the step that ends now is logged within the next one, so that nothing waits for the device."""
+        return False
 
     @contextlib.contextmanager
     def _with_part(self, part: Part) -> Iterator[None]:

@@ -136,7 +136,7 @@ class StreamLoader:
 
     def __iter__(self) -> Iterator[Any]:
         while (batch := self.next_batch()) is not None:
-            yield send_to_device(batch, self.device)
+            yield send_to_device(batch, self.device, non_blocking=self._pinned)
 
     def next_batch(self) -> Any:
         """The next batch on the host; None at the end of the stream."""

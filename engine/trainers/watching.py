@@ -166,7 +166,8 @@ class Watching(TrainerCallback):
         if self.best is not None and control.should_evaluate and (self.best.saves or self.best.patience is not None):
             control.should_log = True
         sampling = self.prompts and state.global_step % self.prompts_steps == 0 and not last
-        waits = control.should_log or control.should_evaluate or sampling or self.trainer.samples_answers
+        logs = control.should_log and not self.trainer.logs_late()
+        waits = logs or control.should_evaluate or sampling or self.trainer.samples_answers
         if self.trainer.finite.settle(control, all_steps=waits):
             for request in self._saving:
                 self._answer(request, "refused", "the training diverged; the last finite checkpoint is kept")
@@ -236,7 +237,7 @@ class Watching(TrainerCallback):
     def _pace(self, step: int) -> _Pace:
         """What only this moment knows, when the host has waited for the device: tokens so far and since the last line,
         seconds, those of a step."""
-        now = time.monotonic()
+        now = self.trainer.clock.now()
         tokens, trained = self.trainer.counts.read()
         rate = (tokens - self._tokens_logged) / max(now - self._logged, 1e-9)
         self._logged, self._tokens_logged = now, tokens

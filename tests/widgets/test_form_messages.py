@@ -13,7 +13,7 @@ from engine.config.method import METHODS
 from engine.config.steps import GOALS, STEPS, step_fields
 from engine.config.tree import fields, fields_of
 from engine.planning.auto import resolved
-from engine.run.rehearsal import Rehearsal, keep
+from engine.run.rehearsed import Rehearsal, keep
 from engine.session.draft import Draft
 from tests.caches import own_cache
 from widgets import ConfigForm

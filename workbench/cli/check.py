@@ -107,8 +107,7 @@ def _summarize(words: str, compared: tuple[Estimate, Estimate] | None) -> None:
 
 def _rows_in_words(config: RunConfig, facts: Facts, with_data: bool) -> str:
     """How many rows are held out, and which were not counted."""
-    from engine.data.gather_facts import not_counted
-    from engine.facts.counts import eval_rows
+    from engine.facts.counts import eval_rows, not_counted
 
     held_out, uncounted = eval_rows(config, facts), not_counted(config, facts)
     words = f"; {held_out:,} row{'s' if held_out != 1 else ''} held out" if held_out else ""

@@ -52,7 +52,7 @@ def command(file: Path, overrides: tuple[str, ...], machine: str | None, rehears
     from engine.hardware import parse_machine
     from engine.planning.estimate import estimate
     from engine.rules import read
-    from engine.run.rehearsal import last
+    from engine.run.rehearsed import last
     from engine.session.consequences import consequences
     from workbench.cli.reading import beside_the_file, with_overrides
 
@@ -122,7 +122,8 @@ SAMPLE = 512
 
 def _with_counts(mapping: Any, reading: Any, facts: Any, *, quiet: bool) -> Any:
     """The facts with what is known of the rows: as they were counted before, else by a sample of them."""
-    from engine.data.gather_facts import countable, not_counted
+    from engine.data.gather_facts import countable
+    from engine.facts.counts import not_counted
     from workbench.cli.reading import counts
 
     model = facts.model

@@ -31,6 +31,7 @@ AFTER = (
     "fused_experts",
     "fused_lora",
     "fused_norm_rope",
+    "liger_kernel",
     "router_load",
     "tile_timing",
 )
@@ -146,6 +147,8 @@ def _in_the_way(config: RunConfig) -> str | None:
         return "activations that are offloaded are compiled where it is asked for"
     if kernels.fused_lora is True:
         return "LoRA's own backward pass is asked for"
+    if kernels.use_liger_kernel is True:
+        return "Liger's kernels are asked for"
     if kernels.quantization_aware is True:
         return "layers that round to int8 are compiled where it is asked for"
     return None

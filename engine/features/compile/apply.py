@@ -38,7 +38,6 @@ from engine.features.built import Built, base_model, cards_here
 from engine.features.compile import fallback, stack_graph
 from engine.features.compile.fallback import FEATURE, TURN_OFF, Compiling, Switch, as_many_graphs, watch_first_step
 from engine.features.compile.gate import Gate, gated
-from engine.features.compile.grouped import group
 from engine.features.compile.one_graph import OneGraph
 from engine.features.gradient_checkpointing.tiers import decoder_layers_of
 from engine.models.expert_shards import is_divided
@@ -71,25 +70,21 @@ def apply(config: RunConfig, built: Built) -> Applied | None:
         else WHOLE_CALL
     )
     undo_checkpoints = checkpoint_inside(built.pretrained(), everywhere=part is IN_PIECES)
-    together, undo_groups = group(layers, gate)
+    from engine.features.compile.gated_sums import group_blocks  # with the compiler, which takes a while
+
+    together, blocks, undo_groups = group_blocks(layers, gate)
     switch, one = Switch(asked=auto is None), OneGraph(layers)
     options = dict(config.kernels.torch_compile_options)
     recorded = options.pop(STACK_GRAPH, False)
     if torch.are_deterministic_algorithms_enabled():
         options["deterministic"] = True  # no choice of the compiler by timing
     lean = config.memory.gradient_checkpointing in (True, "full") and part is not IN_PIECES
-    if lean:
-        from engine.features.compile.low_rank_sums import LowRankSums
-
-        options["post_grad_custom_post_pass"] = LowRankSums()
-    if any(type(module).__name__ == "Linear4bit" for layer in layers for module in layer.modules()):
-        from engine.features.compile.recompute_4bit import Recompute4bit
-
-        options["joint_custom_pre_pass"] = Recompute4bit(products=lean)
+    options |= _passes(layers, lean=lean, blocks=bool(blocks))
     undo_layers = compile_layers(layers, options, switch, one_shape=config.data.packing, one=one, part=part)
     undo_graph = _record(built, layers, part) if recorded else lambda: None
     undo_notes = one.watch_checkpoints(built.pretrained())
     words = f"; adapters' products taken together in {together} modules" if together else ""
+    words += f"; low-rank products are added where {blocks} gated blocks multiply" if blocks else ""
     words += "; low-rank products are added inside those of the base, which saves memory" if together and lean else ""
     words += f"; {one_way}" if one_way else ""
     words += f"; {auto}" if auto else ""
@@ -102,6 +97,27 @@ def apply(config: RunConfig, built: Built) -> Applied | None:
     )
     requested = True if auto is None else "auto"
     return Applied(FEATURE, requested, "inductor", len(layers), f"layers; {_words(config)}{words}", undo)
+
+
+def _passes(layers: list[torch.nn.Module], *, lean: bool, blocks: bool) -> dict[str, Any]:
+    """The compiler's options that have its graphs changed; `lean`: layers are computed again whole."""
+    from engine.features.compile.gated_sums import ComputeProductsAgain, GatedSums, Passes
+
+    after: list[Any] = []
+    before: list[Any] = []
+    if blocks:
+        after.append(GatedSums())
+        before.append(ComputeProductsAgain())
+    if lean:
+        from engine.features.compile.low_rank_sums import LowRankSums
+
+        after.append(LowRankSums())
+    if any(type(module).__name__ == "Linear4bit" for layer in layers for module in layer.modules()):
+        from engine.features.compile.recompute_4bit import Recompute4bit
+
+        before.append(Recompute4bit(products=lean))
+    found = {"post_grad_custom_post_pass": after, "joint_custom_pre_pass": before}
+    return {name: passes[0] if len(passes) == 1 else Passes(passes) for name, passes in found.items() if passes}
 
 
 def _record(built: Built, layers: list[torch.nn.Module], part: Part) -> Callable[[], None]:

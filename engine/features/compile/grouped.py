@@ -89,12 +89,13 @@ def _over_view(
     return over_view
 
 
-def _serves(layer: Any, x: torch.Tensor) -> bool:
-    return plain(layer) and layer.lora_A[layer.active_adapters[0]].weight.dtype == x.dtype
+def serves(layer: Any, x: torch.Tensor | None = None) -> bool:
+    """Whether a projection is plain LoRA, in the number format of `x` where that is known."""
+    return plain(layer) and (x is None or layer.lora_A[layer.active_adapters[0]].weight.dtype == x.dtype)
 
 
 def _of_plain(gate: Gate | None, x: torch.Tensor, layers: list[Any]) -> list[torch.Tensor | None]:
-    served = [_serves(layer, x) for layer in layers]
+    served = [serves(layer, x) for layer in layers]
     if not any(served):
         return [None] * len(layers)
     found = together(x, [layer for layer, yes in zip(layers, served, strict=True) if yes], gate)
@@ -103,15 +104,30 @@ def _of_plain(gate: Gate | None, x: torch.Tensor, layers: list[Any]) -> list[tor
 
 def together(x: torch.Tensor, layers: list[Any], gate: Gate | None = None) -> list[torch.Tensor]:
     """What each of these layers answers to x [..., in]: `base(x) + s * B(A(x))`, with one product for every A."""
-    names = [layer.active_adapters[0] for layer in layers]
-    first = [layer.lora_A[name].weight * layer.scaling[name] for layer, name in zip(layers, names, strict=True)]
+    thin = factors(x, layers, gate)
+    return [layer.base_layer(x) + F.linear(*each) for layer, each in zip(layers, thin, strict=True)]
+
+
+def factors(x: torch.Tensor, layers: list[Any], gate: Gate | None = None) -> list[tuple[torch.Tensor, torch.Tensor]]:
+    """Of each layer `s * A(x)` [..., R] and `B` [out, R], with one product for every A."""
+    first = [first_matrix(layer) for layer in layers]
     every = torch.cat(first) if len(first) > 1 else first[0]
     every = every if gate is None else every * gate.value
     inner = F.linear(x, every).split([weight.shape[0] for weight in first], -1)
-    return [
-        layer.base_layer(x) + F.linear(part, layer.lora_B[name].weight)
-        for layer, name, part in zip(layers, names, inner, strict=True)
-    ]
+    return [(part, second_matrix(layer)) for layer, part in zip(layers, inner, strict=True)]
+
+
+def first_matrix(layer: Any, gate: Gate | None = None) -> torch.Tensor:
+    """`s A` [R, in], nought where the gate is shut."""
+    name = layer.active_adapters[0]
+    weight: torch.Tensor = layer.lora_A[name].weight * layer.scaling[name]
+    return weight if gate is None else weight * gate.value
+
+
+def second_matrix(layer: Any) -> torch.Tensor:
+    """`B` [out, R]."""
+    weight: torch.Tensor = layer.lora_B[layer.active_adapters[0]].weight
+    return weight
 
 
 class _Known:

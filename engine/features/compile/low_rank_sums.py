@@ -28,7 +28,7 @@ def _add_product(total: torch.Tensor, left: torch.Tensor, right: torch.Tensor) -
 for _kind in ("CPU", "CUDA"):
     _LIBRARY.impl("add_product_", _add_product, _kind)
 ADD_PRODUCT = torch.ops.workbench.add_product_.default
-_VIEWS = _ATEN.view.default, _ATEN._unsafe_view.default, _ATEN.reshape.default
+VIEWS = _ATEN.view.default, _ATEN._unsafe_view.default, _ATEN.reshape.default
 
 
 class LowRankSums(CustomGraphPass):
@@ -77,7 +77,7 @@ def _wide_and_thin(node: torch.fx.Node) -> tuple[torch.fx.Node, tuple[Any, Any]]
 
 def _product(node: Any) -> torch.fx.Node | None:
     """The matrix product behind a result that nothing else reads."""
-    while isinstance(node, torch.fx.Node) and node.target in _VIEWS and len(node.users) == 1:
+    while isinstance(node, torch.fx.Node) and node.target in VIEWS and len(node.users) == 1:
         node = node.args[0]
     plain = isinstance(node, torch.fx.Node) and node.target is _ATEN.mm.default and len(node.users) == 1
     return node if plain and isinstance(node, torch.fx.Node) else None

@@ -21,7 +21,7 @@ from engine.data.gather_facts import look_at_source
 from engine.data.prepare import prepare
 from engine.data.pretokenized import IGNORED
 from engine.data.rows import open_rows
-from engine.data.streaming.cuts import paths_of
+from engine.data.streaming.folders import paths_of
 from engine.errors import DataError
 from engine.models.load import load_processing_class
 from engine.session.first_rows import look_at

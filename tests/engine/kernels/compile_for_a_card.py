@@ -29,6 +29,7 @@ from engine.kernels.experts import ExpertLoRA, Gate, expert_mlp
 from engine.kernels.experts.packed import Packer, of_groups
 from engine.kernels.fp8_rows import rounded_rows, transposed
 from engine.kernels.gated import ACTIVATIONS, gated, gated_gradients
+from engine.kernels.gated_sums import gated_sums
 from engine.kernels.linear_cross_entropy import linear_cross_entropy
 from engine.kernels.linear_logp import linear_logp
 from engine.kernels.logp_entropy import logp_entropy
@@ -97,7 +98,16 @@ def main(capability: int, every_tile: bool) -> None:
         return [1.0] * len(runs)
 
     JITFunction.run = run
-    for module in ("linear_logp.tiles", "linear_logp.slices", "logp_entropy", "norm_rope", "rope", "gated", "fp8_rows"):
+    for module in (
+        "linear_logp.tiles",
+        "linear_logp.slices",
+        "logp_entropy",
+        "norm_rope",
+        "rope",
+        "gated",
+        "gated_sums",
+        "fp8_rows",
+    ):
         __import__(f"engine.kernels.{module}")
         sys.modules[f"engine.kernels.{module}"].kernel_serves = lambda *tensors: True
     from engine.kernels.experts import launch, packed
@@ -139,6 +149,14 @@ def launch_everything() -> None:
     gate, up = (torch.zeros(2, words, dtype=half, requires_grad=True) for _ in range(2))
     for activation in ACTIVATIONS:
         gated(gate, up, activation).sum().backward()
+        wide, other = (torch.zeros(2, words, dtype=half, requires_grad=True) for _ in range(2))
+        thin = torch.zeros(2, 16, dtype=half), torch.zeros(words, 16, dtype=half)
+        low, right = torch.zeros(16, words, dtype=half), torch.zeros(8, 16, dtype=half)
+        out, answer = gated_sums(wide, thin, other, thin, activation, (low, right))
+        (out.sum() + answer.sum()).backward()
+    low, right = torch.zeros(2, 16, dtype=half), torch.zeros(16, words, dtype=half)
+    wide, other, slope = (torch.zeros(2, words, dtype=half) for _ in range(3))
+    torch.ops.workbench.gated_sums_backward_(slope, low, right, wide, *thin, other, *thin, "silu")
     for width in (4096, 12_288, words):
         numbers, _ = rounded_rows(torch.zeros(2, width, dtype=half))
         rounded_rows(torch.zeros(2, width, dtype=half), torch.ones(1, width))

@@ -13,6 +13,8 @@ import pytest
 
 from engine.kernels.gated import BACKWARD as GATED_BACKWARD
 from engine.kernels.gated import FORWARD as GATED_FORWARD
+from engine.kernels.gated_sums import BACKWARD as SUMS_BACKWARD
+from engine.kernels.gated_sums import FORWARD as SUMS_FORWARD
 from engine.kernels.linear_logp.tiles import CROWDED_ROW_TILES, CROWDING, GRADIENT_TILES, ROW_TILES
 from engine.kernels.logp_entropy.launch import BACKWARD, FORWARD
 from engine.kernels.norm_rope import BACKWARD as ROPE_BACKWARD
@@ -35,6 +37,8 @@ KERNELS = {
     "rope_kernel": (ROTATION, ("BLOCK_HQ", "num_warps")),
     "gated_fwd_kernel": (GATED_FORWARD, ("BLOCK", "num_warps")),
     "gated_bwd_kernel": (GATED_BACKWARD, ("BLOCK", "num_warps")),
+    "gated_sums_fwd_kernel": (SUMS_FORWARD, ("ROWS", "COLUMNS", "num_warps")),
+    "gated_sums_bwd_kernel": (SUMS_BACKWARD, ("ROWS", "COLUMNS", "num_warps")),
 }
 
 EXPERTS = {

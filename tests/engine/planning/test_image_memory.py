@@ -15,7 +15,7 @@ from engine.config.facts import DataFacts, Facts, VisionFacts
 from engine.facts.model_shape import model_facts
 from engine.planning.memory_model import memory
 from engine.rules import read
-from tests.engine.seeing import BUILDERS
+from tests.engine.seeing import BUILDERS, qwen2_5_vl
 
 H, W, LAYERS, SIDE = 96, 384, 4, 16
 """Width, MLP's width and layers of a tower, and patches a side of an image."""
@@ -138,3 +138,32 @@ def test_the_built_in_models_tower_is_told_as_it_is_built() -> None:
     assert known is not None
     assert built is not None
     assert known.vision == built.vision
+
+
+def test_what_sees_is_packed_and_streamed_with_the_rest(tmp_path: Path, shared_data: Path) -> None:
+    """The estimate of the weights against those that are loaded, and without a card by arithmetic where layers stream."""
+    from engine.features.load import load_model
+
+    wide = {"hidden_size": 256, "intermediate_size": 1024}
+    tower = {**wide, "depth": 4, "num_heads": 4, "out_hidden_size": 32}
+    folder = qwen2_5_vl(shared_data / "tokenizers/minimind", tmp_path / "model", tower=tower)
+    facts = model_facts(str(folder))
+    tree: dict[str, Any] = {"version": 1, "adapter": {"kind": "lora"}, "data": {"train": [{"path": "rows.jsonl"}]}}
+
+    def weights(quantization: str = "none", **more: Any) -> tuple[Any, float]:
+        model = {"name": str(folder), "dtype": "float32", "quantization": quantization}
+        config = read({**tree, "model": model, "memory": more}).config
+        found = memory(config, Facts(model=facts, data=DataFacts(rows=4, longest=64)), True)
+        assert found is not None
+        return config, found["weights"]
+
+    def loaded(config: Any) -> int:
+        return sum(weight.nbytes for weight in load_model(config).parameters())
+
+    (plain, wide_bytes), (packed, few_bytes) = weights(), weights("nf4")
+    assert wide_bytes == pytest.approx(loaded(plain), rel=0.01)
+    # bitsandbytes keeps scales beside the parameters.
+    assert few_bytes == pytest.approx(loaded(packed), rel=0.06)
+    seen = 4 * sum(wide_in * wide_out * count for _, wide_in, wide_out, count in facts.tower)
+    assert seen > wide_bytes / 2
+    assert weights(layer_offloading=True)[1] <= wide_bytes - seen

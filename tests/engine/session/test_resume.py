@@ -80,6 +80,19 @@ def test_what_fits_goes_on_and_what_was_not_changed_is_not_judged_again(
     assert len(resumed) == 2
 
 
+def test_layers_that_were_kept_together_for_other_cards_are_chosen_for_these(
+    run: RunFolder, resumed: list[str]
+) -> None:
+    """On eight cards there was room; on fewer there is less, and with ddp it would be refused."""
+    run.config.write_text(run.read_config() + "  reshard_after_forward: false\n")
+    run.update_json(config=run.read_config(), auto={"distributed.reshard_after_forward": {"value": False}})
+    resuming.resume(run, settings={"run.devices": 4})
+    assert "reshard_after_forward: auto" in resumed[0]
+    run.update_json(auto={})
+    resuming.resume(run, settings={"distributed.reshard_after_forward": False})
+    assert "reshard_after_forward: false" in resumed[1], "what was asked for stays"
+
+
 def test_a_job_of_a_cluster_is_not_judged_by_this_machine(run: RunFolder, resumed: list[str]) -> None:
     run.update_json(cluster="slurm")
     resuming.resume(run, settings=FEWER)

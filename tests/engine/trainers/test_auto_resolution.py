@@ -174,10 +174,34 @@ def test_a_run_stored_before_a_setting_was_there_goes_on_without_it(small):
     assert worker._config(run).kernels.cut_ce_workspace == 2374
 
 
-def test_a_run_of_version_0_1_0_knew_no_size_of_scores_and_no_fused_experts():
+def test_a_run_of_version_0_1_0_knew_no_size_of_scores_no_fused_experts_and_no_liger_kernel():
     earlier = RunFolder(Path(__file__).parents[2] / "end_to_end" / "earlier" / "dates-0001")
     stored = parse(earlier.read_config()).mapping
     meant = gather_facts.as_launched(stored, earlier.read_json()["auto"])
     added = {name: value for name, value in meant["kernels"].items() if name not in stored["kernels"]}
-    assert added == {"cut_ce_workspace": None, "fused_experts": False}
+    assert added == {"cut_ce_workspace": None, "fused_experts": False, "use_liger_kernel": False}
     assert {**meant, "kernels": None} == {**stored, "kernels": None}
+
+
+def packed_run(tmp_path, monkeypatch, answers):
+    """A run whose rows are packed and kept apart, launched for a card, and what a measurement there answers in turn."""
+    packages = {"nvidia-cudnn-frontend": "1.18.0"}
+    facts = replace(FACTS, packages=packages)
+    monkeypatch.setattr(auto_resolution, "look_at", lambda *_, **__: facts)
+    monkeypatch.setattr(auto_resolution.torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(auto_resolution.torch.cuda, "current_device", lambda: 0)
+    monkeypatch.setattr(auto_resolution.timing, "decide", lambda *_: answers.pop(0))
+    config = read({**MAPPING, "data": {**MAPPING["data"], "packing_cross_doc_attn_mask": True}}).config
+    return create(tmp_path, dump(resolved(config, facts)), {"auto": choices(config, facts)})
+
+
+def test_attention_over_packs_is_taken_by_its_times_and_a_run_keeps_what_it_began_with(tmp_path, monkeypatch):
+    run = packed_run(tmp_path, monkeypatch, [("varlen", "measured here"), ("cudnn", "measured here")])
+    assert stored(run).model.attention == "cudnn"
+    whole = (80 * GiB, 80 * GiB)
+    for why in ("measured here", "this run began with it"):
+        config, reasons_now = at_the_card(run, stored(run), whole)
+        assert (config.model.attention, reasons_now["model.attention"]) == ("varlen", why)
+    # Another process of a run with several takes what all were launched with.
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    assert at_the_card(run, stored(run), whole)[0].model.attention == "cudnn"

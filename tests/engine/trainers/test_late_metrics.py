@@ -30,6 +30,7 @@ def logged(
     with monkeypatch.context() as patch:
         if not late:
             patch.setattr(LateMetrics, "compute_loss", lambda self, *a, **k: SFTTrainer.compute_loss(self, *a, **k))
+            patch.setattr(LateMetrics, "logs_late", lambda self: False)
         trainer = Built(SETTINGS, [{"messages": row} for row in CONVERSATIONS], folder).trainer
         trainer.attach(RunFolder(folder), None, 1, {})
         heard: list[dict[str, float]] = []

@@ -37,7 +37,7 @@ def of_an_object(path, config):
 
 
 @pytest.mark.parametrize("settings", [
-    {"method.kind": "sft", "data.val_set_size": 8, "run.prompts": ["What comes after 3?"]},
+    {"method.kind": "sft", "data.val_set_size": 8, "run.prompts": ["What comes after 3?"], "run.max_new_tokens": 4},
     {"method.kind": "dpo", "adapter.kind": "lora"},
     {"method.kind": "sft", "kernels.use_cut_ce": True, "memory.gradient_checkpointing": True,
      "memory.recompute_num_layers": "auto"},

@@ -24,7 +24,7 @@ from engine.config.steps import GOALS, STEPS
 from engine.config.tree import fields
 from engine.hardware import this_machine
 from engine.planning.auto import resolved
-from engine.run.rehearsal import Rehearsal, keep
+from engine.run.rehearsed import Rehearsal, keep
 from engine.session.draft import Draft
 from tests.caches import own_cache
 from workbench.actions import ACTIONS
