@@ -113,6 +113,8 @@ class Arm:
         trainer.add_callback(self.baton)
         trainer.remove_callback(PrinterCallback)
         self.times: list[float] = []
+        self.sampling: list[float] = []
+        """Milliseconds of a step's answers, where somebody has them noted."""
         self.first = math.nan, math.nan
         self.peak, self.sound = 0, True
         self.thread = threading.Thread(target=self._train, daemon=True)

@@ -42,7 +42,7 @@ from _method_rows import GENERATES, rows_a_step
 from _peak import peak
 from _peers import NoPeer
 from _profile import profile
-from _turns import CARD, Arm
+from _turns import CARD, Arm, wait
 
 from engine.config.method import METHODS
 from engine.errors import WorkbenchError
@@ -97,6 +97,8 @@ def begin(options: argparse.Namespace, names: list[str], until: float, builder: 
         arm: Arm | None = None
         try:
             arm = builder.arm(name)
+            if method in GENERATES:
+                sampling_timed(arm)
             with peak(name) if CARD and name == getattr(options, "peak", None) else contextlib.nullcontext():
                 took = arm.warm()
         except NoPeer as reason:
@@ -152,12 +154,30 @@ def report(options: argparse.Namespace, method: str, arms: list[Arm], results: R
             f"{method:7} {arm.name:26} {middle:8.1f} ms {tokens / middle * 1e3:8.0f} tokens/s "
             f"{arm.alone() / 1024:6.2f} GiB n={len(arm.times)}{words}"
         )
+        if arm.sampling:
+            taken = arm.sampling[-len(arm.times) :]
+            say(f"{method:7} {arm.name:26} {statistics.median(taken):8.1f} ms of it for the answers")
         against = "".join(f"; / {peer} {mid:.3f} [{low:.3f}, {high:.3f}]" for peer, (mid, low, high) in found.items())
         results.add(
             f"step_{options.shape.replace('.', '')}_{'full' if options.full else 'lora'}_{method}",
             f"{work_of(options, method)}; {len(arm.times)} rounds{against}",
             f"{library(method)} {arm.name}" if arm.name in libraries else arm.name, ms=arm.times, peak_mib=arm.alone(),
         )  # fmt: skip
+
+
+def sampling_timed(arm: Arm) -> None:
+    """Has the arm note the milliseconds that its answers took, step by step, in `arm.sampling`."""
+    plain = arm.trainer._generate_single_turn
+
+    def timed(*given: object, **more: object) -> object:
+        wait()
+        begun = time.perf_counter()
+        made = plain(*given, **more)
+        wait()
+        arm.sampling.append((time.perf_counter() - begun) * 1e3)
+        return made
+
+    arm.trainer._generate_single_turn = timed
 
 
 def tokens_a_step(options: argparse.Namespace, method: str) -> int:

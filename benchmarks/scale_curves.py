@@ -55,7 +55,7 @@ from engine.hardware import this_machine
 
 LONG = 8e3
 """Milliseconds of a step from which one warms up and two are measured, of four times that one."""
-ENOUGH = 1.5e3, 15
+ENOUGH = 3e3, 25
 """Milliseconds and steps: short steps are measured until one of the two is reached."""
 EPOCH = 12
 """Steps before the rows come again."""

@@ -49,10 +49,9 @@ KEPT_HIDDEN, KEPT_WIDE, KEPT_ATTENTION = 8.6, 4.0, 3.7
 # a little less where the base is frozen, and more in float32, whose fused attention keeps more.
 KEPT_FROZEN, KEPT_FLOAT32 = 0.87, 1.3
 # A compiled layer keeps what its products and norms read: so many numbers of the hidden width, of the query's and of the
-# keys', and of the MLP's width gate, up and their product. With adapters and one row a batch the compiler computes the last
-# of these again. While it is computed again, a gradient of the MLP's width is there too. (Counted in the tensors that are
-# saved, torch 2.13; H200, 8B, torch 2.11: 58,100 numbers a token and layer for one row, 68,600 for four, 79,100 computed again.)
-FUSED_HIDDEN, FUSED_QUERY, FUSED_KEYS, FUSED_WIDE, FUSED_ONE_ROW = 4, 3, 3, 3, 2
+# keys', and those of its MLP's width that `engine.features.compile` says. (Counted in the tensors that are saved, torch 2.13;
+# H200, 8B with LoRA, torch 2.11: 58,100 numbers a token and layer, 79,100 while it is computed again.)
+FUSED_HIDDEN, FUSED_QUERY, FUSED_KEYS = 4, 3, 3
 # While a layer is differentiated, so many gradients of its width and of its MLP's width are there at once.
 GRADIENTS_HIDDEN, GRADIENTS_WIDE = 2, 3
 # Ring attention adds up its parts in float32: so many numbers of a query's width at once, beside the row's keys and values.
@@ -347,7 +346,7 @@ def _activations(config: RunConfig, facts: Facts, layers: Layers, length: int) -
         round_it = tokens * (GRADIENTS_HIDDEN * hidden * size + (model.head_dim or 0) * rows)
         gradients = max(gradients, round_it - of_block)
     if layers.fused:
-        return _fused_activations(config, layers, tokens // max(1, length), gradients)
+        return _fused_activations(layers, gradients)
     layer += layers.beside / max(1, count)
     if layers.in_flight is not None:
         return layers.in_flight, layer + gradients
@@ -359,27 +358,22 @@ def _activations(config: RunConfig, facts: Facts, layers: Layers, length: int) -
     return kept_again + whole, gradients + max(0.0, layer - whole)
 
 
-def _fused_activations(config: RunConfig, layers: Layers, rows: int, gradients: float) -> tuple[float, float]:
+def _fused_activations(layers: Layers, gradients: float) -> tuple[float, float]:
     """The same of compiled layers. What is computed again is there while it is differentiated, but for what the tier kept; the
     last product's result is the next layer's input and is not kept twice."""
-    model, count, hidden, wide = (
-        layers.model,
-        layers.model.layers or 0,
-        layers.model.hidden_size or 0,
-        wide_of(layers.model),
-    )
+    model, wide = layers.model, wide_of(layers.model)
+    count, hidden = model.layers or 0, model.hidden_size or 0
     head = model.head_dim or 0
     narrow = FUSED_HIDDEN * hidden + head * (FUSED_QUERY * (model.heads or 0) + FUSED_KEYS * (model.kv_heads or 0))
-    one = FUSED_ONE_ROW if rows == 1 and config.adapter.kind == "lora" else FUSED_WIDE
     bytes_each = layers.tokens * layers.size
-    layer = bytes_each * (narrow + one * wide) + layers.beside / max(1, count)
+    layer = bytes_each * (narrow + layers.wide_kept * wide) + layers.beside / max(1, count)
     if layers.in_flight is not None:
         return layers.in_flight, layer + gradients
     if layers.again is None:
         return layer * count, gradients
     again = layers.again - (hidden if layers.checkpointing in ("selective", "medium") else 0)
     whole = layer * min(layers.left_out, count)
-    there = bytes_each * (narrow + (FUSED_WIDE + 1) * wide - (again - hidden))
+    there = bytes_each * (narrow + (layers.wide_kept + layers.wide_gradients) * wide - (again - hidden))
     return bytes_each * again * max(0, count - layers.left_out) + whole, max(gradients, there - whole)
 
 

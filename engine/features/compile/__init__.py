@@ -208,17 +208,33 @@ KEPT = 0.75
 (`engine.planning.memory_model`)."""
 
 
+OF_BLOCK, OF_GATED = (3, 4), (2, 2)
+"""Numbers of its MLP's width that a compiled dense layer keeps of a token, gate, up and their product, and that are there
+beside them while it is differentiated; `gated_sums` computes the product again and writes gradients over gate and up."""
+
+
+def _gated(config: RunConfig) -> bool:
+    """Whether adapters stand on gate and up as `gated_sums` takes them, as far as settings say."""
+    adapter = config.adapter
+    if adapter.kind != "lora" or adapter.use_dora or adapter.lora_dropout:
+        return False
+    if config.model.dtype != "float32" and adapter.autocast_adapter_dtype:
+        return False
+    targets = adapter.target_modules
+    names = {target.rpartition(".")[2] for target in targets} if isinstance(targets, list) else set()
+    return targets == "all-linear" or names >= {"gate_proj", "up_proj"}
+
+
 def memory(config: RunConfig, facts: Facts, layers: Layers) -> Layers:
     """Compiled layers keep less; they count as compiled where that is asked for. Recorded ones keep it in their graphs' pool."""
     on_gpu = facts.machine is None or bool(facts.machine.gpus)
     if not on_gpu or config.kernels.torch_compile is not True:
         return layers
-    return replace(
-        layers,
-        kept=KEPT,
-        fused=not layers.model.experts,
-        own_pool=config.kernels.torch_compile_options.get(STACK_GRAPH) is True,
-    )
+    graphs = config.kernels.torch_compile_options.get(STACK_GRAPH) is True
+    if layers.model.experts:
+        return replace(layers, kept=KEPT, own_pool=graphs)
+    kept, gradients = OF_GATED if _gated(config) else OF_BLOCK
+    return replace(layers, fused=True, wide_kept=kept, wide_gradients=gradients, own_pool=graphs)
 
 
 @rule(reads=(fields.kernels.torch_compile_options,))
