@@ -41,6 +41,8 @@ FAULTS = (
     Fault("engine/client.py", 'f"signal {-code}" if code < 0', 'f"signal {-code}" if code > 0', "engine/test_client.py engine/test_inspector.py"),
     Fault("engine/compat/trl_head.py", "mask.sum().clamp(min=1) if num_items_in_batch is None else num_items_in_batch", "mask.sum().clamp(min=1)", "engine/features/cut_cross_entropy/test_apply.py engine/features/test_upstream.py engine/trainers/test_effects.py"),
     Fault("engine/config/findings.py", "60", "6000", "engine/config/test_schema.py engine/config/test_reading.py"),
+    Fault("engine/compat/gguf_reading.py", "self.byte_order if override_order is None", "\">\" if override_order is None", "engine/compat/test_gguf_reading.py engine/export/test_forms.py"),
+    Fault("engine/data/cache.py", 'state.pop("padding", None)', 'state.pop("added_tokens", None)', "engine/data/test_cache.py"),
     Fault("engine/data/chat_masks.py", 'if trained == "all":', 'if trained == "none":', "engine/data/test_chat.py"),
     Fault("engine/data/collate.py", "_padded(labels, IGNORED, width)", "_padded(labels, self.pad_token_id, width)", "engine/data/test_collate.py"),
     Fault("engine/data/markers.py", "certain = certain and not captured", "certain = True", "engine/data/test_chat.py"),
