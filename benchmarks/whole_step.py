@@ -38,6 +38,8 @@ from _figures import Results, result_options
 from _turns import CARD
 from gpu_methods import compare, say
 
+from engine.kernels.tuner import TUNER
+
 PLANNED = "cut, compiled", "cut, compiled, medium", "cut, compiled, none", "cut, all auto"
 """What is computed again: all, products wider than their input and what is cheap, nothing; and what the planner takes."""
 OF_EXPERTS = "cut, compiled, experts", "cut, fused, lora, experts", "cut, compiled, experts, medium", "cut, all auto"
@@ -203,6 +205,9 @@ def main() -> int:
     parser.add_argument("--profile", choices=list(ARMS), help="the kernels of one step of this arm")
     parser.add_argument("--peak", choices=list(ARMS), help="what is on the card at the peak of this arm's first steps")
     parser.add_argument("--cap", type=float, metavar="GIB", help="of the card's memory, in place of the case's own")
+    parser.add_argument(
+        "--timed-tiles", action="store_true", help="kernels of ours run with the fastest of their tiles"
+    )
     parser.add_argument("--check", action="store_true", help="exit 1 where an arm fell or began apart from the first")
     result_options(parser)
     given = parser.parse_args()
@@ -215,7 +220,11 @@ def main() -> int:
     transformers.utils.logging.set_verbosity_error()
     device = torch.cuda.get_device_name() if CARD else "cpu"
     say(json.dumps({"device": device, "torch": torch.__version__}))
+    if given.timed_tiles:
+        TUNER.start()
     sound = [run(name, given, device) for name in given.cases or CASES]
+    for picked in TUNER.picked:
+        say(picked.words())
     return int(given.check and not all(sound))
 
 

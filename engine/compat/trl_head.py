@@ -19,6 +19,8 @@ from transformers import PreTrainedModel
 from transformers.models.mixtral.modeling_mixtral import load_balancing_loss_func
 from trl.trainer.utils import FusedCausalLMOutput
 
+from engine.kernels.linear_logp import Rows
+
 IGNORED = -100
 
 
@@ -71,6 +73,20 @@ def head_settings(model: torch.nn.Module) -> HeadSettings | None:
     return HeadSettings(**{name: held[theirs].cell_contents for name, theirs in _FREE.items()})
 
 
+_KNOWN = "tokens_with_a_label"
+
+
+def tell_labelled(labels: torch.Tensor, count: int) -> None:
+    """Tells a head that is given this very tensor [B, T] how many of the labels behind each row's first are none that are
+    ignored, as whoever made the batch knows: so it does not ask the card, and wait."""
+    setattr(labels, _KNOWN, count)
+
+
+def _first(mask: torch.Tensor, count: int) -> torch.Tensor:
+    """The places of the first `count` tokens that are taken, in their order, without a look at how many there are."""
+    return torch.argsort((~mask).to(torch.uint8), stable=True)[:count]
+
+
 class FusedForward:
     """A model's `forward` with a fused head: `model(..., labels=labels, fused_lm_head=True)`; without it the model's own."""
 
@@ -96,14 +112,17 @@ class FusedForward:
         config = self.model.config.get_text_config()
         if getattr(config, "output_router_logits", False):
             kwargs.setdefault("output_router_logits", True)
+        known: int | None = None if labels is None else getattr(labels, _KNOWN, None)
         backbone = self.model.base_model(*args, **{**kwargs, "use_cache": False})
         hidden = backbone.last_hidden_state
         if shift_labels is None:
             assert labels is not None
             hidden, shift_labels = hidden[:, :-1], labels[:, 1:]
+        else:
+            known = None
         head = self.model.get_output_embeddings()
         hidden, shift_labels = hidden.to(head.weight.device), shift_labels.to(head.weight.device)
-        found = self._fields(hidden, shift_labels, head)
+        found = self._fields(hidden, shift_labels, head, known)
         mask = shift_labels != IGNORED
         count = mask.sum().clamp(min=1) if num_items_in_batch is None else num_items_in_batch
         loss = -found.log_probs.sum() / count
@@ -114,15 +133,20 @@ class FusedForward:
             loss = loss + getattr(config, "router_aux_loss_coef", 0.0) * aux_loss
         return FusedCausalLMOutput(loss=loss, label_mask=mask, aux_loss=aux_loss, **found._asdict())
 
-    def _fields(self, hidden: torch.Tensor, labels: torch.Tensor, head: Any) -> TokenFields:
-        """Each field [B, T], zero where there is no label; connected to the model also where no token has one."""
-        mask = labels != IGNORED
+    def _fields(self, hidden: torch.Tensor, labels: torch.Tensor, head: Any, known: int | None) -> TokenFields:
+        """Each field [B, T], zero where there is no label; connected to the model also where no token has one. `known` is the
+        number of those that have one, or None."""
+        flat = labels.flatten()
+        # A mask would be read for each index, each spread field and each of their gradients, and a card waited for.
+        places = (flat != IGNORED).nonzero().squeeze(1) if known is None else _first(flat != IGNORED, known)
         around: contextlib.AbstractContextManager[Any] = contextlib.nullcontext()
         if self.settings.in_float32:
             hidden, around = hidden.float(), torch.autocast(hidden.device.type, enabled=False)
         with around:
-            found = self.op(hidden[mask], head.weight, head.bias, labels[mask], self.settings)
+            rows = Rows.apply(hidden.reshape(-1, hidden.shape[-1]), places)
+            found = self.op(rows, head.weight, head.bias, flat.index_select(0, places), self.settings)
         spread: list[Any] = [
-            None if part is None else part.new_zeros(mask.shape).masked_scatter(mask, part) for part in found
+            None if part is None else part.new_zeros(flat.shape).index_copy(0, places, part).view(labels.shape)
+            for part in found
         ]
         return TokenFields(*spread)

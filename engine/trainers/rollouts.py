@@ -221,30 +221,11 @@ class RolloutTrainer(ReferenceTrainer, GRPOTrainer):
             ids == prompt_ids[place - place % num_generations] for place, ids in enumerate(prompt_ids)
         )
         model = self.accelerator.unwrap_model(self.model_wrapped)
-        with without_router_loss(model), kept_together(model), self._recorded(model):
+        with without_router_loss(model), kept_together(model), _recorded(self, model):
             if not (self.shares_prompts and num_generations > 1 and whole and min(map(len, prompt_ids)) > 1):
                 return super()._generate_single_turn(*given)
             with torch.no_grad(), sampling_once(model, base_model(model).base_model, num_generations):
                 return super()._generate_single_turn(*given)
-
-    @contextlib.contextmanager
-    def _recorded(self, model: Any) -> Iterator[None]:
-        """Inside, answers are sampled with a static cache where the run's config and model allow it."""
-        if self.not_recorded:
-            yield
-            return
-        with sampling_recorded(model, base_model(model), cast(int, self.max_completion_length)) as passes:
-            yield
-        if passes and passes[-1].reason:
-            self.not_recorded = f"a token's pass could not be recorded: {passes[-1].reason}"
-            if self.writer is not None:
-                message = f"method.cache_implementation: {self.not_recorded}. Answers are sampled as with dynamic from now on."
-                finding = {
-                    "path": "method.cache_implementation",
-                    "severity": "warning",
-                    "rule": "sampling-not-recorded",
-                }
-                self.writer.write("finding", **finding, message=message)
 
     def _get_per_token_logps_and_entropies(
         self,
@@ -295,6 +276,24 @@ class RolloutTrainer(ReferenceTrainer, GRPOTrainer):
 
 
 Kind = TypeVar("Kind", bound=RolloutTrainer)
+
+
+@contextlib.contextmanager
+def _recorded(trainer: RolloutTrainer, model: Any) -> Iterator[None]:
+    """Inside, answers are sampled with a static cache where the run's config and model allow it."""
+    if trainer.not_recorded:
+        yield
+        return
+    with sampling_recorded(model, base_model(model), cast(int, trainer.max_completion_length)) as passes:
+        yield
+    if passes and passes[-1].reason:
+        trainer.not_recorded = f"a token's pass could not be recorded: {passes[-1].reason}"
+        if trainer.writer is not None:
+            message = (
+                f"method.cache_implementation: {trainer.not_recorded}. Answers are sampled as with dynamic from now on."
+            )
+            finding = {"path": "method.cache_implementation", "severity": "warning", "rule": "sampling-not-recorded"}
+            trainer.writer.write("finding", **finding, message=message)
 
 
 class EpochSampler(RepeatSampler):

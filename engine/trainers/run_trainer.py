@@ -17,6 +17,7 @@ from accelerate.utils import DistributedDataParallelKwargs, set_seed
 from transformers import PreTrainedModel
 
 from engine.compat import fsdp2
+from engine.compat.trl_head import tell_labelled
 from engine.config.optim import Optim
 from engine.features.built import Built, Notes, ReferenceBy, base_model
 from engine.models.vision_parts import frozen_paths
@@ -176,6 +177,8 @@ class RunTrainer(ReadsRows):
         self.on_progress()
         self.checkpoints.before_step()
         self._trains_on(origin.rows)
+        if origin.labelled is not None and "labels" in inputs:
+            tell_labelled(inputs["labels"], origin.labelled)
         with self._with_part(origin.part):
             loss = self.finite.loss(super().training_step(model, inputs, *args, **kwargs))
         # Behind the batch: the step before it may be logged within it.

@@ -163,7 +163,7 @@ class SavesCheckpoints(Trainer):
     def _load_from_checkpoint(self, resume_from_checkpoint: str, model: torch.nn.Module | None = None) -> None:
         """Full weights by `engine.models.restore_weights`. Two things that loading an adapter loses: transformers 5.17 leaves one
         that was saved beside another (TRL's `ref`) at its start, and PEFT raises weights of 16 bits to float32 unless it is told
-        not to: from 0.21.1 on by other parameters in their place, which the optimizer would never step."""
+        not to: 0.21.2 by other parameters in their place, and gradients of those that are known would never be clipped."""
         model = self.model if model is None else model
         folder = Path(resume_from_checkpoint)
         if sharded.is_sharded(model) or is_divided(model) or (folder / model_files.SHARES).is_dir():

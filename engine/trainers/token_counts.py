@@ -22,10 +22,11 @@ class Origin:
     made, since each count on a card is a kernel more a step. No list, since accelerate and transformers walk each number
     of one on its way to the device: a thousand calls a step for a batch of 64."""
 
-    __slots__ = ("part", "rows", "tokens", "trained")
+    __slots__ = ("labelled", "part", "rows", "tokens", "trained")
 
-    def __init__(self, rows: list[int], tokens: int, trained: int) -> None:
-        self.rows, self.tokens, self.trained = rows, tokens, trained
+    def __init__(self, rows: list[int], tokens: int, trained: int, labelled: int | None = None) -> None:
+        """`labelled`: of labels [B, T] behind each row's first, those that are not ignored; None where there are no such."""
+        self.rows, self.tokens, self.trained, self.labelled = rows, tokens, trained, labelled
         self.part = WHOLE
 
     def count_nothing(self) -> None:
@@ -56,7 +57,9 @@ class WithRows:
         batch = batch if self.part is None else self.part(batch)
         packed = bool(rows) and "rows" in rows[0]
         ids = [each for row in rows for each in row["rows"]] if packed else [row.get("row", -1) for row in rows]
-        batch[ROWS] = Origin(ids, *(int(count) for count in counted(batch)))
+        labels = batch.get("labels")
+        behind = int(labels[:, 1:].ne(-100).sum()) if labels is not None and labels.dim() == 2 else None
+        batch[ROWS] = Origin(ids, *(int(count) for count in counted(batch)), behind)
         return batch
 
 

@@ -27,8 +27,8 @@ from tests.families.walk import STATIONS, YES, walk
 DOCS = Path(__file__).parents[2] / "docs"
 PAGE, KEPT = DOCS / "families.md", DOCS / "families.json"
 BEGIN, END = "<!-- families -->\n", "<!-- end -->"
-SOME = ("deepseek_v3", "granitemoe", "idefics3")
-"""Walked by default: adapters on layers that PEFT takes for experts, routers counted by another name, a model that sees."""
+SOME = ("deepseek_v3", "idefics3")
+"""Walked by default: adapters on layers that PEFT takes for experts, a model that sees."""
 HEADS = {
     "check": "check", "estimate": "estimate", "preview": "preview", "lora": "LoRA", "full": "all weights", "qlora": "QLoRA",
     "resume": "resume", "adapter": "PEFT opens it", "merged": "merged", "whole": "exported", "gguf": "GGUF", "chat": "chat",

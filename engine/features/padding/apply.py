@@ -15,6 +15,7 @@ from typing import Any
 import torch
 from transformers import PreTrainedModel
 
+from engine.compat.causal_masks import none_needed
 from engine.compat.instances import all_of
 from engine.config.tree import RunConfig
 from engine.features.applied import Applied
@@ -52,4 +53,4 @@ class _Unmasked:
             return None
         if self.behind is None or not mask.is_cuda:
             self.behind = bool((mask[:, 1:] <= mask[:, :-1]).all())
-        return (args, {**kwargs, "attention_mask": None}) if self.behind else None
+        return (args, {**kwargs, "attention_mask": none_needed(module)}) if self.behind else None

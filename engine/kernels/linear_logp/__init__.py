@@ -92,7 +92,7 @@ def linear_logp(
     kept = (targets != ignore_index).nonzero().squeeze(1)
     if kept.numel() == targets.numel():
         return TokenScores(*_apply(hidden, weight, bias, targets, scaling, room, outputs))
-    found = _apply(_Rows.apply(hidden, kept), weight, bias, targets[kept], scaling, room, outputs)
+    found = _apply(Rows.apply(hidden, kept), weight, bias, targets[kept], scaling, room, outputs)
     whole: Any = (None if x is None else x.new_zeros(targets.shape).index_put((kept,), x) for x in found)
     return TokenScores(*whole)
 
@@ -127,7 +127,7 @@ def workspace(device: torch.device, asked: int | None = None) -> int:
     return max(32 << 20, min(CUDA_WORKSPACE, torch.cuda.mem_get_info(device)[0] // 4))
 
 
-class _Rows(torch.autograd.Function):
+class Rows(torch.autograd.Function):
     """`hidden[kept]` of rows that differ, whose gradient is written to its place and not added up."""
 
     @staticmethod

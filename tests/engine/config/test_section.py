@@ -62,6 +62,16 @@ def test_pydantic_reads_from_the_annotations_what_is_read_here() -> None:
         pydantic_model(Lora).model_validate({"r": 0})
 
 
+def test_every_mark_of_a_setting_is_one_that_is_read() -> None:
+    """A bound of another library, such as pydantic's `Field`, would bind nothing."""
+    owners = [*(model for models in SECTIONS.values() for model in models.values()), DataSource]
+    settings = [setting for owner in owners for setting in owner.model_fields.values()]
+    marks = [mark for setting in settings for mark in getattr(setting.annotation, "__metadata__", ())]
+    marks = [mark if isinstance(mark, type) else type(mark) for mark in marks]
+    assert len(marks) > 300
+    assert {mark.__module__ for mark in marks} == {"engine.config.section"}
+
+
 def test_what_starts_quickly_imports_no_pydantic() -> None:
     script = "import sys, engine.session.opening, engine.data.gather_facts; sys.exit(bool({'pydantic', 'annotated_types'} & set(sys.modules)))"
     assert subprocess.run([sys.executable, "-c", script], check=False).returncode == 0

@@ -36,6 +36,7 @@ from transformers.modeling_layers import GradientCheckpointingLayer
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 from trl.trainer import utils as trl_utils
 
+from engine.compat.causal_masks import none_needed
 from engine.compat.collective_waits import time_model, when_computed
 from engine.compat.flight_recorder import SIZE
 from engine.compat.fsdp2 import _reshards, begin_passes_anew, kept_together, wrap_what_is_there
@@ -175,6 +176,16 @@ def test_the_compiler_says_when_it_begins_and_ends():
     torch._dynamo.reset()
     torch.compile(lambda x: x + 2, backend="eager")(torch.ones(2))
     assert said == ["begun", "done"]
+
+
+def test_backbones_take_their_masks_by_kinds_of_layers():
+    """`engine.compat.causal_masks`: a mapping is taken as it is, and sdpa is causal where the mask of its kind is none."""
+    model = tiny_model()
+    backbone, ids = model.base_model, torch.arange(1, 9)[None]
+    assert none_needed(backbone) == {"full_attention": None}
+    assert torch.equal(
+        backbone(ids, attention_mask={"full_attention": None}).last_hidden_state, backbone(ids).last_hidden_state
+    )
 
 
 def test_the_compiler_has_the_settings_that_features_put_into_it():

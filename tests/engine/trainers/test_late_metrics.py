@@ -12,6 +12,7 @@ import pytest
 import torch
 from trl import SFTTrainer
 
+from engine.compat.trl_head import FusedForward
 from engine.run.store import RunFolder
 from engine.trainers.late_metrics import LateMetrics, Later
 from tests.engine.trainers.building import Built
@@ -65,6 +66,25 @@ def test_they_are_those_of_each_batch_and_nobody_is_asked_meanwhile(tmp_path: An
     assert isinstance(same, int)
     assert asked
     assert not none
+
+
+def test_the_head_knows_how_many_tokens_of_a_batch_have_a_label(tmp_path: Any, monkeypatch: Any) -> None:
+    told = []
+    fields = FusedForward._fields
+    monkeypatch.setattr(
+        FusedForward,
+        "_fields",
+        lambda self, hidden, labels, head, known: (
+            told.append((known, int((labels != -100).sum()))),
+            fields(self, hidden, labels, head, known),
+        )[1],
+    )
+    trainer = Built(SETTINGS, [{"messages": row} for row in CONVERSATIONS], tmp_path, exact_head=True).trainer
+    trainer.attach(RunFolder(tmp_path), None, 1, {})
+    monkeypatch.setattr(trainer, "_save_checkpoint", lambda *_: None)
+    trainer.train()
+    assert told
+    assert all(known == count for known, count in told)
 
 
 def test_a_batch_without_trained_tokens_counts_as_nothing() -> None:

@@ -123,7 +123,7 @@ def test_means_over_steps_are_the_same_after_a_resume_between_two_logged_steps(t
 def test_an_adapter_in_16_bits_goes_on_whatever_peft_does_to_its_weights_as_it_loads_them(
     train, source, tmp_path, monkeypatch
 ):
-    """PEFT 0.21.2 puts parameters of float32 in the place of those that the optimizer knows; 0.21.0 raised these."""
+    """PEFT 0.21.2 puts parameters of float32 in the place of those whose gradients are clipped; 0.21.0 raised these."""
 
     def replaces(model, adapter_name, autocast_adapter_dtype=True):
         for module in list(model.modules()) if autocast_adapter_dtype else ():

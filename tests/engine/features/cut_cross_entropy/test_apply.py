@@ -9,6 +9,7 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 from trl.trainer.utils import add_fused_lm_head
 
+from engine.compat.trl_head import tell_labelled
 from engine.config.method import METHODS
 from engine.errors import ModelError
 from engine.features import cut_cross_entropy as cut_rules
@@ -59,6 +60,43 @@ def test_every_output_and_gradient_is_that_of_the_plain_model(trained, changes):
     for name, gradient in truth.items():
         torch.testing.assert_close(model.get_parameter(name).grad, gradient, rtol=1e-9, atol=1e-10)
     done.undo()
+
+
+class Asked(TorchDispatchMode):
+    """Counts operations whose result's shape is in the data: a host waits for a card that computes one."""
+
+    count = 0
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        masks = [each for each in args[1] if each is not None] if func.overloadpacket in self.INDEXED else []
+        asks = func.overloadpacket in self.OPS or any(each.dtype == torch.bool for each in masks)
+        self.count += asks
+        return func(*args, **(kwargs or {}))
+
+    OPS = torch.ops.aten.nonzero, torch.ops.aten.masked_select, torch.ops.aten._local_scalar_dense
+    INDEXED = torch.ops.aten.index, torch.ops.aten.index_put, torch.ops.aten._index_put_impl_
+
+
+@pytest.mark.parametrize("told", [False, True])
+def test_a_card_is_asked_once_which_tokens_have_a_label_and_not_at_all_where_their_number_is_known(told):
+    model = tiny_model().double()
+    model.lm_head.requires_grad_(False)
+    add_fused_lm_head(model, outputs=OUTPUTS)
+    cut_cross_entropy.apply(config(), built_of(SimpleNamespace(model=model)))
+    inputs = batch()
+    if told:
+        tell_labelled(inputs["labels"], int((inputs["labels"][:, 1:] != -100).sum()))
+    backbone = model.base_model(input_ids=inputs["input_ids"]).last_hidden_state
+    model.base_model.forward = lambda *args, **kwargs: SimpleNamespace(last_hidden_state=backbone)
+    with Asked() as asked:
+        out = model(**inputs, fused_lm_head=True)
+        (gradient,) = torch.autograd.grad(out.log_probs.sum() + out.entropy.sum(), backbone)
+    assert asked.count == (not told)
+    again = model(**{**inputs, "labels": inputs["labels"].clone()}, fused_lm_head=True)
+    assert torch.equal(out.log_probs, again.log_probs)
+    assert torch.equal(out.is_top1, again.is_top1)
+    (wanted,) = torch.autograd.grad(again.log_probs.sum() + again.entropy.sum(), backbone)
+    assert torch.equal(gradient, wanted)
 
 
 def test_its_memory_stays_far_below_the_logits_and_below_trls():

@@ -70,6 +70,27 @@ def test_each_family_has_the_losses_and_gradients_of_the_mask(family, masks):
     assert (done.entry()["feature"], done.effective, done.count) == ("padding", "no mask", 1)
 
 
+def test_nothing_is_asked_of_a_card_about_rows_that_begin_at_nought(monkeypatch):
+    """transformers asks in each forward pass whether positions belong to several documents; those of rows alone never do."""
+    asked = []
+    own = transformers.masking_utils.find_packed_sequence_indices
+    monkeypatch.setattr(
+        transformers.masking_utils, "find_packed_sequence_indices", lambda *args: asked.append(args) or own(*args)
+    )
+    model, batch = made("qwen3").double(), rows()
+    step(model, batch)
+    assert not asked  # by the mask that is there
+    done = padding.apply(config(), built_of(SimpleNamespace(model=model)))
+    step(model, batch)
+    assert not asked
+    model.base_model.register_forward_pre_hook(
+        lambda _, args, given: (args, {**given, "attention_mask": None}), with_kwargs=True
+    )
+    step(model, batch)
+    assert asked  # without a mask and without word of it
+    done.undo()
+
+
 def test_the_mask_is_there_without_it_and_again_when_taken_back(masks):
     model, batch = tiny_model().double(), rows()
     step(model, batch)
