@@ -29,7 +29,7 @@ from engine.run.view import RunView, fold_many
 
 HEAD_BYTES = 1 << 16
 # So far back a list looks for the newest best step, which held-out rows are measured for now and then.
-BEST_BYTES = 1 << 22
+BEST_BYTES = 1 << 20
 _BLOCK = 1 << 20
 POLL_SECONDS = 0.012
 FOLDER_SECONDS = 0.5
