@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 from textual import events
-from textual.widgets import Input, OptionList
+from textual.widgets import Input, OptionList, Static
 
 from engine.config.facts import DataFacts, Facts
 from engine.config.findings import RANK
@@ -426,6 +426,7 @@ async def test_the_list_of_findings_jumps_to_the_setting() -> None:
         await pilot.press("exclamation_mark")
         await pilot.pause()
         assert isinstance(app.screen, FindingsScreen)
+        assert str(app.screen.query_one(".note", Static).render()) == "enter go there   esc back", "it has no fix"
         await pilot.press("enter")
         await pilot.pause()
         row = build(app).pane.form.row
@@ -538,6 +539,7 @@ async def test_the_fix_of_the_finding_under_the_cursor_is_applied_the_gravest_fi
         await pilot.pause()
         screen = app.screen
         assert isinstance(screen, FindingsScreen)
+        assert "f apply its fix" in str(screen.query_one(".note", Static).render())
         ranks = [RANK[finding.severity] for finding in screen._findings]
         assert ranks == sorted(ranks)
         assert [finding.path for finding in screen._findings][:2] == ["optim.warmup_steps", "optim.learning_rate"]
