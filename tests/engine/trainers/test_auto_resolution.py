@@ -184,6 +184,15 @@ def test_a_run_of_version_0_1_0_knew_no_size_of_scores_no_fused_experts_and_no_l
     assert {**meant, "kernels": None} == {**stored, "kernels": None}
 
 
+def test_answers_of_a_run_that_knew_no_static_cache_are_sampled_as_before():
+    """A static cache gives the same numbers but for rounding, and other answers by that."""
+    stored = {"method": {"kind": "grpo"}}
+    assert gather_facts.as_launched(stored, {})["method"] == {"kind": "grpo", "cache_implementation": "dynamic"}
+    for method in ({"kind": "grpo", "cache_implementation": "static"}, {"kind": "dpo"}):
+        assert gather_facts.as_launched({"method": method}, {})["method"] == method
+    assert gather_facts.as_launched(stored, {"method.cache_implementation": {}}) == stored
+
+
 def packed_run(tmp_path, monkeypatch, answers):
     """A run whose rows are packed and kept apart, launched for a card, and what a measurement there answers in turn."""
     packages = {"nvidia-cudnn-frontend": "1.18.0"}
