@@ -250,7 +250,7 @@ def _vision(config: Shape) -> VisionFacts | None:
     return VisionFacts(hidden, layers, wide, gated, rotates, patches)
 
 
-# What transformers takes for sizes that a config leaves out, as Pixtral 12B's does. Its MLPs multiply by a gate, whatever the activation.
+# What transformers takes for sizes that a config of Pixtral leaves out. Its MLPs multiply by a gate, whatever the activation.
 _PIXTRAL: Shape = {"hidden_size": 1024, "intermediate_size": 4096, "num_hidden_layers": 24}
 
 

@@ -150,7 +150,7 @@ def test_a_tower_is_known_by_every_familys_own_names(family: str, tmp_path: Path
 
 
 def test_pixtrals_tower_is_known_where_its_config_leaves_sizes_out(tmp_path: Path, shared_data: Path) -> None:
-    """As Pixtral 12B's does; each patch is a token. Mistral Small 3.1 takes four for one."""
+    """transformers' own sizes are meant then. Each patch is a token; Mistral Small 3.1 takes four for one."""
     for family, patches in (("pixtral", 1), ("mistral3", 4)):
         folder = FAMILIES[family](shared_data / "tokenizers/minimind", tmp_path / family)
         told = json.loads((folder / "config.json").read_text())
