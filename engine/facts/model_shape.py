@@ -236,14 +236,22 @@ def _vision(config: Shape) -> VisionFacts | None:
     tower = config.get("vision_config")
     if not isinstance(tower, Mapping):
         return None
+    pixtral = tower.get("model_type") == "pixtral"
+    if pixtral:
+        tower = {**_PIXTRAL, **tower}
     hidden = _number(tower, "embed_dim", "hidden_size")
     layers = _number(tower, "depth", "num_hidden_layers")
     patches = _patches(config, tower)
     if not (hidden and layers and patches):
         return None
     wide = _number(tower, "intermediate_size") or (_number(tower, "mlp_ratio") or 4) * hidden
-    merges = _number(tower, "spatial_merge_size") is not None
-    return VisionFacts(hidden, layers, wide, "silu" in str(tower.get("hidden_act")), merges, patches)
+    rotates = pixtral or _number(tower, "spatial_merge_size") is not None
+    gated = pixtral or "silu" in str(tower.get("hidden_act"))
+    return VisionFacts(hidden, layers, wide, gated, rotates, patches)
+
+
+# What transformers takes for sizes that a config of Pixtral leaves out. Its MLPs multiply by a gate, whatever the activation.
+_PIXTRAL: Shape = {"hidden_size": 1024, "intermediate_size": 4096, "num_hidden_layers": 24}
 
 
 def _patches(config: Shape, tower: Shape) -> int | None:
@@ -259,6 +267,8 @@ def _patches(config: Shape, tower: Shape) -> int | None:
     )
     if image and patch and tokens:
         return max(1, (image // patch) ** 2 // tokens)
+    if config.get("model_type") == "llava":  # each patch is a token
+        return 1
     share = config.get("downsample_ratio")
     return round(1 / share**2) if isinstance(share, float) and 0 < share <= 1 else None
 

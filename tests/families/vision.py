@@ -147,7 +147,9 @@ def lfm2_vl(tokenizer: Path, target: Path) -> Path:
         "block_ff_dim": 64,
     }
     config = Lfm2VlConfig(
-        vision_config={**SMALL, "num_patches": 64, "patch_size": 8, "model_type": "siglip2_vision_model"},
+        vision_config={
+            **SMALL, "num_patches": 64, "patch_size": 8, "model_type": "siglip2_vision_model", "vision_use_head": False,
+        },
         text_config=text, image_token_id=loaded.image_token_id, projector_hidden_size=32,
     )  # fmt: skip
     torch.manual_seed(0)

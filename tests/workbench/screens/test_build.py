@@ -886,6 +886,37 @@ async def test_a_model_that_is_not_here_is_not_asked_about_and_what_was_asked_of
         assert {name for _, name in asked} == {"builtin/tiny"}
 
 
+async def test_a_key_stops_the_counting_which_says_how_far_it_is_and_begins_it_again(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    told: list[Callable[[dict[str, Any]], None]] = []
+    cancelled: list[bool] = []
+
+    class Silent:
+        """An inspector that never answers."""
+
+        def ask(self, do: str, **params: Any) -> Any:
+            if do == "data":
+                told.append(params["on_progress"])
+            cancel = lambda: cancelled.append(True)  # noqa: E731
+            return SimpleNamespace(done=False, cancel=cancel, add_done_callback=lambda done: None)
+
+    monkeypatch.setattr(WorkbenchApp, "inspector", property(lambda app: Silent()))
+    app = app_of()
+    async with app.run_test(size=(80, 40)) as pilot:
+        await pilot.press("3")
+        await until(pilot, lambda: "counting tokens" in shown(app))
+        told[-1]({"stage": "tokenize", "done": 12_000, "total": 24_000})
+        await until(pilot, lambda: "12,000 of 24,000" in shown(app))
+        await pilot.press("c")
+        await until(pilot, lambda: "12,000 of 24,000" not in shown(app))
+        assert message(app) == "The rows are not counted; c counts them."
+        assert (len(told), cancelled) == (1, [True])
+        await pilot.press("c")
+        await until(pilot, lambda: "counting tokens" in shown(app))
+        assert len(told) == 2
+
+
 async def test_what_was_counted_of_other_rows_is_not_shown_for_a_recipe_taken_since(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
