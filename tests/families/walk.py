@@ -94,7 +94,8 @@ class Way:
         if family.sees:
             from PIL import Image
 
-            Image.new("RGB", (40, 30), (200, 30, 60)).save(self.root / "cat.png")
+            # Not of one colour: where no position is added to patches, attention over equal ones teaches no query and no key.
+            Image.linear_gradient("L").resize((40, 30)).convert("RGB").save(self.root / "cat.png")
             rows = [
                 {"messages": [{**ask, "content": f"<image>{ask['content']}"}, reply], "images": ["cat.png"]}
                 for ask, reply in (row["messages"] for row in ROWS)
