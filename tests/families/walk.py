@@ -1,5 +1,7 @@
 """One family's way through the workbench, in this process: each station says `✓`, or why not.
 
+    python -m tests.families.walk FAMILY FOLDER TOKENIZER
+
 What a library or the engine raises is caught on purpose: a page of a family that fails says so.
 """
 
@@ -481,3 +483,7 @@ def _handlers_kept() -> Iterator[None]:
     finally:
         for number, handler in kept.items():
             signal.signal(number, handler)
+
+
+if __name__ == "__main__":
+    print(json.dumps(walk(sys.argv[1], Path(sys.argv[2]), Path(sys.argv[3]))), flush=True)
