@@ -4,7 +4,8 @@ To sample a token a host launches some thousand kernels, each of which does next
 host 60 ms where the card needs 5. With keys and values in transformers' StaticCache every token's pass is the same work at
 the same addresses, so it is recorded once a sampling and replayed by one launch a token. `generate` stays transformers' own:
 it asks the model for its compiled pass where the cache is static, and is given the recorded one. Nothing is kept between
-samplings: the cache and the recording take no memory while the model learns, and adapters that moved are read where they lie.
+samplings: the cache and the recording take no memory while the model learns, and adapters that moved are read where they lie. A
+cache that is full is doubled, and the pass recorded anew.
 
 Numbers are those of the same kernels over a cache that is longer than its tokens, the rest masked: equal but for rounding.
 What cannot be recorded (a kernel that asks the host) is computed as before, and the reason is kept.
@@ -26,8 +27,9 @@ from engine.config.rollouts import Rollouts
 from engine.config.tree import RunConfig, method_of
 from engine.trainers.shared_prompts import ATTENTION
 
-TILE = 128
-"""The cache has so many places or a multiple of it, which is what attention kernels compute at once."""
+TILE, FIRST = 128, 256
+"""The cache has a multiple of so many places, which is what attention kernels compute at once; tokens that it has room for at
+first. A full one is doubled, so that short answers do not wait for attention over the room of the longest."""
 HELD = ("none", "nf4", "fp8")
 """Values of `model.quantization` whose products ask nothing of the host."""
 EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts")
@@ -56,6 +58,32 @@ def refused(config: RunConfig, model: PreTrainedModel, whole: bool) -> str:
     return ""
 
 
+class Room:
+    """The places of a static cache, of which `used` hold a token; at most `limit` will."""
+
+    def __init__(self, cache: StaticCache, places: int, used: int, limit: int) -> None:
+        self.cache, self.places, self.used, self.limit = cache, places, used, limit
+
+    def taken_by_one_more(self) -> bool:
+        """Notes one more token; whether the cache lies elsewhere now, since it was full and more may come."""
+        self.used += 1
+        if self.used < self.places or self.places >= self.limit:
+            return False
+        self.places = min(2 * self.places, self.limit)
+        layers: list[Any] = self.cache.layers
+        for layer in layers:
+            layer.max_cache_len = self.places
+            layer.keys, layer.values = (_widened(each, self.places) for each in (layer.keys, layer.values))
+        return True
+
+
+def _widened(states: torch.Tensor, places: int) -> torch.Tensor:
+    """Keys or values [B, H, L, D] in room for `places`."""
+    wider = states.new_zeros((*states.shape[:2], places, states.shape[3]))
+    wider[:, :, : states.shape[2]] = states
+    return wider
+
+
 class RecordedPass:
     """A forward pass that is computed the first time, recorded the second and replayed from then on.
 
@@ -64,18 +92,27 @@ class RecordedPass:
     the plain pass.
     """
 
-    def __init__(self, plain: Callable[..., Any]) -> None:
-        self.plain = plain
+    def __init__(self, plain: Callable[..., Any], room: Room) -> None:
+        self.plain, self.room = plain, room
         self.graph: torch.cuda.CUDAGraph | None = None
         self.reason = ""
         self.calls = self.replayed = 0
+        self._fresh = True
         self._inputs: list[torch.Tensor] = []
         self._outputs: Any = None
 
     def __call__(self, **inputs: Any) -> Any:
         self.calls += 1
-        tensors = _tensors(inputs)
-        if self.calls == 1 or self.reason or not tensors[0].is_cuda:
+        outputs = self._computed(inputs)
+        if self.room.taken_by_one_more():
+            self.graph, self._inputs, self._fresh = None, [], True
+        return outputs
+
+    def _computed(self, inputs: dict[str, Any]) -> Any:
+        tensors, fresh = _tensors(inputs), self._fresh
+        self._fresh = False
+        # The first pass over a new shape loads what it needs, which a recording may not.
+        if fresh or self.reason or not tensors[0].is_cuda:
             return self.plain(**inputs)
         if self.graph is None and not self._record(inputs):
             return self.plain(**inputs)
@@ -121,10 +158,11 @@ def sampling_recorded(model: PreTrainedModel | PeftModel, base: Any, longest: in
     passes: list[RecordedPass] = []
 
     def generate(input_ids: torch.Tensor, **more: Any) -> Any:
-        places = -(-(input_ids.shape[1] + longest) // TILE) * TILE
+        prompt = input_ids.shape[1]
+        places, limit = (-(-(prompt + each) // TILE) * TILE for each in (min(longest, FIRST), longest))
         cache = StaticCache(config=base.config, max_cache_len=places)
         _take_over(cache, more.get("past_key_values"))
-        passes.append(RecordedPass(base.__call__))
+        passes.append(RecordedPass(base.__call__, Room(cache, places, prompt, limit)))
         return plain(input_ids=input_ids, **{**more, "past_key_values": cache})
 
     plain: Any = model.generate

@@ -45,7 +45,14 @@ from engine.trainers.job import Job
 from engine.trainers.recorded_tokens import refused, sampling_recorded
 from engine.trainers.reference import ReferenceTrainer, frozen_copy
 from engine.trainers.run_trainer import RunTrainer
-from engine.trainers.shared_prompts import answers_each, can_share, read_answers, sampling_once, side_by_side
+from engine.trainers.shared_prompts import (
+    answers_each,
+    can_share,
+    is_worth_a_pass,
+    read_answers,
+    sampling_once,
+    side_by_side,
+)
 from engine.trainers.stream_loader import Dealt
 
 # Alone, or ranks that hold the same weights; others split them, as those do that divide experts.
@@ -107,7 +114,8 @@ class RolloutTrainer(ReferenceTrainer, GRPOTrainer):
         if self.shares_prompts and size > 1 and groups_stay:
             # Where a sampling serves several batches, TRL mixes the answers before it splits them: groups are torn apart.
             whole = together == 1
-            note += f"; a prompt is computed once for all its answers in sampling{' and in the loss' if whole else ''}"
+            where = " where it is long enough to earn the pass" if self.accelerator.device.type == "cuda" else ""
+            note += f"; a prompt is computed once for all its answers in sampling{' and in the loss' if whole else ''}{where}"
         how = f"as keys and values grow: {self.not_recorded}" if self.not_recorded else "with a static cache"
         note += f"; answers are sampled {how}"
         return f"{note}; {self.reference_note() if self.beta else 'no reference'}"
@@ -222,7 +230,9 @@ class RolloutTrainer(ReferenceTrainer, GRPOTrainer):
         )
         model = self.accelerator.unwrap_model(self.model_wrapped)
         with without_router_loss(model), kept_together(model), _recorded(self, model):
-            if not (self.shares_prompts and num_generations > 1 and whole and min(map(len, prompt_ids)) > 1):
+            shared = self.shares_prompts and num_generations > 1 and whole and min(map(len, prompt_ids)) > 1
+            longest = max(map(len, prompt_ids))
+            if not (shared and is_worth_a_pass(base_model(model), len(prompt_ids), longest, num_generations)):
                 return super()._generate_single_turn(*given)
             with torch.no_grad(), sampling_once(model, base_model(model).base_model, num_generations):
                 return super()._generate_single_turn(*given)
@@ -245,7 +255,8 @@ class RolloutTrainer(ReferenceTrainer, GRPOTrainer):
         each = 1
         if self.shares_prompts and prompt > 1 and not special:
             each = answers_each(input_ids[:, :prompt], attention_mask[:, :prompt])
-        if each == 1 or chunk % each:
+        of = base_model(self.accelerator.unwrap_model(model))
+        if each == 1 or chunk % each or not is_worth_a_pass(of, chunk, prompt, each):
             given = (
                 seeing(model, self.images, self._shown) if self.images else model,
                 input_ids,

@@ -19,6 +19,7 @@ from transformers import PreTrainedModel
 from engine.compat import fsdp2
 from engine.compat.trl_head import tell_labelled
 from engine.config.optim import Optim
+from engine.features.attention_backend.positions import tell_positions
 from engine.features.built import Built, Notes, ReferenceBy, base_model
 from engine.models.vision_parts import frozen_paths
 from engine.run.async_writer import AsyncWriter
@@ -179,6 +180,8 @@ class RunTrainer(ReadsRows):
         self._trains_on(origin.rows)
         if origin.labelled is not None and "labels" in inputs:
             tell_labelled(inputs["labels"], origin.labelled)
+        if origin.positions is not None and "position_ids" in inputs:
+            tell_positions(inputs["position_ids"], origin.positions)
         with self._with_part(origin.part):
             loss = self.finite.loss(super().training_step(model, inputs, *args, **kwargs))
         # Behind the batch: the step before it may be logged within it.

@@ -22,11 +22,13 @@ class Origin:
     made, since each count on a card is a kernel more a step. No list, since accelerate and transformers walk each number
     of one on its way to the device: a thousand calls a step for a batch of 64."""
 
-    __slots__ = ("labelled", "part", "rows", "tokens", "trained")
+    __slots__ = ("labelled", "part", "positions", "rows", "tokens", "trained")
 
     def __init__(self, rows: list[int], tokens: int, trained: int, labelled: int | None = None) -> None:
         """`labelled`: of labels [B, T] behind each row's first, those that are not ignored; None where there are no such."""
         self.rows, self.tokens, self.trained, self.labelled = rows, tokens, trained, labelled
+        self.positions: torch.Tensor | None = None
+        """Those of a batch of packs, as they were made on the host."""
         self.part = WHOLE
 
     def count_nothing(self) -> None:
@@ -59,7 +61,10 @@ class WithRows:
         ids = [each for row in rows for each in row["rows"]] if packed else [row.get("row", -1) for row in rows]
         labels = batch.get("labels")
         behind = int(labels[:, 1:].ne(-100).sum()) if labels is not None and labels.dim() == 2 else None
-        batch[ROWS] = Origin(ids, *(int(count) for count in counted(batch)), behind)
+        tokens, trained = (int(count) for count in counted(batch))
+        origin = Origin(ids, tokens, trained, behind)
+        origin.positions = batch.get("position_ids")
+        batch[ROWS] = origin
         return batch
 
 

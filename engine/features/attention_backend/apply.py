@@ -24,6 +24,7 @@ from engine.features.attention_backend import (
     varlen,
     xformers_documents,
 )
+from engine.features.attention_backend.positions import on_host
 from engine.features.built import Built, base_model
 
 FEATURE = "packed attention"
@@ -100,9 +101,10 @@ _TELLS = {
 
 def beginnings(positions: torch.Tensor) -> dict[str, Any]:
     """Of positions [B, T] that begin at 0 in each document: the documents' bounds in the flattened batch, int32, and the
-    longest one's tokens. Waits for the device once."""
-    flat = positions.flatten()
+    longest one's tokens. Waits for the device once, unless it was told what the host knows."""
+    flat = on_host(positions).flatten()
     starts = (flat == 0).nonzero().flatten()
     bounds = torch.cat([starts, starts.new_tensor([flat.numel()])]).int()
     longest = int(bounds.diff().max())
+    bounds = bounds.to(positions.device, non_blocking=True)
     return {"cu_seq_lens_q": bounds, "cu_seq_lens_k": bounds, "max_length_q": longest, "max_length_k": longest}

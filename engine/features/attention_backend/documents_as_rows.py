@@ -24,6 +24,7 @@ from engine.compat.state_kernels import computed_by
 from engine.errors import ModelError
 from engine.facts.state_kernels import FLA_MODULE
 from engine.features.attention_backend import MASKED_HERE, NOT_APART, STATES_SERVED
+from engine.features.attention_backend.positions import on_host
 from engine.features.built import base_model
 
 _BORDERS = ("cu_seq_lens_q", "cu_seq_lens_k", "max_length_q", "max_length_k", "seq_idx")
@@ -62,7 +63,7 @@ class Documents:
 
     def _note(self, positions: torch.Tensor) -> None:
         flat = positions.flatten()
-        starts = (flat == 0).nonzero().flatten().tolist()
+        starts = (on_host(positions).flatten() == 0).nonzero().flatten().tolist()
         lengths = [end - start for start, end in zip(starts, [*starts[1:], flat.numel()], strict=True)]
         alike: dict[int, list[tuple[int, int]]] = {}
         for start, length in zip(starts, lengths, strict=True):

@@ -116,8 +116,10 @@ class GatedSums(CustomGraphPass):
 
 def _in_place(graph: torch.fx.Graph, node: torch.fx.Node) -> bool:
     """Has gradients of gate and up and the product written over gate, up and the gradient; whether they can be."""
-    places = [_made_for_one(node.args[at]) for at in _READ]
-    if not all(place is not None and place.target in _PRODUCTS for place in places):
+    places = [
+        place for at in _READ if (place := _made_for_one(node.args[at])) is not None and place.target in _PRODUCTS
+    ]
+    if len(places) < len(_READ):
         return False
     args = list(node.args)
     for at, place in zip(_READ, places, strict=True):
@@ -129,7 +131,7 @@ def _in_place(graph: torch.fx.Graph, node: torch.fx.Node) -> bool:
         if at not in outputs:
             continue
         # As it was seen before, whose lengths may be the graph's own numbers.
-        seen = node.args[_READ[0] if at == 2 else _READ[1 + at]]
+        seen: Any = node.args[_READ[0] if at == 2 else _READ[1 + at]]
         with graph.inserting_before(node):
             shape = seen.args[1] if seen is not place else list(place.meta["val"].shape)
             shaped = graph.call_function(_ATEN.reshape.default, (place, shape))

@@ -25,7 +25,9 @@ from engine.kernels.rope import rope
 from tests.engine.kernels.kernel_cases import CHECKS, FAR, WIDE, check
 
 CASES = Path(__file__).parent / "kernel_cases.py"
-LONG = ("experts_registered", "rope_registered", "rope_views", "rope_twice", "gated_again", "computed_again")
+LONG = (
+    "experts_registered", "rope_registered", "rope_views", "rope_twice", "gated_again", "gated_sums_tiles", "computed_again",
+)  # fmt: skip
 """A third of the interpreter's time: ops as torch's registry calls them, and kernels once more on other strides."""
 
 

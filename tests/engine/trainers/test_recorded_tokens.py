@@ -22,9 +22,13 @@ from tests.engine.trainers.test_shared_prompts import ONE_BATCH
 STATIC = {"method.cache_implementation": "static"}
 
 
-@pytest.mark.parametrize("adapter", [LORA, {}], ids=["lora", "full"])
-def test_the_same_answers_are_sampled_in_room_for_the_longest(tmp_path, monkeypatch, adapter):
+@pytest.mark.parametrize(
+    ("adapter", "first"), [(LORA, 256), ({}, 256), (LORA, 2)], ids=["lora", "full", "room that is doubled"]
+)
+def test_the_same_answers_are_sampled_in_room_for_the_longest(tmp_path, monkeypatch, adapter, first):
     monkeypatch.setenv("WORKBENCH_CACHE", own_cache(tmp_path / "cache"))
+    monkeypatch.setattr(recorded_tokens, "FIRST", first)
+    monkeypatch.setattr(recorded_tokens, "TILE", 4)
     built = Built({**GRPO, **ONE_BATCH, **STATIC, **adapter}, ROWS, tmp_path)
     trainer = built.trainer
     trainer.attach(RunFolder(tmp_path), None, 1, {})
@@ -35,7 +39,7 @@ def test_the_same_answers_are_sampled_in_room_for_the_longest(tmp_path, monkeypa
     made = []
     init = recorded_tokens.RecordedPass.__init__
     monkeypatch.setattr(
-        recorded_tokens.RecordedPass, "__init__", lambda self, plain: (made.append(self), init(self, plain))[1]
+        recorded_tokens.RecordedPass, "__init__", lambda self, *of: (made.append(self), init(self, *of))[1]
     )
     found = {}
     for shares in (True, False):
@@ -49,6 +53,10 @@ def test_the_same_answers_are_sampled_in_room_for_the_longest(tmp_path, monkeypa
     assert len({tuple(answer) for answer in found[True, ""]}) > 8
     assert len(made) == 2
     assert all(each.calls > 4 for each in made), "tokens went through the pass that a GPU records"
+    longest = max(map(len, prompts)) + trainer.max_completion_length
+    assert all(each.room.places < longest + 4 for each in made), "no more room than the longest answer takes"
+    if first == 2:
+        assert all(each.room.places > max(map(len, prompts)) + 2 + 4 for each in made)
     assert kept == (set(vars(base_model(trainer.model))), set(vars(trainer.model)))
 
 
@@ -97,7 +105,10 @@ def small(device: str) -> tuple[Qwen3ForCausalLM, dict[str, Any]]:
 
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
-def test_on_a_gpu_tokens_are_replayed_and_are_those_of_the_plain_pass() -> None:
+@pytest.mark.parametrize("first", [256, 8])
+def test_on_a_gpu_tokens_are_replayed_and_are_those_of_the_plain_pass(first, monkeypatch) -> None:
+    monkeypatch.setattr(recorded_tokens, "FIRST", first)
+    monkeypatch.setattr(recorded_tokens, "TILE", 8)
     model, asked = small("cuda")
     plain = model.generate(**asked)
     with sampling_recorded(model, model, 40) as passes:

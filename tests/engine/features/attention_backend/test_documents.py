@@ -15,6 +15,7 @@ from engine.data.collate import LanguageCollator
 from engine.errors import ModelError
 from engine.features.attention_backend import apply as attention_backend
 from engine.features.attention_backend.backend import settle, trial
+from engine.features.attention_backend.positions import tell_positions
 from engine.features.built import Built
 from tests.engine.features.conftest import tiny_model
 from tests.engine.features.families import made
@@ -90,6 +91,15 @@ def test_bounds_are_those_of_the_flattened_batch():
     found = attention_backend.beginnings(packs()["position_ids"])
     assert found["cu_seq_lens_q"].tolist() == [0, 5, 12, 15, 19, 21, 24]
     assert (found["max_length_q"], found["max_length_k"]) == (7, 7)
+
+
+def test_bounds_that_the_host_knows_are_not_asked_of_the_device():
+    known = packs()["position_ids"]
+    far = torch.full_like(known, 3)  # where a look would find no beginning
+    tell_positions(far, known)
+    found, wanted = attention_backend.beginnings(far), attention_backend.beginnings(known)
+    assert torch.equal(found["cu_seq_lens_q"], wanted["cu_seq_lens_q"])
+    assert found["max_length_q"] == wanted["max_length_q"]
 
 
 @pytest.fixture

@@ -10,6 +10,7 @@ import torch.nn.functional as F
 from torch.fx.experimental.proxy_tensor import make_fx
 
 from engine.features.compile import gated_sums as feature
+from engine.features.compile.gate import Gate
 from engine.features.compile.gated_sums import ComputeProductsAgain, GatedSums, Passes, group_blocks
 from engine.features.compile.low_rank_sums import LowRankSums
 from engine.kernels.gated_sums import GRADIENTS, GRADIENTS_IN_PLACE, gated_sums
@@ -43,6 +44,21 @@ def test_outputs_and_gradients_are_pefts(everywhere, targets):
         assert torch.equal(model(ids).logits, off)
     undo()
     assert torch.equal(step(model, ids)[0], logits)
+
+
+def test_a_shut_gate_leaves_the_base_alone(everywhere):
+    model, ids = adapted(), torch.randint(128, (2, 9))
+    gate = Gate(torch.device("cpu"))
+    with model.disable_adapter(), torch.no_grad():
+        off = model(ids).logits
+    _, blocks, undo = group_blocks(list(model.get_base_model().model.layers), gate)
+    with gate.shut(), torch.no_grad():
+        shut = model(ids).logits
+    with torch.no_grad():
+        assert not torch.equal(model(ids).logits, off)
+    undo()
+    assert blocks == 2
+    torch.testing.assert_close(shut, off, rtol=1e-12, atol=1e-14)
 
 
 def test_without_kernels_blocks_keep_their_code():
