@@ -127,11 +127,11 @@ class Way:
         self._read(self.mapping())
 
     def _read(self, mapping: dict[str, Any]) -> tuple[Any, Any]:
-        from engine.data.gather_facts import look_at
+        from engine.data.gather_facts import gather_facts
         from engine.errors import WorkbenchError
         from engine.rules import read
 
-        facts = look_at(read(mapping).config, self.root)
+        facts = gather_facts(read(mapping).config, self.root)
         reading = read(mapping, facts)
         for finding in reading.findings:
             if finding.severity == "error":
