@@ -11,7 +11,7 @@ divide each row, all weights at 4,096 and 32,768 tokens, then what else serves d
 kernels, four bits, held-out rows. `sharded`: FSDP2 and its shares in main memory, each beside one card.
 `long`: Qwen3-8B's shape with LoRA r=16, rows of `--tokens`; seconds and memory of a step on one card and on `--cards` that divide
 them, which hold the weights whole (`ddp`), in shares (`fsdp2`), or in shares that wait in main memory (`offloaded`), each beside
-the memory that the product's estimate gives for it. With `--warm` the first row is that short: one long step is timed alone.
+the memory that the product's estimate gives for it. With `--warm` a row that short comes first: a single long step can be timed.
 `memory`: four layers of that width on one card, 32,768 tokens, by what is computed again and by which kernels: the peak of each
 beside the estimate. A line of JSON for each; exits 1 where one lies apart or a run failed. What does not fit into `--seconds` is said to be left out.
 """
@@ -391,7 +391,8 @@ def long(bench: Bench) -> None:
     """A step of one long row, on cards that divide it and on one."""
     options = bench.options
     model = make_model(bench.root / "large", "8b", options.layers)
-    given = bench.settings(model, options.tokens, options.steps, rows=options.steps, warm=options.warm) | LORA
+    steps = options.steps + bool(options.warm)
+    given = bench.settings(model, options.tokens, steps, rows=steps, warm=options.warm) | LORA
     given |= {"kernels.use_cut_ce": True, "kernels.fused_attn_kernel": True, "kernels.fused_lora": True}
     given |= {"memory.tiled_mlp": True} if options.tiled else {}
     ring = {"run.devices": options.cards, "distributed.context_parallel_size": options.cards}
@@ -479,7 +480,7 @@ def main() -> int:
     parser.add_argument("--steps", type=int, default=2, help="of the long row")
     parser.add_argument("--arms", nargs="+", choices=ARMS, default=["ddp", "one"], help="of the long row")
     parser.add_argument("--cards", type=int, default=2, help="that divide the long row")
-    parser.add_argument("--warm", type=int, default=0, metavar="TOKENS", help="of the first row, before the long ones")
+    parser.add_argument("--warm", type=int, default=0, metavar="TOKENS", help="of a row before the long ones, which is not timed")
     parser.add_argument("--tiled", action="store_true", help="the long row's feed-forward blocks run in tiles")
     parser.add_argument("--keep", type=Path, metavar="FOLDER", help="where the runs are left, with their logs")
     result_options(parser)
