@@ -32,7 +32,7 @@ from engine.config.files import as_yaml
 from engine.config.kinds import LOADERS
 from engine.config.method import METHODS
 from engine.data.collate import collator_for
-from engine.data.gather_facts import look_at
+from engine.data.gather_facts import gather_facts
 from engine.features.attention_backend.backend import settle
 from engine.features.auto_compose.apply import FEATURE as TIMED
 from engine.features.built import Built, Notes, decoder_layers
@@ -313,7 +313,7 @@ def settings(
     wrong = [found.message for found in reading.findings if found.severity == "error"]
     if wrong:
         raise SystemExit(f"{method}: {wrong}")
-    return resolved(reading.config, look_at(reading.config, machine=machine, sources=False))
+    return resolved(reading.config, gather_facts(reading.config, machine=machine, sources=False))
 
 
 def of_experts(options: argparse.Namespace) -> dict[str, Any]:

@@ -20,7 +20,7 @@ from _arms import ARMS, Builder, settings
 from engine.config.facts import Facts, StepTime
 from engine.config.tree import FieldSpec
 from engine.config.tree import fields as fields_of
-from engine.data.gather_facts import look_at
+from engine.data.gather_facts import gather_facts
 from engine.facts import counts, step_times
 from engine.hardware import Gpu, Machine
 from engine.planning import memory_model
@@ -200,7 +200,7 @@ def described(point: Point, folder: Path, machine: Machine | None = None) -> tup
     `folder` holds the model's config.json.
     """
     config = settings(point.options(), "sft", ARMS[point.arm], folder, machine)
-    facts = look_at(config, machine=machine, sources=False)
+    facts = gather_facts(config, machine=machine, sources=False)
     found = counts.parameters(config, facts)
     tokens = point.rows * point.tokens
     asked = step_times.asked_of(config, facts, tokens, point.tokens, found.base if found is not None else 0)

@@ -44,7 +44,7 @@ from transformers import AutoTokenizer, Qwen3Config, Qwen3ForCausalLM
 
 from engine.builtin import tiny
 from engine.config.files import as_yaml, load, put
-from engine.data.gather_facts import look_at
+from engine.data.gather_facts import gather_facts
 from engine.errors import WorkbenchError
 from engine.planning.estimate import estimate
 from engine.rules import read as read_config
@@ -107,7 +107,7 @@ class Trial:
     def estimated(self) -> dict[str, int]:
         """Bytes by class that the product tells before it starts."""
         config = read_config(load(self.folder / "config.yaml").mapping).config
-        return estimate(config, look_at(config, self.folder)).memory
+        return estimate(config, gather_facts(config, self.folder)).memory
 
     def read(self, seconds: float) -> dict[str, Any]:
         """Its numbers by name, or its `failure`."""

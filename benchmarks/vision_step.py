@@ -46,7 +46,7 @@ from gpu_methods import compare, say
 from trl import SFTTrainer
 
 from engine.builtin import dates
-from engine.data.gather_facts import look_at
+from engine.data.gather_facts import gather_facts
 from engine.data.prepare import prepare
 from engine.data.vision import ImageTokens
 from engine.models.load import load_processing_class
@@ -173,7 +173,7 @@ class VisionBuilder(Builder):
         config = self.config(name)
         given = config.data.model_copy(update={"train": [type(config.data.train[0])(path=str(self.file))]})
         config = config.model_copy(update={"data": given})
-        facts = dataclasses.replace(look_at(config, self.folder.parent), data=self.counted)
+        facts = dataclasses.replace(gather_facts(config, self.folder.parent), data=self.counted)
         return memory_model.memory(config, facts, config.memory.gradient_checkpointing) or {}
 
     def plain(self, config: Any, arguments: Any, model: Any) -> Any:

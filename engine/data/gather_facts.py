@@ -86,7 +86,7 @@ def resolved_config(
     """
     config = read(mapping if launched is None else as_launched(mapping, launched)).accepted()
     asked = any(entry.requested == "auto" for entry in effective(config))
-    return resolved(config, look_at(config, base)) if asked else resolved(config)
+    return resolved(config, gather_facts(config, base)) if asked else resolved(config)
 
 
 def as_launched(mapping: Mapping[str, Any], launched: Mapping[str, Any]) -> dict[str, Any]:
@@ -108,7 +108,7 @@ _BEFORE = {fields.method.cache_implementation: "dynamic"}
 """What methods did before they had a setting, where that is neither off nor the usual size."""
 
 
-def look_at(
+def gather_facts(
     config: RunConfig, base: str | Path = ".", machine: Machine | None = None, *, sources: bool = True
 ) -> Facts:
     """What can be known of this config at once. With `machine` the packages here say nothing about it."""
@@ -199,7 +199,7 @@ def completed(facts: Facts, config: RunConfig, base: str | Path = ".") -> Facts:
     sources = facts.sources if facts.sources is not None and paths <= facts.sources.keys() else None
     if facts.machine is not None and model is not None and sources is not None:
         return facts
-    found = look_at(config, base, sources=sources is None)
+    found = gather_facts(config, base, sources=sources is None)
     return replace(
         facts,
         machine=facts.machine or found.machine,

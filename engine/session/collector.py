@@ -279,9 +279,9 @@ class FactsCollector:
 
 
 def _look(config: RunConfig, base: Path) -> Facts:
-    from engine.data.gather_facts import look_at
+    from engine.data.gather_facts import gather_facts
 
-    return look_at(config, base, sources=False)
+    return gather_facts(config, base, sources=False)
 
 
 def _looks(
@@ -289,10 +289,10 @@ def _looks(
 ) -> tuple[dict[str, SourceFacts], dict[str, Look]]:
     """What the rules want to know of the sources, and what a person wants to see of them."""
     from engine.data.gather_facts import look_at_sources
-    from engine.session.first_rows import look_at
+    from engine.session.first_rows import first_rows_of
 
     facts = look_at_sources([*config.data.train, *config.data.eval], base, config.data.image_base_dir)
-    return facts, {key_of(entry): look_at(entry, base, config.run.seed) for entry in written}
+    return facts, {key_of(entry): first_rows_of(entry, base, config.run.seed) for entry in written}
 
 
 def _entries(value: Any) -> Iterator[dict[str, Any]]:

@@ -70,7 +70,7 @@ def refuse_what_no_longer_fits(run: RunFolder, settings: Mapping[str, Any]) -> N
     config is as it was has been judged when it was launched, and one of SLURM's gets a machine that nobody sees from here."""
     if slurm.is_job(run) or not (settings or launch.changed_settings(run)):
         return
-    from engine.data.gather_facts import look_at
+    from engine.data.gather_facts import gather_facts
     from engine.rules import read
     from engine.rules.fit import it_fits_into_memory
 
@@ -79,7 +79,7 @@ def refuse_what_no_longer_fits(run: RunFolder, settings: Mapping[str, Any]) -> N
     except UsageError:
         return  # what is wrong with it is said where it is taken, behind what is wrong with the folder
     config = read(absolute(parse(text).mapping, run.path)).config
-    for finding in it_fits_into_memory(config, look_at(config, run.path, sources=False)):
+    for finding in it_fits_into_memory(config, gather_facts(config, run.path, sources=False)):
         if finding.severity == "error":
             raise WorkbenchError(
                 f"run {visible(run.id)} cannot go on so: {finding.message}",

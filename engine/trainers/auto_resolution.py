@@ -19,7 +19,7 @@ import torch
 
 from engine import figures
 from engine.config.tree import RunConfig, fields
-from engine.data.gather_facts import look_at
+from engine.data.gather_facts import gather_facts
 from engine.features.attention_backend import kept_apart, timing
 from engine.planning import memory_model
 from engine.planning.auto import FIT, recomputed_within
@@ -86,7 +86,7 @@ def by_times_of_attention(
         same = before == _ATTENTION.value(config)
         told = why[_ATTENTION.path] if same else "this run began with it"
         return config.with_values({_ATTENTION: before}), {**why, _ATTENTION.path: told}
-    facts = look_at(config, base, sources=False)
+    facts = gather_facts(config, base, sources=False)
     device = torch.device("cuda", torch.cuda.current_device())
     if (found := timing.decide(config, facts, device)) is None:
         return config, why
@@ -133,7 +133,7 @@ def by_free_memory(
         return config, why
     less = f"; others hold {figures.size(held)} of the card" if held >= OTHERS else ""
     less += f"; the card has {figures.size(lost)} less than that of the launch" if lost >= OTHERS else ""
-    facts = look_at(config, base, sources=False)
+    facts = gather_facts(config, base, sources=False)
     # Layers first: no number hangs on them. What a size of scores is worth is a few milliseconds, the same numbers are more.
     for spec, usual in ((_LAYERS, "all of them"), (_HEAD, "the usual size")):
         is_fixed = spec is _HEAD and config.run.full_determinism

@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from engine.config.files import put
-from engine.data.gather_facts import look_at
+from engine.data.gather_facts import gather_facts
 from engine.hardware import parse_machine
 from engine.planning.estimate import estimate
 from engine.rules import read
@@ -41,7 +41,7 @@ def test_every_run_of_it_is_one_that_trains(monkeypatch: pytest.MonkeyPatch, tmp
         mapping: dict[str, Any] = {"version": 1}
         for path, value in trial.settings.items():
             put(mapping, path, value)
-        facts = look_at(read(mapping).config, root, parse_machine(f"{trial.cards.count(',') + 1}xH100-80GB"))
+        facts = gather_facts(read(mapping).config, root, parse_machine(f"{trial.cards.count(',') + 1}xH100-80GB"))
         errors = [finding for finding in read(mapping, facts).findings if finding.severity == "error"]
         assert not [each.message for each in errors if each.path != "model.name"], trial.name  # it has no weights here
         judged.append(trial.name)

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from engine.config.facts import DataFacts
-from engine.data.gather_facts import look_at
+from engine.data.gather_facts import gather_facts
 from engine.facts import step_times
 from engine.hardware import parse_machine
 from engine.planning.estimate import estimate
@@ -82,7 +82,7 @@ def test_points_are_measured_written_judged_and_read_by_the_estimate(tmp_path, m
         "optim": {"per_device_train_batch_size": 1, "gradient_accumulation_steps": 1, "max_steps": 10},
     }  # fmt: skip
     config = read(mapping).config
-    seen = look_at(config, tmp_path, parse_machine("1xH100-80GB"), sources=False)
+    seen = gather_facts(config, tmp_path, parse_machine("1xH100-80GB"), sources=False)
     facts = replace(seen, data=DataFacts(100, tokens=6400))
     told = estimate(config, facts)
     assert told.seconds_by == f"by steps measured on {CARD}"

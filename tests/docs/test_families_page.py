@@ -14,6 +14,7 @@ import sys
 import tempfile
 from collections.abc import Mapping
 from concurrent.futures import ProcessPoolExecutor, as_completed
+from importlib.util import find_spec
 from multiprocessing import get_context
 from pathlib import Path
 
@@ -21,6 +22,7 @@ import pytest
 import transformers
 
 from tests.caches import own_cache
+from tests.engine.data import test_torchvision
 from tests.families.models import FAMILIES
 from tests.families.walk import STATIONS, YES, walk
 
@@ -29,6 +31,8 @@ PAGE, KEPT = DOCS / "families.md", DOCS / "families.json"
 BEGIN, END = "<!-- families -->\n", "<!-- end -->"
 SOME = ("deepseek_v3", "idefics3")
 """Walked by default: adapters on layers that PEFT takes for experts, a model that sees."""
+BY_TORCHVISION = ("pixtral", "mistral3", "lfm2_vl", "gemma4_vl")
+"""Read by torchvision alone, which lies in a folder of its own: walked by a process that finds it there."""
 HEADS = {
     "check": "check", "estimate": "estimate", "preview": "preview", "lora": "LoRA", "full": "all weights", "qlora": "QLoRA",
     "resume": "resume", "adapter": "PEFT opens it", "merged": "merged", "whole": "exported", "gguf": "GGUF", "chat": "chat",
@@ -86,8 +90,10 @@ def _holds(name: str, tmp_path: Path, tokenizer: Path, monkeypatch: pytest.Monke
     walks, version = kept()
     if version != transformers.__version__:
         pytest.skip(f"the page is of transformers {version}")
+    if name in BY_TORCHVISION and not _finds_torchvision():
+        pytest.skip("torchvision is not installed")
     monkeypatch.setenv("WORKBENCH_CACHE", own_cache(tmp_path / "cache"))
-    assert walk(name, tmp_path / name, tokenizer) == walks[name]
+    assert _walk(name, tmp_path, tokenizer) == walks[name]
 
 
 @pytest.mark.parametrize("name", SOME)
@@ -110,7 +116,19 @@ def walked(name: str) -> dict[str, str]:
     transformers.utils.logging.disable_progress_bar()
     with tempfile.TemporaryDirectory() as room:
         os.environ["WORKBENCH_CACHE"] = own_cache(Path(room) / "cache")
-        return walk(name, Path(room) / name, Path(os.environ["WORKBENCH_TEST_DATA"]) / "tokenizers/minimind")
+        return _walk(name, Path(room), Path(os.environ["WORKBENCH_TEST_DATA"]) / "tokenizers/minimind")
+
+
+def _finds_torchvision() -> bool:
+    return find_spec("torchvision") is not None or (test_torchvision.FOLDER / "torchvision").is_dir()
+
+
+def _walk(name: str, room: Path, tokenizer: Path) -> dict[str, str]:
+    if name not in BY_TORCHVISION or find_spec("torchvision") is not None or not _finds_torchvision():
+        return walk(name, room / name, tokenizer)
+    asked = (name, str(room / name), str(tokenizer))
+    (found,) = test_torchvision.said_by("tests.families.walk", *asked, cache=room / "cache")
+    return dict(found)
 
 
 def record(names: list[str]) -> None:

@@ -1,5 +1,7 @@
 """One family's way through the workbench, in this process: each station says `✓`, or why not.
 
+    python -m tests.families.walk FAMILY FOLDER TOKENIZER
+
 What a library or the engine raises is caught on purpose: a page of a family that fails says so.
 """
 
@@ -95,7 +97,7 @@ class Way:
         if family.sees:
             from PIL import Image
 
-            # Where all patches are alike, it is nothing to a tower which of them it looks at.
+            # Not of one colour: where no position is added to patches, attention over equal ones teaches no query and no key.
             Image.linear_gradient("L").resize((40, 30)).convert("RGB").save(self.root / "cat.png")
             rows = [
                 {"messages": [{**ask, "content": f"<image>{ask['content']}"}, reply], "images": ["cat.png"]}
@@ -131,11 +133,11 @@ class Way:
         self._read(self.mapping())
 
     def _read(self, mapping: dict[str, Any]) -> tuple[Any, Any]:
-        from engine.data.gather_facts import look_at
+        from engine.data.gather_facts import gather_facts
         from engine.errors import WorkbenchError
         from engine.rules import read
 
-        facts = look_at(read(mapping).config, self.root)
+        facts = gather_facts(read(mapping).config, self.root)
         reading = read(mapping, facts)
         for finding in reading.findings:
             if finding.severity == "error":
@@ -487,3 +489,7 @@ def _handlers_kept() -> Iterator[None]:
     finally:
         for number, handler in kept.items():
             signal.signal(number, handler)
+
+
+if __name__ == "__main__":
+    print(json.dumps(walk(sys.argv[1], Path(sys.argv[2]), Path(sys.argv[3]))), flush=True)

@@ -46,7 +46,7 @@ def command(
     """
     from engine.bridge.detect import TITLES, detect
     from engine.config.files import load
-    from engine.data.gather_facts import countable, look_at
+    from engine.data.gather_facts import countable, gather_facts
     from engine.hardware import parse_machine
     from engine.rules import read
     from workbench.cli.reading import beside_the_file, counts, read_with
@@ -59,7 +59,7 @@ def command(
         mended = _mend(file, tool, overrides)
         document = load(file)
     mapping, lines = read_with(document, base, overrides)
-    facts = look_at(read(mapping).config, base, parse_machine(machine) if machine else None)
+    facts = gather_facts(read(mapping).config, base, parse_machine(machine) if machine else None)
     reading = read(mapping, facts)
     problem = ""
     if with_data and countable(reading.findings):

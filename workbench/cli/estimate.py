@@ -47,7 +47,7 @@ def command(file: Path, overrides: tuple[str, ...], machine: str | None, rehears
     """
     from engine.config.facts import DataFacts
     from engine.config.files import load
-    from engine.data.gather_facts import look_at
+    from engine.data.gather_facts import gather_facts
     from engine.facts.counts import longest_row
     from engine.hardware import parse_machine
     from engine.planning.estimate import estimate
@@ -61,7 +61,7 @@ def command(file: Path, overrides: tuple[str, ...], machine: str | None, rehears
     target = parse_machine(machine) if machine else None
     mapping = with_overrides(load(file).mapping, file.resolve().parent, overrides)
     reading = read(mapping)
-    facts = look_at(reading.config, file.resolve().parent, target)
+    facts = gather_facts(reading.config, file.resolve().parent, target)
     reading = read(mapping, facts)
     facts = _with_counts(mapping, reading, facts, quiet=as_json)
     reading = read(mapping, facts)

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from engine.config.facts import DataFacts, Facts, StepTime
-from engine.data.gather_facts import look_at
+from engine.data.gather_facts import gather_facts
 from engine.facts import step_times
 from engine.facts.model_shape import model_facts
 from engine.hardware import Gpu, Machine, parse_machine
@@ -89,9 +89,9 @@ def test_the_look_finds_the_rows_of_this_card_and_of_one_that_is_only_described(
     step_times.write(step_times.own(), [*MEASURED, other])
     config = read({"model": {"name": "Qwen/Qwen3-8B"}}).config
     here = Machine(gpus=(Gpu(CARD, 80 * 2**30, (9, 0)),))
-    assert look_at(config, tmp_path, here).step_times == tuple(MEASURED)
-    assert look_at(config, tmp_path, parse_machine("1xH100-80GB")).step_times == tuple(MEASURED)
-    assert look_at(config, tmp_path, Machine(cpu_count=2)).step_times == ()
+    assert gather_facts(config, tmp_path, here).step_times == tuple(MEASURED)
+    assert gather_facts(config, tmp_path, parse_machine("1xH100-80GB")).step_times == tuple(MEASURED)
+    assert gather_facts(config, tmp_path, Machine(cpu_count=2)).step_times == ()
 
 
 def test_the_estimate_tells_the_time_that_was_measured() -> None:

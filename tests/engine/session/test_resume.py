@@ -75,7 +75,7 @@ def test_what_fits_goes_on_and_what_was_not_changed_is_not_judged_again(
     resuming.resume(run, settings={"run.devices": 4, "optim.gradient_accumulation_steps": 2})
     assert "devices: 4" in resumed[0]
     run.update_json(config=run.read_config(), state="stopped")
-    monkeypatch.setattr("engine.data.gather_facts.look_at", None)
+    monkeypatch.setattr("engine.data.gather_facts.gather_facts", None)
     resuming.resume(run)
     assert len(resumed) == 2
 

@@ -33,7 +33,7 @@ ROWS = {**MAPPING["data"], "train": [{"path": "builtin/dates"}]}
 @pytest.fixture
 def run(tmp_path, monkeypatch):
     """An 8B run on a card of 80 GB, as a launch stores it."""
-    monkeypatch.setattr(auto_resolution, "look_at", lambda *_, **__: FACTS)
+    monkeypatch.setattr(auto_resolution, "gather_facts", lambda *_, **__: FACTS)
     config = read(MAPPING).config
     return create(tmp_path, dump(resolved(config, FACTS)), {"auto": choices(config, FACTS)})
 
@@ -80,7 +80,7 @@ def test_a_run_that_goes_on_on_a_smaller_card_computes_more_again_and_says_so(tm
     from_config.launch_config(config, FACTS, runs_dir=tmp_path)
     run = create(tmp_path, dump(resolved(config, FACTS)), launched[0])
     monkeypatch.setattr(
-        auto_resolution, "look_at", lambda *_, **__: replace(FACTS, machine=parse_machine(f"1xA6000-{gib}GB"))
+        auto_resolution, "gather_facts", lambda *_, **__: replace(FACTS, machine=parse_machine(f"1xA6000-{gib}GB"))
     )
     whole = FACTS.machine.gpus[0].memory_bytes * gib // 80
     found, why = by_free_memory(
@@ -108,7 +108,7 @@ def small(tmp_path, monkeypatch):
     """Launches 0.6B with full weights on a card of 80 GB: its head gets 2,374 MiB for scores."""
     facts = replace(FACTS, model=model_facts("Qwen/Qwen3-0.6B"))
     for module in (auto_resolution, gather_facts):
-        monkeypatch.setattr(module, "look_at", lambda *_, **__: facts)
+        monkeypatch.setattr(module, "gather_facts", lambda *_, **__: facts)
 
     def launched(**settings):
         mapping = {
@@ -197,7 +197,7 @@ def packed_run(tmp_path, monkeypatch, answers):
     """A run whose rows are packed and kept apart, launched for a card, and what a measurement there answers in turn."""
     packages = {"nvidia-cudnn-frontend": "1.18.0"}
     facts = replace(FACTS, packages=packages)
-    monkeypatch.setattr(auto_resolution, "look_at", lambda *_, **__: facts)
+    monkeypatch.setattr(auto_resolution, "gather_facts", lambda *_, **__: facts)
     monkeypatch.setattr(auto_resolution.torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(auto_resolution.torch.cuda, "current_device", lambda: 0)
     monkeypatch.setattr(auto_resolution.timing, "decide", lambda *_: answers.pop(0))

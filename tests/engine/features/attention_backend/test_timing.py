@@ -11,7 +11,7 @@ import torch
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from engine.config.facts import DataFacts, Facts, ModelFacts
-from engine.data.gather_facts import look_at
+from engine.data.gather_facts import gather_facts
 from engine.facts import attention_times
 from engine.features.attention_backend import backend, timing
 from engine.features.attention_backend.apply import beginnings
@@ -122,7 +122,7 @@ def test_a_damaged_record_is_none_and_random_numbers_stay(implementations, tmp_p
         assert attention_times.known(name) == {}
     file.write_text("{")
     assert attention_times.known(name) == {}
-    assert look_at(CONFIG, tmp_path, parse_machine("1xH100-80GB")).attention_times is None
+    assert gather_facts(CONFIG, tmp_path, parse_machine("1xH100-80GB")).attention_times is None
 
 
 @pytest.mark.gpu
@@ -131,7 +131,7 @@ def test_on_a_card_what_is_installed_has_a_time_and_agrees_with_torchs_own(monke
     monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path))
     model = ModelFacts("builtin/tiny", heads=32, kv_heads=8, head_dim=128)
     config = CONFIG.with_values({timing.SETTING: "auto"})
-    facts = replace(look_at(config, tmp_path), model=model)
+    facts = replace(gather_facts(config, tmp_path), model=model)
     device = torch.device("cuda", torch.cuda.current_device())
     order = timing.candidates(config, facts)
     assert "varlen" in order
