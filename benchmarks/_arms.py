@@ -32,11 +32,13 @@ from engine.config.files import as_yaml
 from engine.config.kinds import LOADERS
 from engine.config.method import METHODS
 from engine.data.collate import collator_for
-from engine.data.gather_facts import look_at
+from engine.data.gather_facts import gather_facts
 from engine.features.attention_backend.backend import settle
+from engine.features.auto_compose.apply import FEATURE as TIMED
 from engine.features.built import Built, Notes, decoder_layers
 from engine.features.fp8_base.layers import compute_in_fp8
 from engine.features.sequence import Features
+from engine.hardware import Machine
 from engine.models.adapters import add_adapter, lora_config
 from engine.planning.auto import resolved
 from engine.rules import read
@@ -95,6 +97,13 @@ ARMS: dict[str, dict[str, Any]] = {
         "memory.gradient_checkpointing": "auto",
     },
     "cut": {"kernels.use_cut_ce": True},
+    "cut, dynamic cache": {"kernels.use_cut_ce": True, "method.cache_implementation": "dynamic"},
+    "ours by default, dynamic cache": {
+        "kernels.use_cut_ce": "auto",
+        "kernels.torch_compile": "auto",
+        "memory.gradient_checkpointing": "auto",
+        "method.cache_implementation": "dynamic",
+    },
     "fused": {"kernels.fused_attn_kernel": True},
     "compiled": {"kernels.torch_compile": True},
     "lora": {"kernels.fused_lora": True},
@@ -106,6 +115,20 @@ ARMS: dict[str, dict[str, Any]] = {
         "kernels.fused_attn_kernel": True,
         "memory.gradient_checkpointing": "auto",
     },
+    "cut, fused": {"kernels.use_cut_ce": True, "kernels.fused_attn_kernel": True},
+    "cut, liger kernels": {"kernels.use_cut_ce": True, "kernels.use_liger_kernel": True},
+    "cut, fused, liger kernels": {
+        "kernels.use_cut_ce": True,
+        "kernels.fused_attn_kernel": True,
+        "kernels.use_liger_kernel": True,
+    },
+    "cut, none": {"kernels.use_cut_ce": True, "memory.gradient_checkpointing": False},
+    "cut, liger kernels, none": {
+        "kernels.use_cut_ce": True,
+        "kernels.use_liger_kernel": True,
+        "memory.gradient_checkpointing": False,
+    },
+    "composed": {"kernels.use_cut_ce": True, "kernels.kernel_auto_compose": True},
     "cut, compiled": ON,
     "all three": {**ON, "kernels.fused_attn_kernel": True},
     "cut, compiled, medium": {**ON, "memory.gradient_checkpointing": "medium"},
@@ -141,6 +164,17 @@ ARMS: dict[str, dict[str, Any]] = {
     "none": {"memory.gradient_checkpointing": False},
     "nf4 by default": {
         "model.quantization": "nf4",
+        "kernels.use_cut_ce": "auto",
+        "kernels.torch_compile": "auto",
+        "memory.gradient_checkpointing": "auto",
+    },
+    "plain layers by default": {
+        "kernels.use_cut_ce": "auto",
+        "kernels.fused_experts": "auto",
+        "memory.gradient_checkpointing": "auto",
+    },
+    "fp8 by default": {
+        "model.quantization": "fp8",
         "kernels.use_cut_ce": "auto",
         "kernels.torch_compile": "auto",
         "memory.gradient_checkpointing": "auto",
@@ -227,6 +261,12 @@ ARMS: dict[str, dict[str, Any]] = {
     "packed rows, compiled": {"data.packing": True, "kernels.torch_compile": True, "kernels.fused_experts": True},
     "offloaded": {"memory.activation_offloading": "cpu"},
     "on disk": {"memory.activation_offloading": "disk"},
+    "selective": {"memory.gradient_checkpointing": "selective"},
+    "medium": {"memory.gradient_checkpointing": "medium"},
+    "tiled": {"memory.tiled_mlp": True},
+    "streamed": {"memory.layer_offloading": True},
+    "nf4": {"model.quantization": "nf4"},
+    "fp8": {"model.quantization": "fp8"},
 }
 """Settings on top of the common ones. `plain` is TRL with the same settings, `default` TRL as it comes (autocast, float32
 adapters), `liger` plain TRL with Liger's kernels, which a library's layers compiled one by one may be added to; `ours` the
@@ -240,8 +280,10 @@ PEERS = "plain", "default", "liger", "compiled by torch, liger"
 """The arms that are not ours."""
 
 
-def settings(options: argparse.Namespace, method: str, arm: dict[str, Any], folder: Path) -> Any:
-    """The run's config, with `auto` resolved for this card and shape."""
+def settings(
+    options: argparse.Namespace, method: str, arm: dict[str, Any], folder: Path, machine: Machine | None = None
+) -> Any:
+    """The run's config, with `auto` resolved for this shape and card, or that of `machine`."""
     kind: dict[str, Any] = {"kind": method}
     if method in GENERATES:
         length = min(options.answer, options.tokens)
@@ -271,7 +313,7 @@ def settings(options: argparse.Namespace, method: str, arm: dict[str, Any], fold
     wrong = [found.message for found in reading.findings if found.severity == "error"]
     if wrong:
         raise SystemExit(f"{method}: {wrong}")
-    return resolved(reading.config, look_at(reading.config, sources=False))
+    return resolved(reading.config, gather_facts(reading.config, machine=machine, sources=False))
 
 
 def of_experts(options: argparse.Namespace) -> dict[str, Any]:
@@ -372,6 +414,12 @@ class Builder:
         if packed or on_host:
             dtype = getattr(torch, precision(self.options))
             return random_base(self.loader(), self.shape, dtype, self.device, packed, on_host=on_host)
+        if self.weights is not None and not self.options.full and METHODS[self.method].head == "vocabulary":
+            # Not drawn again only to be put away, which takes a slow host half a minute.
+            dtype = getattr(torch, precision(self.options))
+            model = random_base(self.loader(), self.shape, dtype, self.device, known=self.weights)
+            torch.manual_seed(0)  # adapters are drawn next, alike for each arm
+            return model
         torch.manual_seed(0)
         with torch.device(self.device):
             model = self.loader().from_config(copy.deepcopy(self.shape), dtype=getattr(torch, precision(self.options)))
@@ -384,6 +432,7 @@ class Builder:
             own = {name: weight.clone() if self.options.full else weight for name, weight in self.weights.items()}
             model.load_state_dict(own, assign=True)
             model.tie_weights()
+        torch.manual_seed(0)
         return model
 
     def config(self, name: str) -> Any:
@@ -442,6 +491,8 @@ class Builder:
         kernels = config.kernels
         told = f"checkpointing {config.memory.gradient_checkpointing}, compiled {kernels.torch_compile},"
         told += f" cut {kernels.use_cut_ce}," if name == "ours by default" else ""
+        timed = [entry for entry in features.entries() if entry["feature"] == TIMED]
+        told += "".join(f" {entry['effective']} of {entry['detail']}," for entry in timed)
         told += f" fused experts {kernels.fused_experts}," if kernels.fused_experts is not False else ""
         told += f" base in {packed}," if packed else ""
         told += f" attention {model.config._attn_implementation}{f' ({lacking})' if lacking else ''},"
@@ -451,11 +502,12 @@ class Builder:
         """The library's trainer on the same rows; `default` with the precision that TRL comes with. Raises NoPeer."""
         arguments = module_of(self.method).arguments(config, place)
         arguments.save_strategy = "no"
+        changes: dict[str, Any] = {}
         if hasattr(arguments, "generation_batch_size"):
             # It follows from the others, and is refused beside them.
-            arguments = dataclasses.replace(arguments, generation_batch_size=None)
+            changes["generation_batch_size"] = None
         if name == "default":
-            arguments = dataclasses.replace(arguments, bf16=CARD)
+            changes["bf16"] = CARD
             model = (
                 self.base() if self.options.full else get_peft_model(self.base(), lora_config(config, config.adapter))
             )
@@ -464,7 +516,8 @@ class Builder:
         if "liger" in name:
             if find_spec("liger_kernel") is None:
                 raise NoPeer("liger-kernel is not installed (pip install liger-kernel)")
-            arguments = dataclasses.replace(arguments, use_liger_kernel=True)
+            changes["use_liger_kernel"] = True
+        arguments = dataclasses.replace(arguments, **changes)  # once: it derives the rest anew
         trainer = self.plain(config, arguments, model)
         if name.startswith("compiled by torch"):
             for layer in decoder_layers(model):

@@ -30,13 +30,15 @@ def rows_a_step(method: str, sequences: int) -> int:
     return sequences // 2 if METHODS[method].rows in ("pairs", "texts") else sequences
 
 
-def method_rows(method: str, tokens: int, vocabulary: int, tokenizer: Any, *, ragged: bool = False) -> Dataset:
+def method_rows(
+    method: str, tokens: int, vocabulary: int, tokenizer: Any, *, ragged: bool = False, count: int = COUNT
+) -> Dataset:
     """Prepared rows of the shape that the method learns from; `ragged` ones have a quarter of the tokens up to all."""
     if method in GENERATES:
-        asked = [each["messages"][:1] for each in dates.rows(count=COUNT)]
+        asked = [each["messages"][:1] for each in dates.rows(count=count)]
         return Dataset.from_list([_prompt(row, each, tokenizer) for row, each in enumerate(asked)])
     draw = _Draw(vocabulary)
-    lengths = draw.lengths(tokens) if ragged else [tokens] * COUNT
+    lengths = draw.lengths(tokens, count) if ragged else [tokens] * count
     return Dataset.from_list([{**_row(method, row, length, draw), "row": row} for row, length in enumerate(lengths)])
 
 
@@ -48,11 +50,12 @@ class _Draw:
 
     def ids(self, length: int) -> list[int]:
         uniform = torch.rand(length, generator=self.generator)
-        return [int(each) for each in (self.vocabulary**uniform).long().clamp(max=self.vocabulary - 1)]
+        ids: list[int] = (self.vocabulary**uniform).long().clamp(max=self.vocabulary - 1).tolist()
+        return ids
 
-    def lengths(self, tokens: int) -> list[int]:
+    def lengths(self, tokens: int, count: int) -> list[int]:
         """As many tokens for each row, even numbers."""
-        share = 0.25 + 0.75 * torch.rand(COUNT, generator=self.generator)
+        share = 0.25 + 0.75 * torch.rand(count, generator=self.generator)
         return [int(each) // 2 * 2 for each in share * tokens]
 
     def logps(self, tokens: int) -> list[float]:

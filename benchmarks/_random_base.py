@@ -7,6 +7,7 @@ made on a card that has no room for it in 16. Nothing is read: numbers that are 
 from __future__ import annotations
 
 import copy
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -22,10 +23,17 @@ expert equals another."""
 
 
 def random_base(
-    kind: Any, shape: Any, dtype: torch.dtype, device: str, packed: str = "", *, on_host: bool = False
+    kind: Any,
+    shape: Any,
+    dtype: torch.dtype,
+    device: str,
+    packed: str = "",
+    *,
+    on_host: bool = False,
+    known: Mapping[str, torch.Tensor] | None = None,
 ) -> Any:
     """A model of this shape. `packed`: nf4 holds linear layers and experts of the layers in NF4, mxfp4 experts alone, as
-    files would hold them; `on_host` leaves the layers in the host's memory."""
+    files would hold them; `on_host` leaves the layers in the host's memory; weights that are `known` by name are taken."""
     torch.manual_seed(0)
     with torch.device("meta"):
         model = kind.from_config(copy.deepcopy(shape), dtype=dtype)
@@ -43,8 +51,10 @@ def random_base(
         for name, weight in module._parameters.items():
             if weight is None:
                 continue
-            if inside and packed and name in PROJECTIONS and weight.dim() == 3:
-                made: torch.Tensor = experts_in(packed, module, weight, device)
+            if known is not None:
+                made: torch.Tensor = known[f"{path}.{name}"]
+            elif inside and packed and name in PROJECTIONS and weight.dim() == 3:
+                made = experts_in(packed, module, weight, device)
             elif inside and drawn is not None:
                 made = drawn.like(weight, name)
             else:
@@ -87,12 +97,13 @@ def linear_in_nf4(module: torch.nn.Linear, weight: torch.Tensor) -> torch.nn.Mod
     import bitsandbytes
 
     few = bitsandbytes.nn.Linear4bit(
-        module.in_features, module.out_features, bias=False, compute_dtype=weight.dtype,
+        module.in_features, module.out_features, bias=module.bias is not None, compute_dtype=weight.dtype,
         compress_statistics=True, quant_type="nf4", device="meta",
     )  # fmt: skip
     few.weight = bitsandbytes.nn.Params4bit(
-        weight.detach().cpu(), requires_grad=False, quant_type="nf4", compress_statistics=True
+        weight.detach(), requires_grad=False, quant_type="nf4", compress_statistics=True
     ).to(weight.device)
+    few.bias = module.bias
     return few
 
 

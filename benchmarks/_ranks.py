@@ -175,6 +175,8 @@ class Turn:
         """Seconds that the last checkpoint kept the training waiting."""
         self.parts: dict[str, float] = {}
         """What for."""
+        self.beside: dict[str, float] = {}
+        """Seconds of what was done with it beside the training."""
         self.settle: Callable[[], None] = lambda: None
         """Waits until a checkpoint that is written beside the training is whole."""
 
@@ -186,7 +188,7 @@ class Turn:
         while (order := self.line.hear())["do"] != "steps":
             begun = time.perf_counter()
             self.settle()
-            self.line.tell(settled=time.perf_counter() - begun)
+            self.line.tell(settled=time.perf_counter() - begun, **self.beside)
         wait()
         if CARD:
             torch.cuda.reset_peak_memory_stats()
@@ -262,12 +264,29 @@ def as_worker(order: dict[str, Any], turn: Turn) -> None:
 
     from engine import worker
     from engine.models import strict_load
+    from engine.run import checkpoint
     from engine.run.store import RunFolder
+    from engine.trainers import sharded
 
     def load(loader: Any, source: str, head: Any, **settings: Any) -> Any:
         return drawn(source, settings["dtype"], settings.get("attn_implementation"), loader)
 
     build, read = worker._trainer, worker._config
+
+    def timed(module: Any, name: str, words: str) -> None:
+        call = getattr(module, name)
+
+        def clocked(*given: Any, **told: Any) -> Any:
+            begun = time.perf_counter()
+            try:
+                return call(*given, **told)
+            finally:
+                turn.beside[words] = time.perf_counter() - begun
+
+        setattr(module, name, clocked)
+
+    timed(sharded, "save_states", "beside: files written")
+    timed(checkpoint, "commit", "beside: hashed and made durable")
 
     def trainer(*given: Any) -> Any:
         built = build(*given)

@@ -34,10 +34,15 @@ class Baton(TrainerCallback):
         self.over, self.failed = False, ""
         self.first: dict[str, float] = {}
         """What the first step logged."""
+        self.losses: list[float] = []
+        """Those of the first steps, before the times count."""
 
     def on_log(self, args: Any, state: Any, control: Any, logs: dict[str, float] | None = None, **_: Any) -> None:
-        if not self.first and logs and "loss" in logs:
-            self.first = dict(logs)
+        if not logs or "loss" not in logs:
+            return
+        self.first = self.first or dict(logs)
+        if len(self.losses) < WARM:
+            self.losses.append(float(logs["loss"]))
 
     def on_train_begin(self, *_: Any, **__: Any) -> None:
         self._hold()
@@ -108,6 +113,8 @@ class Arm:
         trainer.add_callback(self.baton)
         trainer.remove_callback(PrinterCallback)
         self.times: list[float] = []
+        self.sampling: list[float] = []
+        """Milliseconds of a step's answers, where somebody has them noted."""
         self.first = math.nan, math.nan
         self.peak, self.sound = 0, True
         self.thread = threading.Thread(target=self._train, daemon=True)

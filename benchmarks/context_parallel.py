@@ -1,15 +1,19 @@
 """Rows that cards divide against rows on one card: the ring itself, whole runs beside each other, and a long step's time.
 
-    python benchmarks/context_parallel.py [--parts attention equal sharded long] [--seconds 330]
-                                          [--tokens 131072] [--layers 36] [--results FILE --commit HASH]
+    python benchmarks/context_parallel.py [--parts attention equal sharded memory long] [--seconds 330]
+                                          [--tokens 131072] [--layers 36] [--arms ddp fsdp2 offloaded one] [--cards 2]
+                                          [--warm 0] [--tiled] [--results FILE --commit HASH]
 
 For two cards of one machine; every run is one that `workbench train` starts, of a Qwen3 shape with random weights.
 `attention`: outputs and gradients of torch's ring as a run calls it, beside those of one card for the same rows (4,096 and
 32,768 tokens), and the time of both at 131,072. `equal`: losses and gradient norms of four steps, one card beside two that
 divide each row, all weights at 4,096 and 32,768 tokens, then what else serves divided rows: tiers, FSDP2, adapters with
 kernels, four bits, held-out rows. `sharded`: FSDP2 and its shares in main memory, each beside one card.
-`long`: Qwen3-8B's shape with LoRA r=16, one row of `--tokens`; seconds and memory of a step on one card and on two. A line of
-JSON for each; exits 1 where one lies apart or a run failed. What does not fit into `--seconds` is said to be left out.
+`long`: Qwen3-8B's shape with LoRA r=16, rows of `--tokens`; seconds and memory of a step on one card and on `--cards` that divide
+them, which hold the weights whole (`ddp`), in shares (`fsdp2`), or in shares that wait in main memory (`offloaded`), each beside
+the memory that the product's estimate gives for it. With `--warm` a row that short comes first: a single long step can be timed.
+`memory`: four layers of that width on one card, 32,768 tokens, by what is computed again and by which kernels: the peak of each
+beside the estimate. A line of JSON for each; exits 1 where one lies apart or a run failed. What does not fit into `--seconds` is said to be left out.
 """
 
 from __future__ import annotations
@@ -39,8 +43,11 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from transformers import AutoTokenizer, Qwen3Config, Qwen3ForCausalLM
 
 from engine.builtin import tiny
-from engine.config.files import as_yaml, put
+from engine.config.files import as_yaml, load, put
+from engine.data.gather_facts import gather_facts
 from engine.errors import WorkbenchError
+from engine.planning.estimate import estimate
+from engine.rules import read as read_config
 from engine.run import control, store
 
 LORA = {"adapter.kind": "lora", "adapter.r": 16}
@@ -49,6 +56,16 @@ KERNELS = {
 }  # fmt: skip
 FOUR_BITS = {"model.quantization": "nf4"}
 RING = {"run.devices": 2, "distributed.context_parallel_size": 2}
+SHARED = {
+    "distributed.strategy": "fsdp2", "distributed.reshard_after_forward": True, "kernels.fused_attn_kernel": False,
+}  # fmt: skip
+ARMS: dict[str, dict[str, Any]] = {
+    "ddp": {"distributed.strategy": "ddp"},
+    "fsdp2": SHARED,
+    "offloaded": SHARED | {"distributed.cpu_offload": True},
+    "one": {"run.devices": 1},
+}
+"""How the cards of the long row hold the model."""
 FULL = {"optim.learning_rate": 1e-4}
 FAR = {"loss": 2e-3, "norm": 4e-2, "attention": 2e-2}
 """How far numbers in bfloat16 may lie apart, relative to them: sums in another order, four steps long."""
@@ -81,9 +98,16 @@ class Trial:
         config.write_text(as_yaml(mapping))
         argv = [sys.executable, "-m", "workbench", "train", str(config), "--runs", str(self.folder / "runs"), "--json"]
         with (self.folder / "said").open("w") as said:
-            environment = {**os.environ, "CUDA_VISIBLE_DEVICES": self.cards, "HF_HUB_OFFLINE": "1"}
+            lent = [card for card in os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",") if card]
+            cards = ",".join(lent[int(card)] if lent else card for card in self.cards.split(",") if card)
+            environment = {**os.environ, "CUDA_VISIBLE_DEVICES": cards, "HF_HUB_OFFLINE": "1"}
             self.process = subprocess.Popen(argv, stdout=said, stderr=subprocess.STDOUT, env=environment)
         return self
+
+    def estimated(self) -> dict[str, int]:
+        """Bytes by class that the product tells before it starts."""
+        config = read_config(load(self.folder / "config.yaml").mapping).config
+        return estimate(config, gather_facts(config, self.folder)).memory
 
     def read(self, seconds: float) -> dict[str, Any]:
         """Its numbers by name, or its `failure`."""
@@ -147,14 +171,15 @@ class Bench:
         self.say(left_out=name, needs_seconds=need)
         return False
 
-    def settings(self, model: Path, tokens: int, steps: int, rows: int = 16) -> dict[str, Any]:
-        """What all runs of this model and length share."""
+    def settings(self, model: Path, tokens: int, steps: int, rows: int = 16, warm: int = 0) -> dict[str, Any]:
+        """What all runs of this model and length share; the first row is `warm` long where that is set."""
         file = self.root / f"{tokens}.jsonl"
         if not file.exists():
             draw = random.Random(0)
             with file.open("w") as out:
-                for _ in range(rows):
-                    out.write(json.dumps({"input_ids": [draw.randrange(10, 300) for _ in range(tokens)]}) + "\n")
+                for number in range(rows):
+                    many = warm if warm and number == 0 else tokens
+                    out.write(json.dumps({"input_ids": [draw.randrange(10, 300) for _ in range(many)]}) + "\n")
         return {
             "model.name": str(model), "model.dtype": "bfloat16", "model.attention": "sdpa",
             "data.train": [{"path": str(file), "format": "tokens"}], "data.max_length": tokens, "data.shuffle": False,
@@ -363,35 +388,83 @@ def beside(
 
 
 def long(bench: Bench) -> None:
-    """A step of one long row, on one card and on two."""
+    """A step of one long row, on cards that divide it and on one."""
     options = bench.options
     model = make_model(bench.root / "large", "8b", options.layers)
-    given = bench.settings(model, options.tokens, options.steps, rows=options.steps) | LORA
+    steps = options.steps + bool(options.warm)
+    given = bench.settings(model, options.tokens, steps, rows=steps, warm=options.warm) | LORA
     given |= {"kernels.use_cut_ce": True, "kernels.fused_attn_kernel": True, "kernels.fused_lora": True}
+    given |= {"memory.tiled_mlp": True} if options.tiled else {}
+    ring = {"run.devices": options.cards, "distributed.context_parallel_size": options.cards}
+    shape = f"8b of {options.layers} layers, LoRA{', tiled MLP' if options.tiled else ''}, one row of {options.tokens}"
     found = {}
-    for name, more, cards in (("two", RING | {"distributed.strategy": "ddp"}, "0,1"), ("one", {"run.devices": 1}, "0")):
+    for name in options.arms:
         if not bench.left(2 * START, f"long {name}"):
-            return
-        found[name] = Trial(f"long {name}", given | more, cards).start(bench.root).read(bench.until - time.monotonic())
-        if "failure" in found[name]:
-            bench.say(ok=False, name=f"long {name}", failure=found[name]["failure"])
-        else:
-            bench.say(name=f"long {name}", **found[name])
-            milliseconds = [1e3 * each for each in found[name]["step_seconds"][1:] or found[name]["step_seconds"]]
-            shape = f"8b of {options.layers} layers, LoRA, one row of {options.tokens}"
-            bench.results.add(
-                "context_parallel", shape, f"{name} cards", ms=milliseconds, peak_mib=found[name]["peak"] / 2**20
-            )
-    if all("failure" not in each for each in found.values()):
-        times = {name: min(each["step_seconds"]) for name, each in found.items()}
+            continue
+        settings = given | (ring if name != "one" else {}) | ARMS[name]
+        cards = ",".join(map(str, range(settings["run.devices"])))
+        trial = Trial(f"long {name}", settings, cards).start(bench.root)
+        told = trial.read(bench.until - time.monotonic())
+        if "failure" in told:
+            bench.say(ok=False, name=trial.name, failure=told["failure"])
+            continue
+        bench.say(name=trial.name, **told, **beside_estimate(trial, told["peak"]))
+        found[name] = told
+        milliseconds = [1e3 * each for each in told["step_seconds"][1:] or told["step_seconds"]]
+        words = "one card" if name == "one" else f"{options.cards} cards, {name}"
+        bench.results.add("context_parallel", shape, words, ms=milliseconds, peak_mib=told["peak"] / 2**20)
+    for name, told in found.items():
+        if name == "one" or "one" not in found:
+            continue
+        one = found["one"]
         bench.say(
-            name="long", tokens=options.tokens, layers=options.layers, faster=times["one"] / times["two"],
-            memory=found["two"]["peak"] / found["one"]["peak"], loss_apart=_worst(found["one"]["losses"], found["two"]["losses"]),
-            norm_apart=_worst(found["one"]["norms"], found["two"]["norms"]),
+            name=f"long {name}", tokens=options.tokens, layers=options.layers, cards=options.cards,
+            faster=one["step_seconds"][-1] / told["step_seconds"][-1], memory=told["peak"] / one["peak"],
+            loss_apart=_worst(one["losses"], told["losses"]), norm_apart=_worst(one["norms"], told["norms"]),
         )  # fmt: skip
 
 
-PARTS = {"attention": attention, "equal": equal, "sharded": sharded, "long": long}
+def memory(bench: Bench) -> None:
+    """What a step of a row of 32,768 tokens holds, four runs at a time on one card: torch counts each process's own."""
+    if not bench.left(2 * START, "memory"):
+        return
+    model = make_model(bench.root / "four-layers", "8b", 4)
+    given = bench.settings(model, 32_768, 2, rows=2) | {"kernels.use_cut_ce": True, "run.devices": 1}
+    norms, lora, tiles = (
+        {name: True} for name in ("kernels.fused_attn_kernel", "kernels.fused_lora", "memory.tiled_mlp")
+    )
+    tier = "memory.gradient_checkpointing"
+    cases: dict[str, dict[str, Any]] = {
+        "plain": {}, "fused norms": norms, "fused lora": lora, "both": norms | lora,
+        "tiles": tiles, "tiles, both": tiles | norms | lora, "selective, both": norms | lora | {tier: "selective"},
+        "medium, both": norms | lora | {tier: "medium"}, "nothing again": {tier: False},
+        "nothing again, both": norms | lora | {tier: False},
+    }  # fmt: skip
+    cases = {name: LORA | more for name, more in cases.items()}
+    cases |= {"full weights": FULL, "full weights, tiles": FULL | tiles}
+    names = list(cases)
+    for four in (names[at : at + 4] for at in range(0, len(names), 4)):
+        if not bench.left(START, ", ".join(four)):
+            return
+        trials = [Trial(f"memory {name}", given | cases[name], "0").start(bench.root) for name in four]
+        for trial in trials:
+            told = trial.read(bench.until - time.monotonic())
+            if "failure" in told:
+                bench.say(ok=False, name=trial.name, failure=told["failure"])
+            else:
+                bench.say(name=trial.name, **beside_estimate(trial, told["peak"]))
+
+
+def beside_estimate(trial: Trial, peak: int) -> dict[str, Any]:
+    """What was estimated of it: what torch hands out, which is what `peak` counts, and all with driver and fragments."""
+    classes = trial.estimated()
+    handed_out = sum(size for name, size in classes.items() if name != "overhead")
+    in_gib = {name: round(size / 2**30, 2) for name, size in classes.items()}
+    return {"peak_gib": peak / 2**30, "estimated_gib": handed_out / 2**30, "estimated/peak": handed_out / max(1, peak),
+            "estimated_with_driver_gib": sum(classes.values()) / 2**30, "classes": in_gib}  # fmt: skip
+
+
+PARTS = {"attention": attention, "equal": equal, "sharded": sharded, "memory": memory, "long": long}
 
 
 def main() -> int:
@@ -405,6 +478,12 @@ def main() -> int:
     parser.add_argument("--tokens", type=int, default=131_072)
     parser.add_argument("--layers", type=int, default=36, help="of 36; fewer where time is short")
     parser.add_argument("--steps", type=int, default=2, help="of the long row")
+    parser.add_argument("--arms", nargs="+", choices=ARMS, default=["ddp", "one"], help="of the long row")
+    parser.add_argument("--cards", type=int, default=2, help="that divide the long row")
+    parser.add_argument(
+        "--warm", type=int, default=0, metavar="TOKENS", help="of a row before the long ones, which is not timed"
+    )
+    parser.add_argument("--tiled", action="store_true", help="the long row's feed-forward blocks run in tiles")
     parser.add_argument("--keep", type=Path, metavar="FOLDER", help="where the runs are left, with their logs")
     result_options(parser)
     options = parser.parse_args()

@@ -28,12 +28,13 @@ from transformers import AutoTokenizer, Qwen3Config, Qwen3ForCausalLM
 from transformers.utils import logging
 
 from engine.builtin import tiny
-from engine.data.gather_facts import look_at
+from engine.data.gather_facts import gather_facts
 from engine.errors import WorkbenchError
 from engine.planning import memory_model
 from engine.planning.auto import resolved
 from engine.rules import read
-from engine.run.rehearsal import Rehearsal, rehearse
+from engine.run.rehearsal import rehearse
+from engine.run.rehearsed import Rehearsal
 
 GiB = 1024**3
 SHAPES: dict[str, dict[str, int]] = {
@@ -107,7 +108,7 @@ def measure(name: str, folder: Path, length: int) -> tuple[Rehearsal, dict[str, 
     mapping["data"] = {"train": [{"path": str(folder / rows)}], "max_length": length}
     mapping["optim"] |= {"gradient_accumulation_steps": 1}
     reading = read(mapping)
-    facts = look_at(reading.config, folder)
+    facts = gather_facts(reading.config, folder)
     reading = read(mapping, facts)
     # That it will not fit is for the card to say.
     errors = [each.message for each in reading.findings if each.severity == "error" and "not fit" not in each.message]

@@ -36,20 +36,20 @@ os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 
 import torch
 import transformers
-from _arms import ARMS, PEERS, SHAPES, Builder, in_fp8, precision
+from _arms import ARMS, PEERS, SHAPES, Builder, in_fp8, in_nf4, precision
 from _figures import Results, ratio, result_options
 from _method_rows import GENERATES, rows_a_step
 from _peak import peak
 from _peers import NoPeer
 from _profile import profile
-from _turns import CARD, Arm
+from _turns import CARD, Arm, wait
 
 from engine.config.method import METHODS
 from engine.errors import WorkbenchError
 
-NEAR = {"float32": 1e-4, "bfloat16": 5e-2, "fp8": 2e-1}
+NEAR = {"float32": 1e-4, "bfloat16": 5e-2, "fp8": 2e-1, "nf4": 3e-1}
 """How far loss and gradient norm of a first step may lie from the first arm's, relative to it: two orders of rounding, and
-of FP8 a few of its roundings."""
+of FP8 and NF4 a few of their roundings."""
 
 
 def compare(
@@ -97,6 +97,8 @@ def begin(options: argparse.Namespace, names: list[str], until: float, builder: 
         arm: Arm | None = None
         try:
             arm = builder.arm(name)
+            if method in GENERATES:
+                sampling_timed(arm)
             with peak(name) if CARD and name == getattr(options, "peak", None) else contextlib.nullcontext():
                 took = arm.warm()
         except NoPeer as reason:
@@ -111,15 +113,27 @@ def begin(options: argparse.Namespace, names: list[str], until: float, builder: 
             continue
         arms.append(arm)
         apart = arm.apart(arms[0])
-        # `default` computes in another precision and Liger's kernels round elsewhere: a peer is told and not judged.
-        arm.sound = name in PEERS or apart <= NEAR["fp8" if in_fp8(name) else precision(options)]
+        # `default` computes in another precision and Liger's kernels round elsewhere: a peer is told and not judged. In 16
+        # bits the answers that are sampled part at some token where a cache or a kernel rounds otherwise.
+        sampled = method in GENERATES and precision(options) != "float32"
+        arm.sound = name in PEERS or sampled or apart <= NEAR[_rounded_to(name) or precision(options)]
         sound = sound and arm.sound
         say(
             f"{method} {name}: {arm.told} first steps {', '.join(f'{each:.0f}' for each in took)} ms, first loss "
-            f"{arm.first[0]:.6g} and gradient norm {arm.first[1]:.6g}, {apart:.1e} from {arms[0].name}"
+            f"{arm.first[0]:.6g} and gradient norm {arm.first[1]:.6g}, {apart:.1e} from {arms[0].name}, "
+            f"losses {' '.join(f'{each:.6g}' for each in arm.baton.losses)}"
             f"{'' if arm.sound else ' (APART, not reported)'}, {time.perf_counter() - begun:.1f} s in all"
         )
+        if (why := getattr(arm.trainer, "not_recorded", None)) is not None:
+            say(
+                f"{method} {name}: answers sampled {f'as keys and values grow: {why}' if why else 'with a static cache'}"
+            )
     return arms, sound
+
+
+def _rounded_to(name: str) -> str:
+    """What an arm's frozen layers are rounded to; empty where they are as they are."""
+    return "fp8" if in_fp8(name) else "nf4" if in_nf4(name) else ""
 
 
 def report(options: argparse.Namespace, method: str, arms: list[Arm], results: Results) -> None:
@@ -127,7 +141,7 @@ def report(options: argparse.Namespace, method: str, arms: list[Arm], results: R
     peers = {arm.name: arm for arm in arms if arm.name in PEERS}
     libraries = set(peers)
     peers = peers or {arm.name: arm for arm in arms if arm.name == "ours"}
-    tokens = options.rows * options.tokens * getattr(options, "accumulation", 1)
+    tokens = tokens_a_step(options, method)
     for arm in filter(lambda arm: arm.sound, arms):
         middle = statistics.median(arm.times)
         found = {
@@ -140,12 +154,38 @@ def report(options: argparse.Namespace, method: str, arms: list[Arm], results: R
             f"{method:7} {arm.name:26} {middle:8.1f} ms {tokens / middle * 1e3:8.0f} tokens/s "
             f"{arm.alone() / 1024:6.2f} GiB n={len(arm.times)}{words}"
         )
+        if arm.sampling:
+            taken = arm.sampling[-len(arm.times) :]
+            say(f"{method:7} {arm.name:26} {statistics.median(taken):8.1f} ms of it for the answers")
         against = "".join(f"; / {peer} {mid:.3f} [{low:.3f}, {high:.3f}]" for peer, (mid, low, high) in found.items())
         results.add(
             f"step_{options.shape.replace('.', '')}_{'full' if options.full else 'lora'}_{method}",
             f"{work_of(options, method)}; {len(arm.times)} rounds{against}",
             f"{library(method)} {arm.name}" if arm.name in libraries else arm.name, ms=arm.times, peak_mib=arm.alone(),
         )  # fmt: skip
+
+
+def sampling_timed(arm: Arm) -> None:
+    """Has the arm note the milliseconds that its answers took, step by step, in `arm.sampling`."""
+    plain = arm.trainer._generate_single_turn
+
+    def timed(*given: object, **more: object) -> object:
+        wait()
+        begun = time.perf_counter()
+        made = plain(*given, **more)
+        wait()
+        arm.sampling.append((time.perf_counter() - begun) * 1e3)
+        return made
+
+    arm.trainer._generate_single_turn = timed
+
+
+def tokens_a_step(options: argparse.Namespace, method: str) -> int:
+    """Tokens of the batches of a step; those of its answers where a method generates."""
+    if method in GENERATES:
+        return rows_a_step(method, options.rows) * options.answer
+    tokens: int = options.rows * options.tokens * getattr(options, "accumulation", 1)
+    return tokens
 
 
 def work_of(options: argparse.Namespace, method: str) -> str:

@@ -34,7 +34,7 @@ from _turns import CARD
 from gpu_methods import compare, say
 
 from engine.config.recipes import recipe_mapping
-from engine.data.gather_facts import look_at
+from engine.data.gather_facts import gather_facts
 from engine.planning.auto import resolved
 from engine.rules import read
 
@@ -119,7 +119,7 @@ class RecipeBuilder(Builder):
         reading = read(mapping)
         if wrong := [found.message for found in reading.findings if found.severity == "error"]:
             raise SystemExit(f"{self.options.recipe}: {wrong}")
-        return resolved(reading.config, look_at(reading.config, sources=False))
+        return resolved(reading.config, gather_facts(reading.config, sources=False))
 
 
 class Figures(Results):

@@ -134,8 +134,8 @@ PARTS = (
         for rows in ("packed", "ragged")
     ),
     *(
-        bench(f"scale-{curve}", 590, "scale_curves", "--curves", curve, "--seconds", "540")
-        for curve in ("length", "batch", "size", "full")
+        bench(f"scale-{part}", 590, "scale_curves", "--part", part, "--seconds", "540")
+        for part in ("lengths", "batches", "quantized", "full")
     ),
     bench("estimate", 200, "estimate_error", "--shape", "0.6b"),
 )

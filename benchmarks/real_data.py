@@ -37,7 +37,7 @@ from _figures import Results, result_options
 
 from engine.builtin import dates
 from engine.config.files import overrides
-from engine.data.gather_facts import look_at
+from engine.data.gather_facts import gather_facts
 from engine.rules import read
 from engine.run import checkpoint, launch
 from engine.run.from_config import launch_config
@@ -215,7 +215,7 @@ class Bench:
             section, name = path.split(".")
             mapping.setdefault(section, {})[name] = value
         mapping = overrides(mapping, list(more))
-        facts = look_at(read(mapping).config)
+        facts = gather_facts(read(mapping).config)
         reading = read(mapping, facts)
         if not reading.ok:
             raise SystemExit("\n".join(finding.message for finding in reading.findings))

@@ -1,132 +1,116 @@
-"""Tokens a second and memory over length, batch and model size on this card: one table, one picture, and what the estimate reads.
+"""Tokens a second and memory over length, batch and model size on this card, point by point, which the estimate then reads.
 
-    python benchmarks/scale_curves.py [--curves length batch size full] [--seconds 540] [--rounds 7]
-                                      [--table FILE] [--picture FILE.svg] [--results FILE --commit HASH]
-    python benchmarks/scale_curves.py --shape tiny --tokens 32 64 128 256 --rounds 3
+    python benchmarks/scale_curves.py --part lengths [--seconds 540] [--table FILE.csv] [--results FILE --commit HASH]
+    python benchmarks/scale_curves.py --points "8b lora 4x2048" "8b nf4 1x8192"
+    python benchmarks/scale_curves.py --list
+    python benchmarks/scale_curves.py --part tiny --rounds 3
 
-Supervised fine-tuning of Qwen3 shapes with random weights, ours by default, every `auto` left: 8B with LoRA over lengths of
-512 to 131,072 tokens in one row and over batches of 1 to 16 rows of 2,048, all sizes from 0.6B to 32B with LoRA at 4 rows of
-2,048 (14B and 32B in NF4 too), and all weights of the sizes that fit. A point that has no memory is told and left out. A
-point's time is the median of its steps after the first three, its memory what it takes alone at its peak.
+Supervised fine-tuning of Qwen3 shapes with random weights made on the card, packed rows, ours by default with every `auto`
+left: 8B with LoRA over lengths of 512 to 131,072 tokens in one row and over batches of 1 to 16 rows of 2,048, sizes of 0.6B
+to 32B in 16 bits, NF4 and FP8, and all weights of the sizes that fit; some of them also with plain layers. The points and
+those that are kept out of the fit stand in `_scale_points.py`. Parts run beside each other, one a card, and each point is
+printed and written as soon as it is measured. One that has no memory is told and left out; one that is in `--table` for
+this card is not measured again unless it is named.
 
-Rows go into `--table` (`engine.facts.step_times`, by default the one in the user's cache, from which the estimate then
-tells time on this card; those that come with the package stand in engine/facts/step_times.csv). Every third point is
-kept out of the fit, and told is by how much it is missed, time by the fit and memory by the closed-form estimate: within
-10 % is aimed at. A point that is in the table is not measured again, so a card that is lent for minutes goes on where
-it was.
+A point's time is the median of its steps after those that warm up (three; one where a step takes over eight seconds), its
+memory what the process holds of the card then, its context too, as the driver tells it. Points that are not kept out also go
+into the table in the user's cache (`engine.facts.step_times`), from which the estimate tells time on this card from then on.
+`scale_report.py` compares the points that are kept out, draws the pictures and writes the package's table.
 """
 
 from __future__ import annotations
 
 import argparse
+import datetime
 import gc
 import json
 import logging
+import os
 import statistics
 import sys
 import tempfile
 import time
+import traceback
 import warnings
-from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+
 import torch
 import transformers
-from _arms import ARMS, SHAPES, Builder, settings
+from _arms import Builder, precision
 from _figures import Results, result_options
-from _turns import CARD
+from _method_rows import method_rows
+from _random_base import random_base
+from _scale_points import PARTS, POINTS, Measured, Point, add, described, estimated_mib, fitted_to, read
+from _turns import CARD, WARM, Arm
 from gpu_methods import say
 
 from engine.builtin import tiny
-from engine.config.facts import StepTime
-from engine.data.gather_facts import look_at
 from engine.errors import WorkbenchError
-from engine.facts import counts, step_times
-from engine.planning import memory_model
+from engine.facts import step_times
+from engine.hardware import this_machine
 
-AIM = 0.10
-LENGTHS = tuple(2**power for power in range(9, 18))
-BATCHES = 1, 2, 4, 8, 16
-SIZES = "0.6b", "1.7b", "4b", "8b", "14b", "32b"
-
-
-@dataclass(frozen=True)
-class Point:
-    """So many rows of so many tokens through a shape, by an arm of `_arms.py`."""
-
-    curve: str
-    shape: str
-    rows: int
-    tokens: int
-    arm: str = "ours by default"
-    full: bool = False
-
-    def words(self) -> str:
-        weights = "full" if self.full else self.arm.removesuffix(" by default").replace("ours", "lora")
-        return f"{self.shape} {weights} {self.rows}x{self.tokens}"
+LONG = 8e3
+"""Milliseconds of a step from which one warms up and two are measured, of four times that one."""
+ENOUGH = 3e3, 25
+"""Milliseconds and steps: short steps are measured until one of the two is reached."""
+EPOCH = 12
+"""Steps before the rows come again."""
 
 
-def points(curves: list[str], shape: str, lengths: list[int]) -> Iterator[Point]:
-    """The points of these curves, the cheap ones of each first."""
-    if "length" in curves:
-        yield from (Point("length", shape, 1, tokens) for tokens in lengths)
-    if "batch" in curves:
-        tokens = 2048 if 2048 in lengths else lengths[0]
-        yield from (Point("batch", shape, rows, tokens) for rows in BATCHES)
-    if shape == "tiny":
-        return
-    if "size" in curves:
-        yield from (Point("size", name, 4, 2048) for name in SIZES if name != "32b")
-        yield from (Point("size", name, 4, 2048, "nf4 by default") for name in SIZES[3:])
-    if "full" in curves:
-        yield from (Point("full", name, rows, 2048, full=True) for name in SIZES[:3] for rows in (1, 4))
+class RandomBuilder(Builder):
+    """Arms around a base that is drawn where it lies, weight by weight, and rows that are drawn once and repeated."""
+
+    def prepared_rows(self) -> Any:
+        options = self.options
+        rows = method_rows(self.method, options.tokens, self.shape.vocab_size, self.tokenizer, count=1)
+        row = rows[0]
+        return type(rows).from_list([{**row, "row": at} for at in range(EPOCH * options.rows)])
+
+    def base(self, packed: str = "", *, on_host: bool = False) -> Any:
+        dtype = getattr(torch, precision(self.options))
+        model = random_base(self.loader(), self.shape, dtype, self.device, packed, on_host=on_host)
+        if self.options.full:
+            for weight in model.parameters():
+                weight.requires_grad_(True)
+        return model
 
 
-def described(point: Point, card: str, folder: Path) -> tuple[Any, Any, StepTime]:
-    """The config that the point runs with, its facts, and the row of the table without what is measured."""
-    options = argparse.Namespace(
-        shape=point.shape,
-        full=point.full,
-        rows=point.rows,
-        tokens=point.tokens,
-        ragged=False,
-        answer=64,
-        arms=[point.arm],
-    )
-    config = settings(options, "sft", ARMS[point.arm], folder)
-    facts = look_at(config, sources=False)
-    found = counts.parameters(config, facts)
-    asked = step_times.asked_of(
-        config, facts, point.rows * point.tokens, point.tokens, found.base if found is not None else 0
-    )
-    if asked is None:
-        raise SystemExit(f"{point.words()}: the shape is not known")
-    return config, facts, replace(asked, card=card)
+def steps_of(arm: Arm, rounds: int) -> list[float]:
+    """Milliseconds of steps after those that warm up."""
+    torch.manual_seed(0)
+    arm.step()
+    took = arm.step()
+    if took > LONG:
+        return [took] if took > 4 * LONG else [took, arm.step()]
+    for _ in range(WARM - 2):
+        arm.step()
+    times: list[float] = []
+    while len(times) < rounds or (CARD and sum(times) < ENOUGH[0] and len(times) < ENOUGH[1]):
+        times.append(arm.step())
+    return times
 
 
-def measure(point: Point, rounds: int, card: str) -> tuple[StepTime, float] | str:
-    """The row of the table and the MiB that the estimate says; a sentence where there is no memory for it."""
-    options = argparse.Namespace(
-        shape=point.shape, full=point.full, rows=point.rows, tokens=point.tokens, ragged=False, answer=64,
-        arms=[point.arm], window=1,
-    )  # fmt: skip
+def measure(point: Point, rounds: int, card: str) -> tuple[Measured, float] | str:
+    """The point as it was measured, and the MiB that the estimate says; a sentence where there is no memory for it."""
     tokenizer = transformers.AutoTokenizer.from_pretrained(tiny.folder())
     with tempfile.TemporaryDirectory() as temporary:
         folder = Path(temporary) / "model"
         folder.mkdir()
-        arm = None
+        arm = builder = None
         try:
-            builder = Builder(options, "sft", folder, tokenizer)
-            config, facts, row = described(point, card, folder)
+            builder = RandomBuilder(point.options(), "sft", folder, tokenizer)
+            config, facts, step = described(point, folder)
             arm = builder.arm(point.arm)
-            arm.warm()
-            times = [arm.step() for _ in range(rounds)]
-            estimate = memory_model.memory(config, facts, config.memory.gradient_checkpointing) or {}
-            peak = arm.alone()
-        except (WorkbenchError, RuntimeError) as problem:
-            return str(problem).splitlines()[0][:200]
+            times = steps_of(arm, rounds)
+            allocated, held = arm.alone(), held_mib()
+        except (WorkbenchError, RuntimeError, ValueError, TypeError, AttributeError) as problem:
+            if not isinstance(problem, WorkbenchError) and "out of memory" not in str(problem):
+                traceback.print_exc()
+            return f"{type(problem).__name__}: {str(problem).splitlines()[0][:200]}"
         finally:
             if arm is not None:
                 arm.end()
@@ -134,119 +118,95 @@ def measure(point: Point, rounds: int, card: str) -> tuple[StepTime, float] | st
             torch._dynamo.reset()
             gc.collect()
             torch.cuda.empty_cache()
-    return replace(row, seconds=statistics.median(times) / 1e3, peak_mib=round(peak)), sum(estimate.values()) / 2**20
+    machine = this_machine()
+    found = Measured(
+        point,
+        replace(step, card=card, seconds=statistics.median(times) / 1e3, peak_mib=held),
+        allocated if CARD else 0.0,
+        machine.gpus[0] if machine.gpus else None,
+        slow=f"{min(times) / 1e3:.4g} to {max(times) / 1e3:.4g}",
+    )
+    return found, estimated_mib(config, facts)
 
 
-def missed(rows: list[StepTime]) -> list[tuple[StepTime, float]]:
-    """Of every third row of a kind, by which share a fit of the others misses its time."""
-    found = []
-    for kind in dict.fromkeys(map(step_times.kind, rows)):
-        own = [row for row in rows if step_times.kind(row) == kind]
-        others = [row for at, row in enumerate(own) if at % 3 != 1]
-        for row in own[1::3]:
-            if (told := step_times.seconds(row, others)) is not None:
-                found.append((row, told / row.seconds - 1))
-    return found
+def held_mib() -> float:
+    """What is taken of the card, as the driver tells it; 0 without one."""
+    if not CARD:
+        return 0.0
+    free, total = torch.cuda.mem_get_info()
+    return float(round((total - free) / 2**20))
 
 
-def picture(rows: list[StepTime], card: str) -> str:
-    """Tokens a second over tokens of a batch, and over the model's size, on axes of powers: an SVG that needs no library."""
-    width, height, edge = 460, 320, 56
-    panes = [
-        ("tokens of a row, one row a batch", [row for row in rows if row.tokens == row.length], lambda row: row.length),
-        ("parameters, 8,192 tokens a batch", [row for row in rows if row.tokens == 8192], lambda row: row.parameters),
-    ]
-    out = [f'<svg xmlns="http://www.w3.org/2000/svg" width="{2 * width}" height="{height + 24}" font-family="sans-serif" '
-           f'font-size="12"><text x="8" y="16">{card}: tokens a second, ours by default</text>']  # fmt: skip
-    for at, (title, shown, across) in enumerate(panes):
-        if not shown:
-            continue
-        xs = [torch.tensor(float(across(row))).log2().item() for row in shown]
-        ys = [torch.tensor(row.tokens / row.seconds).log2().item() for row in shown]
-        left, right, low, high = min(xs), max(xs), min(ys), max(ys)
+def asked(given: argparse.Namespace, card: str) -> list[Point]:
+    """The points to be measured, in order: those that are named, else those of the parts that are not in the table."""
+    if given.points:
+        return [POINTS[name] for name in given.points]
+    known = {each.point.name for each in read([given.table]) if each.step.card == card}
+    points = [point for part in given.part for point in PARTS[part]]
+    for point in points:
+        if point.name in known:
+            say(f"{point.name}: is in {given.table}")
+    return [point for point in points if point.name not in known]
 
-        def place(
-            x: float, y: float, at: int = at, box: tuple[float, ...] = (left, right, low, high)
-        ) -> tuple[float, float]:
-            wide, tall = box[1] - box[0] or 1, box[3] - box[2] or 1
-            return (
-                at * width + edge + (x - box[0]) / wide * (width - 2 * edge),
-                24 + height - edge - (y - box[2]) / tall * (height - 2 * edge),
-            )
 
-        out.append(f'<text x="{at * width + edge}" y="{height + 8}">{title}</text>')
-        for number, kind in enumerate(dict.fromkeys(map(step_times.kind, shown))):
-            line = sorted(
-                (place(x, y), row) for x, y, row in zip(xs, ys, shown, strict=True) if step_times.kind(row) == kind
-            )
-            colour = ("#2563eb", "#b45309", "#047857", "#7c3aed")[number % 4]
-            path = " ".join(f"{x:.0f},{y:.0f}" for (x, y), _ in line)
-            out.append(f'<polyline points="{path}" fill="none" stroke="{colour}"/>')
-            out += [
-                f'<circle cx="{x:.0f}" cy="{y:.0f}" r="3" fill="{colour}"/>'
-                f'<text x="{x + 5:.0f}" y="{y - 5:.0f}" fill="{colour}">{row.tokens / row.seconds:,.0f}</text>'
-                for (x, y), row in line
-            ]
-            words = f"{kind[0]} {kind[1]}{', compiled' if kind[2] else ''}"
-            out.append(f'<text x="{at * width + edge}" y="{40 + 14 * number}" fill="{colour}">{words}</text>')
-    return "\n".join([*out, "</svg>"]) + "\n"
+def options() -> argparse.Namespace:
+    """The command line. Exits with 2 where a point is not one of the curves'."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--part", nargs="*", choices=list(PARTS), default=[name for name in PARTS if name != "tiny"])
+    parser.add_argument("--points", nargs="*", metavar="POINT", help="these, also where they are in the table")
+    parser.add_argument("--list", action="store_true", help="say which points there are; * is kept out of the fit")
+    parser.add_argument("--rounds", type=int, default=5, help="steps of a point that count, at least")
+    parser.add_argument("--seconds", type=float, default=540, help="no point is begun later than this")
+    parser.add_argument("--table", type=Path, default=Path(__file__).with_name("scale_curves.csv"))
+    result_options(parser)
+    given = parser.parse_args()
+    if unknown := [name for name in given.points or () if name not in POINTS]:
+        parser.error(f"no point is named {', '.join(unknown)}; --list says which there are")
+    return given
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument(
-        "--curves", nargs="*", default=["length", "batch", "size", "full"], choices=["length", "batch", "size", "full"]
-    )
-    parser.add_argument("--shape", default="8b", choices=list(SHAPES), help="of the curves over length and batch")
-    parser.add_argument("--tokens", type=int, nargs="*", default=list(LENGTHS), help="the lengths")
-    parser.add_argument("--rounds", type=int, default=7, help="steps of a point that count")
-    parser.add_argument("--seconds", type=float, default=540, help="no point is begun later than this")
-    parser.add_argument("--table", type=Path, default=step_times.own())
-    parser.add_argument("--picture", type=Path, metavar="FILE.svg")
-    result_options(parser)
-    given = parser.parse_args()
+    begun, given = time.monotonic(), options()
+    if given.list:
+        for name, points in PARTS.items():
+            say(f"{name}: {', '.join(point.name + '*' * point.kept_out for point in points)}")
+        return 0
     logging.disable(logging.WARNING)
     warnings.simplefilter("ignore")
     transformers.utils.logging.set_verbosity_error()
     card = torch.cuda.get_device_name() if CARD else "cpu"
-    say(json.dumps({"device": card, "torch": torch.__version__, "transformers": transformers.__version__}))
-    results, until = Results(given, card, "torch", "triton"), time.monotonic() + given.seconds
-    off: list[float] = []
-    for point in points(given.curves, given.shape, given.tokens):
-        if time.monotonic() > until:
-            say(f"{point.words()}: not reached")
+    versions = {"torch": torch.__version__, "transformers": transformers.__version__}
+    say(json.dumps({"device": card, **versions}))
+    results = Results(given, card, "torch", "triton")
+    for point in asked(given, card):
+        if time.monotonic() - begun > given.seconds:
+            say(f"{point.name}: not reached")
             continue
-        with tempfile.TemporaryDirectory() as temporary:
-            folder = Path(temporary)
-            Builder(
-                argparse.Namespace(shape=point.shape, ragged=False, tokens=8, full=False, arms=[]), "sft", folder, None
-            )
-            known = step_times.point(described(point, card, folder)[2])
-        if known in map(step_times.point, step_times.read(given.table)):
-            say(f"{point.words()}: is in {given.table}")
-            continue
+        at = time.monotonic()
         found = measure(point, given.rounds, card)
         if isinstance(found, str):
-            say(f"{point.words()}: left out, {found}")
+            say(f"{point.name}: left out, {found}")
             continue
-        row, estimate = found
-        step_times.write(given.table, [row])
-        off.append(estimate / row.peak_mib - 1 if CARD and row.peak_mib else 0.0)
-        tiers = f"checkpointing {row.again}, compiled {row.compiled}"
-        say(
-            f"{point.curve:7} {point.words():28} {row.tokens / row.seconds:9,.0f} tokens/s {row.peak_mib / 1024:7.2f} GiB "
-            f"(estimate {estimate / 1024:.2f}, {off[-1]:+.1%})  {tiers}"
-        )
-        results.add("scale", point.words(), f"ours, {tiers}", ms=[1e3 * row.seconds], peak_mib=row.peak_mib)
-    rows = [row for row in step_times.read(given.table) if row.card == card]
-    for row, share in missed(rows):
-        words = f"{row.weights} {row.held}, {row.parameters / 1e9:.1f}B, {row.tokens} tokens in rows of {row.length}"
-        say(f"kept out: {words}: time {share:+.1%}{'' if abs(share) <= AIM else ' MISSED'}")
-    if off and CARD:
-        say(f"memory: {sum(abs(each) <= AIM for each in off)} of {len(off)} points within {AIM:.0%}")
-    if given.picture:
-        given.picture.write_text(picture(rows, card), encoding="utf-8")
+        measured = replace(found[0], date=datetime.date.today().isoformat(), commit=given.commit, **versions)
+        add(given.table, measured)
+        if CARD:
+            step_times.write(step_times.own(), fitted_to([measured]))
+        say(line(measured, found[1], time.monotonic() - at))
+        step = measured.step
+        words = f"ours, checkpointing {step.again}, compiled {step.compiled}"
+        results.add("scale", point.name, words, ms=[1e3 * step.seconds], peak_mib=step.peak_mib)
     return 0
+
+
+def line(measured: Measured, estimate: float, took: float) -> str:
+    """A point in words: tokens a second, memory, the estimate's, what was chosen, and how long all of it took."""
+    step, star = measured.step, "*" if measured.point.kept_out else ""
+    memory = f"{step.peak_mib / 1024:6.2f} GiB, {measured.allocated_mib / 1024:6.2f} allocated, estimate {estimate / 1024:6.2f}"
+    off = f" ({estimate / step.peak_mib - 1:+.1%})" if step.peak_mib else ""
+    return (
+        f"{measured.point.name + star:24} {step.tokens / step.seconds:9,.0f} tokens/s, {step.seconds:8.4f} s a step "
+        f"({measured.slow}) {memory}{off}, checkpointing {step.again}, compiled {step.compiled}, {took:.0f} s in all"
+    )
 
 
 if __name__ == "__main__":

@@ -2,6 +2,7 @@
 
     python benchmarks/vision_step.py [--arms ...] [--seconds 90] [--rounds 20] [--window 2] [--profile ARM]
                                      [--results FILE --commit HASH]
+    python benchmarks/vision_step.py --arms ours streamed nf4 fp8 offloaded selective tiled cut compiled
     python benchmarks/vision_step.py --shape tiny --tokens 128 --arms default "ours by default" cut --rounds 1 --check
 
 LoRA r=16 on all linear layers, of the vision tower too, random weights drawn on the device in bf16, 4 rows of 1,024 tokens
@@ -11,16 +12,20 @@ fetched; its words are shorter than Qwen's, which changes no shape. `default` is
 collator for images (autocast, float32 adapters, rows rendered and tokenized at every step); ours prepare the same rows first
 (`engine.data.prepare`) and read the pictures when a batch is made. The arms are those of `_arms.py`, timed in turn as in
 `gpu_methods.py`: first loss and gradient norm from one seed are compared with TRL's. The goal, 1.5 times TRL's tokens a
-second, is held against our fastest arm. `--shape tiny` runs all of it on the CPU in float32, which shows that the arms run
+second, is held against our fastest arm. The second call is what each feature that serves text makes of such a step: its time,
+the memory that it would take alone, its first losses and gradient norm beside those of `ours`, bf16 with no feature on.
+`--shape tiny` runs all of it on the CPU in float32, which shows that the arms run
 and learn the same, and no time of interest.
 """
 
 from __future__ import annotations
 
 import argparse
+import copy
 import dataclasses
 import json
 import logging
+import os
 import statistics
 import sys
 import time
@@ -31,18 +36,21 @@ from typing import Any
 
 import torch
 import transformers
-from _arms import ARMS, Builder, settings
+from _arms import ARMS, PEERS, Builder, precision, settings
 from _figures import Results, ratio, result_options
-from _turns import CARD
+from _random_base import linear_in_nf4
+from _turns import CARD, Arm
 from datasets import Dataset, Image
 from datasets import Sequence as Many
 from gpu_methods import compare, say
 from trl import SFTTrainer
 
 from engine.builtin import dates
+from engine.data.gather_facts import gather_facts
 from engine.data.prepare import prepare
 from engine.data.vision import ImageTokens
 from engine.models.load import load_processing_class
+from engine.planning import memory_model
 
 GOAL = 1.5
 """Our tokens a second in those of TRL's default."""
@@ -97,6 +105,9 @@ SHAPES = {
 class VisionBuilder(Builder):
     """The arms around a model that sees: its rows are files, which TRL reads as a dataset and ours prepare as a run does."""
 
+    drawn: Any = None
+    """The model that no arm trains, whose numbers all share."""
+
     def __init__(self, options: argparse.Namespace, method: str, folder: Path, tokenizer: Any) -> None:
         self.size = SHAPES[options.shape]
         # Its files, as a hub has them: the processor is made from these.
@@ -113,21 +124,57 @@ class VisionBuilder(Builder):
             **{f"{name}_id": self.tokenizer.convert_tokens_to_ids(mark) for name, mark in MARKS.items()},
         )
         shape.architectures = ["Qwen2_5_VLForConditionalGeneration"]
+        write_header(self.folder / "model.safetensors", self.loader(), shape)
         return shape
 
     def loader(self) -> Any:
         return transformers.AutoModelForImageTextToText
 
+    def base(self, packed: str = "", *, on_host: bool = False) -> Any:
+        """The weights that all arms share. In NF4 every linear layer but the head is packed from them, of the vision tower
+        too, as a run loads it; layers that stream leave the shared ones alone and wait on the host as their own."""
+        if self.drawn is None:
+            torch.manual_seed(0)
+            with torch.device(self.device):
+                dtype = getattr(torch, precision(self.options))
+                self.drawn = self.loader().from_config(copy.deepcopy(self.shape), dtype=dtype)
+        own = {id(weight): torch.nn.Parameter(weight.detach()) for weight in self.drawn.parameters()}
+        model = copy.deepcopy(self.drawn, own)
+        torch.manual_seed(0)  # adapters are drawn next, alike for each arm
+        if packed:
+            for path, module in list(model.named_modules()):
+                if type(module) is torch.nn.Linear and path != "lm_head":
+                    model.set_submodule(path, linear_in_nf4(module, module.weight))
+            model.is_loaded_in_4bit = True
+        return model
+
     def prepared_rows(self) -> Any:
         config = settings(self.options, self.method, {}, self.folder)
         self.tokenizer = load_processing_class(config)
-        file = self.folder.parent / "rows.jsonl"
+        self.file = file = self.folder.parent / "rows.jsonl"
         self.written = write_rows(file, self.tokenizer, self.options.tokens, self.size.picture)
         told = {"data": config.data.model_copy(update={"train": [type(config.data.train[0])(path=str(file))]})}
-        found = prepare(config.model_copy(update=told), self.tokenizer).dataset
+        prepared = prepare(config.model_copy(update=told), self.tokenizer)
+        self.counted, found = prepared.facts, prepared.dataset
         lengths = {len(row["input_ids"]) for row in found}
         assert lengths == {self.options.tokens}, lengths
         return found
+
+    def arm(self, name: str) -> Arm:
+        """The arm; of ours the memory that the estimate has for it is told, for rows like these."""
+        made = super().arm(name)
+        if name not in PEERS and (classes := self.estimate(name)):
+            parts = ", ".join(f"{part} {size / 2**30:.2f}" for part, size in classes.items() if size > 2**24)
+            made.told += f" estimated {sum(classes.values()) / 2**30:.2f} GiB ({parts}),"
+        return made
+
+    def estimate(self, name: str) -> dict[str, int]:
+        """Bytes by class, as `workbench estimate` has them."""
+        config = self.config(name)
+        given = config.data.model_copy(update={"train": [type(config.data.train[0])(path=str(self.file))]})
+        config = config.model_copy(update={"data": given})
+        facts = dataclasses.replace(gather_facts(config, self.folder.parent), data=self.counted)
+        return memory_model.memory(config, facts, config.memory.gradient_checkpointing) or {}
 
     def plain(self, config: Any, arguments: Any, model: Any) -> Any:
         """TRL's trainer with its own collator, which renders and tokenizes each batch of the dataset."""
@@ -147,6 +194,20 @@ def write_processor(folder: Path, patch: int) -> None:
     videos = {"video_processor_type": "Qwen2VLVideoProcessor", "patch_size": patch}
     (folder / "video_preprocessor_config.json").write_text(json.dumps(videos))
     (folder / "chat_template.jinja").write_text(TEMPLATE)
+
+
+def write_header(file: Path, loader: Any, shape: Any) -> None:
+    """A file of weights as far as an estimate reads it: names, formats and sizes, and a hole where the numbers would be."""
+    with torch.device("meta"):
+        model = loader.from_config(copy.deepcopy(shape), dtype=torch.bfloat16)
+    header: dict[str, Any] = {}
+    end = 0
+    for name, weight in model.named_parameters():
+        begin, end = end, end + weight.nbytes
+        header[name] = {"dtype": "BF16", "shape": list(weight.shape), "data_offsets": [begin, end]}
+    told = json.dumps(header).encode()
+    file.write_bytes(len(told).to_bytes(8, "little") + told)
+    os.truncate(file, file.stat().st_size + end)
 
 
 def write_rows(file: Path, processor: Any, tokens: int, picture: tuple[int, int]) -> list[dict[str, Any]]:

@@ -117,7 +117,16 @@ _NAMED = re.compile(
 
 def without_secrets(text: str) -> str:
     """The text with `[hidden]` in the place of tokens, keys, passwords and credentials in addresses."""
+    return _sentence_without(text) if len(text) <= _SENTENCE else _without(text)
+
+
+def _without(text: str) -> str:
     return _NAMED.sub(r"\1[hidden]", _SECRET.sub("[hidden]", text))
+
+
+_SENTENCE = 500
+_sentence_without = lru_cache(maxsize=2048)(_without)
+"""Kept, because a form says the same sentences again with each key press, and to look for secrets in them took half of that."""
 
 
 def host_of(address: object) -> str:

@@ -9,6 +9,7 @@ import contextlib
 import itertools
 import os
 import re
+import sys
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -326,13 +327,45 @@ def _machine_name(gpus: tuple[Gpu, ...]) -> str:
 
 @cache
 def installed(package: str) -> str | None:
-    """The installed version of a distribution, from its metadata; nothing when it is not installed."""
-    from importlib import metadata  # a tenth of what a whole check takes, and few ask
+    """The installed version of a distribution, by the name of the folder of its metadata; nothing when it is not installed."""
+    names = (package, *_SMALLER.get(package, ()))
+    known, others = _distributions()
+    for name in map(_one_spelling, names):
+        version, folder = known.get(name, ("", ""))
+        if folder and os.path.isfile(os.path.join(folder, "METADATA")):  # an uninstall can leave an empty folder
+            return version
+    if not others:
+        return None
+    from importlib import metadata  # it brings a parser of mails, a twentieth of a check
 
-    for name in (package, *_SMALLER.get(package, ())):
+    for name in names:
         with contextlib.suppress(metadata.PackageNotFoundError):
             return metadata.version(name)
     return None
+
+
+@cache
+def _distributions() -> tuple[dict[str, tuple[str, str]], bool]:
+    """Versions as the names of `*.dist-info` tell them (packaging.python.org, recording installed projects), and these folders, the
+    first on the path; and whether there may be others, in archives or of an older kind."""
+    found: dict[str, tuple[str, str]] = {}
+    others = False
+    for place in sys.path:
+        try:
+            entries = os.listdir(place or os.curdir)
+        except OSError:
+            others |= os.path.isfile(place)
+            continue
+        for entry in entries:
+            if entry.endswith(".dist-info"):
+                name, _, version = entry.removesuffix(".dist-info").partition("-")
+                found.setdefault(_one_spelling(name), (version, os.path.join(place, entry)))
+            others |= entry.endswith((".egg", ".egg-info", ".egg-link"))
+    return found, others
+
+
+def _one_spelling(name: str) -> str:
+    return re.sub(r"[-_.]+", "_", name).lower()
 
 
 _SMALLER = {"mlflow": ("mlflow-skinny",)}

@@ -15,7 +15,7 @@ import sys
 import time
 
 from engine.config.files import dump, parse
-from engine.data.gather_facts import look_at
+from engine.data.gather_facts import gather_facts
 from engine.errors import Cancelled, WorkbenchError
 from engine.planning.auto import resolved
 from engine.rules import read
@@ -140,7 +140,7 @@ def choose_here(run: RunFolder) -> None:
     if "auto" in run.read_json():
         return
     mapping = parse(run.read_config(), path=run.config).mapping
-    facts = look_at(read(mapping).config, run.path)
+    facts = gather_facts(read(mapping).config, run.path)
     config = read(mapping, facts).accepted("This node cannot run it:")
     text = dump(resolved(config, facts))
     inside.replace(run, run.config, text)

@@ -7,8 +7,10 @@ import atexit
 import dataclasses
 import functools
 import importlib.metadata
+import inspect
 import os
 import shutil
+import sys
 import tempfile
 from pathlib import Path
 from typing import Any
@@ -56,3 +58,12 @@ def share_what_libraries_read() -> None:
         return compiled(self, source, *named, **more)
 
     Environment.compile = compile  # type: ignore[method-assign]
+
+
+def unpack_plainly() -> None:
+    """Has bitsandbytes unpack numbers of four bits on the CPU, and step its optimizers, by the functions that it would compile:
+    for each shape anew, which takes a process half a second, eight times over."""
+    if (theirs := sys.modules.get("bitsandbytes.backends.default.ops")) is not None:
+        for name, made in list(vars(theirs).items()):
+            if inspect.isfunction(made) and "_try_torch_compile" in made.__code__.co_qualname:
+                setattr(theirs, name, inspect.unwrap(made))

@@ -148,6 +148,10 @@ def pytest_collection_finish(session: pytest.Session) -> None:
     _take_back(_AT_FIRST)
 
 
+def pytest_runtest_setup() -> None:
+    caches.unpack_plainly()
+
+
 @pytest.hookimpl(trylast=True)
 def pytest_runtest_teardown(nextitem: pytest.Item | None) -> None:
     if len(sys.modules) > _KEPT["modules"] + 50:

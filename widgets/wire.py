@@ -8,11 +8,10 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from pydantic import BaseModel
-
 from engine.config.coercion import Uncoerced, coerce, expectation
 from engine.config.findings import Finding
 from engine.config.recipes import recipe_mapping
+from engine.config.section import Section
 from engine.config.steps import step_of_path
 from engine.config.text_values import as_typed
 from engine.config.tree import FieldSpec, RunConfig, fields
@@ -89,7 +88,7 @@ def shown_value(spec: FieldSpec, value: Any) -> Any:
 
 def _entry(spec: FieldSpec, entry: Any) -> dict[str, Any]:
     """One source by its written settings, each as its own control shows it."""
-    if isinstance(entry, BaseModel):
+    if isinstance(entry, Section):
         entry = entry.model_dump(exclude_defaults=True)
     if not isinstance(entry, Mapping):
         return {spec.items[0].name: str(entry)}

@@ -6,7 +6,6 @@ Used at both boundaries of the terminal, the commands' and the app's. The standa
 from __future__ import annotations
 
 import time
-import traceback
 from pathlib import Path
 
 from engine.errors import WorkbenchError, redact, visible
@@ -21,6 +20,8 @@ def state_folder() -> Path:
 
 def keep_details(problem: BaseException | None) -> str:
     """Append the traceback to the log; the sentence that says where, or nothing where it cannot be written."""
+    import traceback  # few commands crash
+
     place = state_folder() / "app.log"
     text = "".join(traceback.format_exception(problem)) if problem else "unknown error\n"
     try:

@@ -7,7 +7,6 @@ what `~` means: rows, models, the hub's token and what it has fetched. Standard 
 from __future__ import annotations
 
 import os
-import tempfile
 from collections.abc import MutableMapping
 from pathlib import Path
 
@@ -33,6 +32,8 @@ def provide_home(environment: MutableMapping[str, str] = os.environ) -> str:
     lacking = [name for name in _PLACES if not _may_write(Path(places[name]))]
     if has_home and not lacking:
         return ""
+    import tempfile  # few lack a home
+
     given = environment.get("WORKBENCH_CACHE")
     folder = Path(given).expanduser().absolute() / "home" if given else Path(tempfile.gettempdir()) / "workbench"
     folder = folder.with_name(f"{folder.name}-{os.getuid()}")

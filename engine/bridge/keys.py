@@ -167,6 +167,17 @@ def flag(settings: Mapping[str, Any], default: Any = NO_DEFAULT, off: str = "", 
     return Key(means, default, why)
 
 
+def flag_of(answer: Callable[[File], Answer]) -> Key:
+    """What a switch stands for in this file; off it asks for nothing."""
+
+    def means(value: Any, file: File) -> Answer:
+        if value is True or str(value).lower() in ("true", "yes", "on"):
+            return answer(file)
+        return needless(OFF) if is_off(value) else unsupported(f"It is known as true or false here: {BY_HAND}")
+
+    return Key(means)
+
+
 def anything(settings: Mapping[str, Any], off: str = "") -> Key:
     """Settings that every value stands for but an empty one, which asks for nothing."""
     return Key(lambda value, file: needless(off or OFF) if is_off(value) else mapped(settings))

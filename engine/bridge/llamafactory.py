@@ -210,7 +210,7 @@ KEYS: dict[str, Key] = {
     "mixture_of_depths": unless_off("A model is taken as its config.json has it."),
     "use_unsloth": unless_off(),
     "use_unsloth_gc": unless_off(),
-    "enable_liger_kernel": unless_off(),
+    "enable_liger_kernel": same("kernels.use_liger_kernel", reason=trainer_keys.LIGER),
     "moe_aux_loss_coef": unless_off("The router's loss counts as the model's config.json says."),
     "disable_gradient_checkpointing": Key(lambda value, file: mapped({"memory.gradient_checkpointing": is_off(value)})),
     "use_reentrant_gc": nothing(sentence_for("gradient_checkpointing_kwargs")),

@@ -98,7 +98,7 @@ def _state_dict(value: Any, file: File) -> Answer:
 def _reshard(value: Any, file: File) -> Answer:
     if isinstance(value, str) and not is_off(value) and value.lower() not in ("true", "yes"):
         return _strategy(value, file)
-    return _shared(file, kept=True) if is_off(value) else needless("So it is here.")
+    return _shared(file, kept=True) if is_off(value) else needless("So it is here where memory is short.")
 
 
 _FSDP: dict[str, Key] = {

@@ -32,6 +32,7 @@ from engine.bridge.giving import (
 from engine.bridge.keys import Answer, changed, mapped, needless, unsupported
 from engine.config.data import DataSource
 from engine.config.tree import fields
+from engine.features import liger_kernel
 
 _KINDS = {
     **{kind: mapped({"rl": kind}) for kind in ("dpo", "ipo", "simpo", "orpo", "kto", "grpo", "gdpo")},
@@ -245,6 +246,18 @@ def _warmup(value: Any, giving: Giving) -> Answer:
     return mapped({"warmup_steps": int(value)}) if value == int(value) else unsupported("Axolotl counts whole steps.")
 
 
+def _liger(value: Any, giving: Giving) -> Answer:
+    """Its plugin and the parts; one switch is for both gates."""
+    if value is not True:
+        return needless("It is off there by itself.")
+    parts = liger_kernel.parts(giving.config)
+    switches = {"liger_rms_norm": "rms_norm" in parts, "liger_rope": "rope" in parts}
+    gates = {"swiglu", "geglu"} & set(parts)
+    return mapped(
+        {"plugins": ["axolotl.integrations.liger.LigerPlugin"], **switches, "liger_glu_activation": bool(gates)}
+    )
+
+
 def _trackers(value: Any, giving: Giving) -> Answer:
     return mapped({f"use_{name}": True for name in value})
 
@@ -364,6 +377,8 @@ TABLE: dict[str, Meaning] = {
     ),
     "memory.layer_offloading": key("layer_offloading", False),
     "memory.tiled_mlp": key("tiled_mlp", False),
+    "kernels.use_liger_kernel": _liger,
+    "kernels.liger_kernel_config": by_itself("liger_rms_norm, liger_rope and liger_glu_activation say it."),
     "run.output_dir": key("output_dir"),
     "run.name": key("wandb_name"),
     "run.seed": key("seed"),

@@ -364,6 +364,10 @@ TABLE: dict[str, Meaning] = {
         },
         otherwise=changed({"activation_offloading": True}, "They move to the host's memory there."),
     ),
+    "kernels.use_liger_kernel": choice(
+        {True: mapped({"use_liger_kernel": True})}, otherwise=needless("It is off there by itself.")
+    ),
+    "kernels.liger_kernel_config": filled("liger_kernel_config"),
     "run.output_dir": key("output_dir"),
     "run.name": key("run_name"),
     "run.seed": key("seed"),

@@ -26,6 +26,7 @@ from engine.bridge.keys import (
     unsupported,
     where_known,
 )
+from engine.config.kernels import LIGER_PARTS
 from engine.config.renames import is_off, sentence_for
 from engine.config.run import TRACKERS
 
@@ -52,6 +53,34 @@ def _optim_args(value: Any, file: File) -> Answer | list[Part]:
         pairs = [(key, parse_value(text)) for key, equals, text in split if equals]
     settings = {key: item for key, item in pairs}
     return mapped({"optim.optim_args": settings}) if settings else unsupported("optim.optim_args takes `key: value`.")
+
+
+LIGER = (
+    "Left out, kernels.torch_compile compiles layers on a card where that earns its wait, which was measured faster."
+)
+"""Beside Liger's kernels, which are taken where they are asked for."""
+
+
+def _liger_parts(value: Any, file: File) -> Answer | list[Part]:
+    """Which kernels of Liger are taken; their losses are ours."""
+    if not isinstance(value, Mapping):
+        return (
+            needless(OFF) if is_off(value) else unsupported("kernels.liger_kernel_config takes `part: true or false`.")
+        )
+    return [(str(key), item, _liger_part(str(key), item)) for key, item in value.items()]
+
+
+def _liger_part(key: str, value: Any) -> Answer:
+    if key in LIGER_PARTS:
+        return mapped({"kernels.liger_kernel_config": {key: value}})
+    if is_off(value):
+        return needless(OFF)
+    if key in ("cross_entropy", "fused_linear_cross_entropy"):
+        return changed({"kernels.use_cut_ce": True}, OWN_LOSS)
+    return unsupported(f"kernels.liger_kernel_config has {', '.join(LIGER_PARTS)}.")
+
+
+OWN_LOSS = "The workbench's own loss without the scores of a whole batch: the same numbers."
 
 
 def _eval_strategy(value: Any, file: File) -> Answer:
@@ -200,8 +229,8 @@ KEYS: dict[str, Key] = {
         "kernels.torch_compile_mode",
         unless("default", "kernels.torch_compile_options takes single options of the compiler."),
     ),
-    "use_liger_kernel": unless_off(),
-    "liger_kernel_config": unless_off(),
+    "use_liger_kernel": same("kernels.use_liger_kernel", reason=LIGER),
+    "liger_kernel_config": Key(_liger_parts),
     "use_cache": nothing("Keys and values are kept where answers are sampled, and nowhere else."),
     "neftune_noise_alpha": unless_off(),
     "torch_empty_cache_steps": nothing("Memory is given back by itself."),

@@ -20,6 +20,7 @@ from engine.bridge.keys import (
     Part,
     anything,
     changed,
+    choice,
     flag,
     mapped,
     needless,
@@ -491,7 +492,13 @@ KEYS: dict[str, Key] = {
     "min_p": unless_off("method.top_p and top_k say among which tokens answers are sampled."),
     "repetition_penalty": same("method.repetition_penalty"),
     "generation_kwargs": unless_off(_SAMPLED),
-    "cache_implementation": nothing("It concerns how answers are computed."),
+    "cache_implementation": choice(
+        {
+            None: needless("Where keys and values lie is chosen by the machine."),
+            **{each: mapped({"method.cache_implementation": each}) for each in ("static", "dynamic")},
+        },
+        "Keys and values of answers lie in a static or a dynamic cache here.",
+    ),
     "num_iterations": same("method.num_iterations"),
     "epsilon": same("method.epsilon"),
     "epsilon_high": same("method.epsilon_high"),

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 from engine import model_files
 from engine.config.adapter import Lora
 from engine.config.files import parse
-from engine.config.tree import RunConfig
+from engine.config.tree import RunConfig, fields
 from engine.errors import ModelError, WorkbenchError, redact, visible
 from engine.features.packed_experts import EXPERTS_ALONE
 from engine.figures import size
@@ -115,7 +115,7 @@ def _as_trained(commits: bytes | None) -> None:
 
 
 def config_of(run: RunFolder) -> RunConfig:
-    """The run's config, no `auto` left. Raises WorkbenchError with the first error in it."""
+    """The run's config, no `auto` left but for what reads images. Raises WorkbenchError with the first error in it."""
     from engine.planning.auto import resolved
     from engine.rules import read
 
@@ -123,7 +123,9 @@ def config_of(run: RunFolder) -> RunConfig:
     for finding in reading.errors:
         if finding.path.startswith(("model", "method", "adapter")):
             raise WorkbenchError(finding.message)
-    return resolved(reading.config)
+    # What reads images is seen where they are read.
+    backend = reading.config.data.image_backend
+    return resolved(reading.config).with_values({fields.data.image_backend: backend})
 
 
 def _check_checkpoint(run: RunFolder, folder: Path, side: Side) -> None:

@@ -112,6 +112,11 @@ def kept_together(model: torch.nn.Module) -> Iterator[None]:
             module.set_reshard_after_forward(reshards, recurse=False)
 
 
+def reshards(model: torch.nn.Module) -> bool:
+    """Whether a sharded model's layers are let go of after their forward pass."""
+    return any(_reshards(module) for module in model.modules() if isinstance(module, FSDPModule))
+
+
 def _reshards(module: FSDPModule) -> bool:
     """Whether a module lets go of its weights after a forward pass; torch has a way to set it and none to ask."""
     state: Any = module._get_fsdp_state()

@@ -15,9 +15,42 @@ import torch
 from torch import Tensor
 from transformers.utils import output_capturing
 
-from engine.compat.instances import all_of, noted
+from engine.compat.instances import all_of, noted, put
 
 KEY = "router_logits"
+
+
+def hand_on_router_logits(backbone: torch.nn.Module) -> Callable[[], None] | None:
+    """Has a GraniteMoE of transformers 5.17, which records no router logits though its loss is asked of them, hand on those of
+    its routers; returns the undo, None for any other backbone."""
+    kind = type(backbone)
+    of_granite = kind.__module__.startswith("transformers.models.granitemoe")
+    if not of_granite or KEY in (getattr(kind, "_can_record_outputs", None) or {}):
+        return None
+    passes: list[list[Tensor]] = []
+    plain: Any = backbone.forward
+    settings: Any = backbone.config
+
+    def hear(router: torch.nn.Module, args: Any, chosen: tuple[Tensor, Tensor, Tensor]) -> None:
+        # What is computed again for its gradients is nobody's answer, and would hold all that it was computed from.
+        if passes:
+            passes[-1].append(chosen[2])
+
+    def forward(*args: Any, output_router_logits: bool | None = None, **kwargs: Any) -> Any:
+        wanted = settings.output_router_logits if output_router_logits is None else output_router_logits
+        heard: list[Tensor] = []
+        passes.append(heard)
+        try:
+            out = plain(*args, **kwargs)
+        finally:
+            passes.pop()
+        if wanted:
+            out[KEY] = tuple(heard)
+        return out
+
+    routers = [module for module in backbone.modules() if type(module).__name__.endswith("TopKRouter")]
+    undos = [module.register_forward_hook(hear).remove for module in routers]
+    return noted(all_of([put(backbone, "forward", forward), *undos]))
 
 
 class _Recorder:

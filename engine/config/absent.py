@@ -103,10 +103,17 @@ ABSENT = (
         "optim.early_stopping_patience counts every value that is better as better.",
     ),
     Absent(
-        "Unsloth, Liger and plugins",
-        ("plugins", "use_unsloth", "use_unsloth_gc", "use_liger_kernel", "enable_liger_kernel", "use_liger_loss", "unsloth"),
-        ("unsloth_", "liger_"),
+        "Unsloth and plugins",
+        ("plugins", "use_unsloth", "use_unsloth_gc", "unsloth"),
+        ("unsloth_",),
         "The section kernels has the workbench's own.",
+    ),
+    Absent(
+        "losses and layer norms of Liger",
+        ("use_liger_loss", "dpo_use_liger_kernel", "liger_layer_norm", "liger_fused_linear_cross_entropy", "liger_cross_entropy"),
+        (),
+        "kernels.use_cut_ce computes losses without the scores of a whole batch; kernels.use_liger_kernel takes norms, rotations "
+        "and gates.",
     ),
     Absent(
         "new tokens and changed special tokens",

@@ -2,8 +2,6 @@
 
 from typing import Annotated, Literal
 
-from pydantic import Field
-
 from engine.config.section import Advanced, Control, Expert, Ge, Le, Lt, Section, Source, Title, Words
 
 _Kind = Title("Adapter")
@@ -68,5 +66,5 @@ class Lora(Section):
     base model."""
 
 
-Adapter = Annotated[NoAdapter | Lora, Field(discriminator="kind")]
+Adapter = NoAdapter | Lora
 ADAPTERS: dict[str, type[NoAdapter] | type[Lora]] = {"none": NoAdapter, "lora": Lora}

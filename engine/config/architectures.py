@@ -5,8 +5,9 @@ from __future__ import annotations
 import importlib.util
 import re
 from functools import cache
-from importlib.metadata import version
 from pathlib import Path
+
+from engine.hardware import installed
 
 _TABLES = {
     "AutoModel": "MODEL_MAPPING_NAMES",
@@ -54,7 +55,7 @@ def needs_torchvision(processor: str, image_processor: str) -> bool | None:
 
 
 def _before_5_18() -> bool:
-    return tuple(int(part) for part in re.findall(r"\d+", version("transformers"))[:2]) < (5, 18)
+    return tuple(int(part) for part in re.findall(r"\d+", installed("transformers") or "")[:2]) < (5, 18)
 
 
 @cache

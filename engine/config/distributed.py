@@ -2,8 +2,6 @@
 
 from typing import Annotated, Literal
 
-from pydantic import Field
-
 from engine.config.section import Advanced, Auto, Expert, Ge, Le, Section, Source, Title, Unit, Words
 
 
@@ -22,14 +20,15 @@ class Distributed(Section):
     together as they are needed, which costs messages. Same step, to rounding. `auto` takes ddp where the estimate fits into
     each device and fsdp2 where it does not."""
 
-    nodes: Annotated[int, Field(ge=1, le=1024), Title("Nodes"), Advanced, Source("torch: torchrun")] = 1
+    nodes: Annotated[int, Ge(1), Le(1024), Title("Nodes"), Advanced, Source("torch: torchrun")] = 1
     """On how many machines the run works, each with as many devices as `run.devices` says. Above 1 the run's folder lies where
     all of them see it, and each is told its place: `workbench train FILE --nodes 2 --node-rank 1 --rdzv-endpoint HOST:PORT`,
     or `workbench submit FILE --nodes 2` for all at once. Each device takes batches of its own, as on one machine."""
 
     dp_replicate_size: Annotated[
         int,
-        Field(ge=1, le=65536),
+        Ge(1),
+        Le(65536),
         Title("Replicas"),
         Advanced,
         Source("accelerate: ParallelismConfig; torch: fully_shard"),
@@ -60,9 +59,15 @@ class Distributed(Section):
     the run is ended, the process that is waited for is named with where it is, and `run.max_restarts` may start it again.
     Raise it where one of them alone does something long, such as preparing very many rows."""
 
-    reshard_after_forward: Annotated[bool, Title("Reshard after forward"), Expert, Source("torch: fully_shard")] = True
+    reshard_after_forward: Annotated[
+        bool | Auto,
+        Title("Reshard after forward"),
+        Expert,
+        Source("torch: fully_shard; ZeRO-3 and 2, arXiv:1910.02054"),
+    ] = "auto"
     """With fsdp2, let go of a layer's weights after its forward pass and put them together again for the backward pass.
-    Off keeps them in between: fewer messages, and the memory of all layers' weights."""
+    Off keeps them in between: half of the messages, and the memory of all layers' weights. `auto` keeps them where the
+    estimate then fills each GPU to 85 % at most, after what is computed again was chosen. The step is the same."""
 
     cpu_offload: Annotated[bool, Title("Shares in main memory"), Expert, Source("torch: CPUOffloadPolicy")] = False
     """With fsdp2 on GPUs, keep each process's share of weights, gradients and optimizer states in main memory, where the
@@ -71,7 +76,8 @@ class Distributed(Section):
 
     context_parallel_size: Annotated[
         int,
-        Field(ge=1, le=1024),
+        Ge(1),
+        Le(1024),
         Title("GPUs a row"),
         Advanced,
         Source("torch: context_parallel (ring attention); arXiv:2310.01889"),
@@ -83,7 +89,8 @@ class Distributed(Section):
 
     expert_parallel_size: Annotated[
         int,
-        Field(ge=1, le=1024),
+        Ge(1),
+        Le(1024),
         Title("Devices that share experts"),
         Advanced,
         Source("transformers: DistributedConfig, expert parallelism; arXiv:2006.16668"),

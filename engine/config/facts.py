@@ -268,7 +268,7 @@ class StepTime:
     """The value of `memory.gradient_checkpointing`."""
     layers: int
     parameters: int
-    """Of the base."""
+    """Of the base, which each token is multiplied with."""
     width: int
     """Of all heads together."""
     tokens: int
@@ -296,6 +296,8 @@ class Facts:
     """Why the folder of $WORKBENCH_SCRATCH cannot be used; empty where it is not named or of use."""
     compiler: CompilerWait | None = None
     """What layers like the model's took to compile on this machine; `None` where they never were."""
+    attention_times: Mapping[str, float] | None = None
+    """Milliseconds, both ways, of attention over documents like the run's on this machine, by its implementation's name."""
     step_times: tuple[StepTime, ...] = ()
     """Batches that were measured on a card like the machine's."""
     given: frozenset[str] = frozenset()

@@ -6,8 +6,6 @@ A new kind is a class (see `engine.config.kinds`), one line in each of the two t
 
 from typing import Annotated, ClassVar, Literal
 
-from pydantic import Field
-
 from engine.config.distill import Distill
 from engine.config.embedding import Embedding
 from engine.config.kinds import LANGUAGE_FORMATS, Kind, MethodSection, Rows
@@ -56,23 +54,7 @@ class Pretrain(CrossEntropy):
     full_rate: ClassVar[float] = 5e-5
 
 
-Method = Annotated[
-    Sft
-    | Pretrain
-    | Dpo
-    | Ipo
-    | Simpo
-    | Orpo
-    | Kto
-    | Reward
-    | Prm
-    | Embedding
-    | Distill
-    | Grpo
-    | Gdpo
-    | Ppo,
-    Field(discriminator="kind"),
-]  # fmt: skip
+Method = Sft | Pretrain | Dpo | Ipo | Simpo | Orpo | Kto | Reward | Prm | Embedding | Distill | Grpo | Gdpo | Ppo
 METHODS: dict[str, type[MethodSection]] = {
     "sft": Sft,
     "pretrain": Pretrain,

@@ -98,7 +98,10 @@ class Model(Section):
     attention: Annotated[Attention, Advanced, Source("transformers: attn_implementation")] = "auto"
     """Which implementation computes attention. `auto` takes torch's own fused attention, which needs no package; where packed
     rows are kept apart on a card, the flash attention that is installed and serves the card and the width of the heads (on
-    Hopper `cudnn` too, by the package nvidia-cudnn-frontend), else `varlen`, the one over documents that torch carries. gpt-oss,
+    Hopper `cudnn` too, by the package nvidia-cudnn-frontend), else `varlen`, the one over documents that torch carries. Layers that
+    may be compiled are left `cudnn` and `varlen`, which compiled layers serve. Of several that fit, a run on one card measures
+    attention alone over packs like its own at its start, a second or two, and takes another than the first where it is more than
+    3 % faster; later launches know the times. gpt-oss,
     whose heads have a sink, gets `sinks` on a card in 16 bits: torch's flash attention with the sink in its sums. `xformers`, by
     the package of that name, does so on cards that are older. `flex_attention` needs no mask either, serves float32 and wide
     heads too, and is compiled at the first batch. `sdpa` and `eager` keep packed rows apart by a mask of all pairs of tokens.

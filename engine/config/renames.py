@@ -79,6 +79,7 @@ NAMES: dict[str, str] = {
     "max_grad_clip": "optim.max_grad_norm",
     "gradient_clipping": "optim.max_grad_norm",
     "cut_cross_entropy": "kernels.use_cut_ce",
+    "enable_liger_kernel": "kernels.use_liger_kernel",
     "checkpoint_steps": "run.save_steps",
     "run_name": "run.name",
     "output_path": "run.output_dir",
@@ -284,6 +285,7 @@ _DEVICE_BATCH = (
     "Tools differ in whether it counts the rows of one device or of a whole step: "
     "optim.per_device_train_batch_size counts those of one device, optim.gradient_accumulation_steps its batches."
 )
+_LIGER = "kernels.use_liger_kernel takes Liger's kernels, and kernels.liger_kernel_config says of which parts."
 _CLASS = "The class follows from the model's own config.json, so nothing needs to name it."
 _LORA = "It may be another thing than LoRA's: write it under adapter as {}."
 
@@ -327,6 +329,9 @@ INSTEAD: dict[str, str] = {
     "main_process_ip": _MEETING,
     "master_addr": _MEETING,
     "gpu_ids": "run.devices says on which GPUs a run works.",
+    "liger_rope": _LIGER,
+    "liger_rms_norm": _LIGER,
+    "liger_glu_activation": _LIGER,
     "mixed_precision": "model.dtype says in which numbers a run computes.",
     "peft_config": "Its settings stand below adapter, with kind: lora.",
     "lora_config": "Its settings stand below adapter, with kind: lora.",

@@ -45,6 +45,17 @@ class Rollouts(MethodSection):
     repetition_penalty: Annotated[float, Gt(0), Le(10), Expert, Source("TRL: GRPOConfig.repetition_penalty")] = 1.0
     """Above 1 tokens that were used already become less likely."""
 
+    cache_implementation: Annotated[
+        Literal["static", "dynamic"] | Auto,
+        Title("Keys and values of answers"),
+        Words(static="in room for the longest answer, a token's pass recorded", dynamic="in room that grows"),
+        Expert,
+        Source("TRL: GRPOConfig.cache_implementation"),
+    ] = "auto"
+    """Where keys and values lie while answers are sampled. `static` has room for the longest answer from the start, so that
+    on a GPU the pass of one token is recorded as a CUDA graph and replayed, which spares the host most of sampling. `auto`
+    takes it on a GPU where the model's layers allow it."""
+
     num_iterations: Annotated[int, Ge(1), Le(100), Title("Uses of an answer"), Advanced] = 1
     """How often each answer is trained on before new ones are sampled."""
 

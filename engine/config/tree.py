@@ -6,6 +6,7 @@ names it so; a typo is an AttributeError at import.
 
 from __future__ import annotations
 
+import copy
 import types
 import typing
 from collections.abc import Iterator, Mapping
@@ -13,8 +14,6 @@ from dataclasses import dataclass, replace
 from functools import cache
 from inspect import get_annotations
 from typing import Any, Literal, TypeVar
-
-from pydantic import BaseModel, ConfigDict
 
 from engine.config.adapter import ADAPTERS, Adapter, NoAdapter
 from engine.config.data import Data, DataSource
@@ -46,10 +45,8 @@ from engine.config.section import (
 VERSION: Literal[1] = 1
 
 
-class RunConfig(BaseModel):
+class RunConfig(Section):
     """A whole config: every section, every setting, nothing missing."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True, protected_namespaces=(), defer_build=True)
 
     version: Literal[1] = VERSION
     model: Model = Model.model_construct()
@@ -202,8 +199,8 @@ def _flatten(annotation: Any) -> Iterator[Any]:
 
 
 def _spec(section: str, owner: type[Section], name: str, kinds: tuple[str, ...], path: str) -> FieldSpec:
-    info = owner.model_fields[name]
-    parts = [*_flatten(info.annotation), *info.metadata]
+    setting = owner.model_fields[name]
+    parts = [*_flatten(setting.annotation)]
     by_kind = {type(part): part for part in parts}
     choices: list[Any] = []
     auto = nullable = False
@@ -233,7 +230,7 @@ def _spec(section: str, owner: type[Section], name: str, kinds: tuple[str, ...],
         control=control,
         choices=tuple(choices),
         labels=dict(words.words) if words else {},
-        default=info.get_default(call_default_factory=True),
+        default=copy.copy(setting.default),
         auto=auto,
         nullable=nullable,
         bounds=Bounds(

@@ -27,7 +27,7 @@ from engine.data.image_references import DATA, ImageFolder, content_of, folder_o
 from engine.data.parts import FormatError, columns_of
 from engine.data.stored_counts import load_counts
 from engine.errors import WorkbenchError, nearest, visible
-from engine.facts import compiler_waits, step_times
+from engine.facts import attention_times, compiler_waits, step_times
 from engine.facts.model_shape import model_facts, tokenizer_facts
 from engine.facts.template_flaws import TEMPLATE_FLAWS
 from engine.hardware import Machine, installed, this_machine
@@ -86,7 +86,7 @@ def resolved_config(
     """
     config = read(mapping if launched is None else as_launched(mapping, launched)).accepted()
     asked = any(entry.requested == "auto" for entry in effective(config))
-    return resolved(config, look_at(config, base)) if asked else resolved(config)
+    return resolved(config, gather_facts(config, base)) if asked else resolved(config)
 
 
 def as_launched(mapping: Mapping[str, Any], launched: Mapping[str, Any]) -> dict[str, Any]:
@@ -99,10 +99,16 @@ def as_launched(mapping: Mapping[str, Any], launched: Mapping[str, Any]) -> dict
             continue
         if spec.default == "auto" and not spec.kinds and (spec.nullable or spec.control == "bool"):
             whole[spec.section] = {**section, spec.name: None if spec.nullable else False}
+        elif spec in _BEFORE and section.get("kind") in spec.kinds:
+            whole[spec.section] = {**section, spec.name: _BEFORE[spec]}
     return whole
 
 
-def look_at(
+_BEFORE = {fields.method.cache_implementation: "dynamic"}
+"""What methods did before they had a setting, where that is neither off nor the usual size."""
+
+
+def gather_facts(
     config: RunConfig, base: str | Path = ".", machine: Machine | None = None, *, sources: bool = True
 ) -> Facts:
     """What can be known of this config at once. With `machine` the packages here say nothing about it."""
@@ -112,10 +118,12 @@ def look_at(
     here = machine is None
     model = replace(model, name=name) if model else None
     machine = this_machine(folder / config.run.output_dir) if machine is None else machine
+    data = load_counts(config, folder, model)
+    card = machine.gpus[0].name if here and machine.gpus else None
     return Facts(
         machine=machine,
         model=model,
-        data=load_counts(config, folder, model),
+        data=data,
         packages=Installed() if here else None,
         sources=look_at_sources([*config.data.train, *config.data.eval], folder, config.data.image_base_dir)
         if sources
@@ -131,7 +139,8 @@ def look_at(
         },
         tokenizer=_tokenizer(config, folder),
         scratch=_scratch() if here else "",
-        compiler=compiler_waits.known(config, model, machine.gpus[0].name) if here and machine.gpus else None,
+        compiler=compiler_waits.known(config, model, card) if card else None,
+        attention_times=attention_times.known(attention_times.key(config, model, data, card)) if card else None,
         step_times=step_times.of_card(machine.gpus[0]) if machine.gpus else (),
     )
 
@@ -190,7 +199,7 @@ def completed(facts: Facts, config: RunConfig, base: str | Path = ".") -> Facts:
     sources = facts.sources if facts.sources is not None and paths <= facts.sources.keys() else None
     if facts.machine is not None and model is not None and sources is not None:
         return facts
-    found = look_at(config, base, sources=sources is None)
+    found = gather_facts(config, base, sources=sources is None)
     return replace(
         facts,
         machine=facts.machine or found.machine,
@@ -202,6 +211,7 @@ def completed(facts: Facts, config: RunConfig, base: str | Path = ".") -> Facts:
         tokenizer=found.tokenizer,
         scratch=found.scratch,
         compiler=found.compiler,
+        attention_times=found.attention_times,
         step_times=found.step_times,
     )
 
@@ -221,13 +231,6 @@ def countable(findings: Iterable[Finding]) -> bool:
         finding.severity == "error" and finding.rule not in FROM_COUNTS and finding.path.partition(".")[0] in owners
         for finding in findings
     )
-
-
-def not_counted(config: RunConfig, facts: Facts) -> str:
-    """That the rows are not counted yet, for whoever would read silence as all being well; empty once they are."""
-    if not config.data.train or (facts.data is not None and facts.data.holds_for(config) and facts.data.counted):
-        return ""
-    return "rows not counted"
 
 
 def outcome(row: Mapping[str, Any]) -> str:
@@ -309,7 +312,7 @@ def _near(path: str, folder: Path) -> str:
 
 def _folder(path: str, place: Path) -> SourceFacts:
     """A folder of files of rows, or a data set that was saved."""
-    from engine.data.streaming.cuts import paths_of
+    from engine.data.streaming.folders import paths_of
 
     try:
         several = paths_of(str(place)) != [str(place)]
@@ -345,7 +348,7 @@ def _cut_off(place: Path) -> str:
 
 def _in_order(place: Path) -> str:
     """`SourceFacts.in_order` of a file, or of a folder of files."""
-    from engine.data.streaming.cuts import cut_file, paths_of
+    from engine.data.streaming.folders import paths_of
 
     opened = 0
     try:
@@ -354,6 +357,8 @@ def _in_order(place: Path) -> str:
             if suffix in (*COMPRESSIONS, ".csv", ".tsv"):
                 return path
             if suffix == ".json" and opened < JSON_FILES:
+                from engine.data.streaming.cuts import cut_file  # what reads a stream, the hub's too
+
                 opened += 1
                 cut = cut_file(path)
                 cut.rows.close()

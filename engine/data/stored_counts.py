@@ -11,8 +11,7 @@ import hashlib
 import json
 import os
 import tempfile
-from collections.abc import Iterable, Mapping
-from importlib.metadata import PackageNotFoundError, version
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +19,7 @@ from engine.caches import user_cache
 from engine.config.facts import DataFacts, ModelFacts, counting_limits
 from engine.config.files import DATA_SUFFIXES, place_of
 from engine.config.tree import RunConfig
+from engine.hardware import installed
 
 FORMAT = 4  # grows when the counts of an unchanged config would differ
 MOST = 500
@@ -75,7 +75,7 @@ def _place(config: RunConfig, base: Path, model: ModelFacts | None) -> Path | No
         "sources": sources,
         "tokenizer": [_stamp(str(folder / name)) for folder in folders for name in _TOKENIZER],
         "templates": [_stamp(place_of(each, base)) for each in templates],
-        "versions": dict(_versions(("transformers", "tokenizers", "jinja2"))),
+        "versions": {package: installed(package) or "" for package in ("transformers", "tokenizers", "jinja2")},
     }
     key = hashlib.sha256(json.dumps(hangs_on, sort_keys=True, default=str).encode()).hexdigest()[:32]
     return user_cache() / "counts" / f"{key}.json"
@@ -99,11 +99,3 @@ def _stamp(path: str) -> tuple[int, int] | str | None:
 def _size_and_date(path: Path) -> tuple[int, int]:
     found = path.stat()
     return found.st_size, found.st_mtime_ns
-
-
-def _versions(packages: Iterable[str]) -> Iterable[tuple[str, str]]:
-    for package in packages:
-        try:
-            yield package, version(package)
-        except PackageNotFoundError:
-            yield package, ""

@@ -139,9 +139,9 @@ def _in_float32(
 
     In words why not where the disk has no room for a copy in float32, or transformers' model cannot hold these numbers.
     """
-    import gguf
+    from engine.compat.gguf_reading import QuickReader
 
-    reader = gguf.GGUFReader(file)
+    reader = QuickReader(file)
     needed = 4 * sum(int(tensor.n_elements) for tensor in reader.tensors) + SPARE_BYTES
     numbers = _numbers_of(reader, folder, config)
     if numbers is None:
@@ -325,7 +325,9 @@ def _read_back(
     """Every weight against its source, then what the file says of tokens, template and stop tokens."""
     import gguf
 
-    reader = gguf.GGUFReader(file)
+    from engine.compat.gguf_reading import QuickReader
+
+    reader = QuickReader(file)
     written = {tensor.name: tensor for tensor in reader.tensors}
     held = tensors(config, arch, model_files.stored_weights(folder))
     if lost := held.keys() - written.keys():

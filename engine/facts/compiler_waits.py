@@ -79,10 +79,14 @@ def keep(name: str, measured: Measured, file: Path | None = None) -> None:
         entry["times"] += 1
     entry |= {what: value for what, value in asdict(measured).items() if what != "wait" and value is not None}
     entries[name] = entry
-    newest = dict(list(entries.items())[-MOST:])
+    write(file, dict(list(entries.items())[-MOST:]))
+
+
+def write(file: Path, entries: Mapping[str, Any]) -> None:
+    """Writes them whole; where that cannot be done, nothing."""
     beside = file.with_name(f".{file.name}.{os.getpid()}")
     try:
-        beside.write_text(json.dumps(newest, indent=1) + "\n", "utf-8")
+        beside.write_text(json.dumps(entries, indent=1) + "\n", "utf-8")
         beside.replace(file)
     except OSError:
         with contextlib.suppress(OSError):
@@ -90,14 +94,18 @@ def keep(name: str, measured: Measured, file: Path | None = None) -> None:
 
 
 def _read(file: Path) -> dict[str, dict[str, Any]]:
+    return {name: entry for name, entry in read(file).items() if _is_entry(entry)}
+
+
+def read(file: Path) -> dict[str, Any]:
+    """What a file of such entries holds, by their names; nothing where it cannot be read."""
     try:
         if not file.is_file() or file.stat().st_size > LARGEST:  # the folder may be one that others write into
             return {}
         found = json.loads(file.read_text("utf-8"))
     except (OSError, ValueError, RecursionError):
         return {}
-    entries = found if isinstance(found, dict) else {}
-    return {name: entry for name, entry in entries.items() if _is_entry(entry)}
+    return found if isinstance(found, dict) else {}
 
 
 def _is_entry(entry: Any) -> bool:

@@ -72,6 +72,13 @@ def held_out_of(size: float, rows: int) -> int:
     return max(1, round(size * rows)) if size < 1 else round(size)
 
 
+def not_counted(config: RunConfig, facts: Facts) -> str:
+    """That the rows are not counted yet, for whoever would read silence as all being well; empty once they are."""
+    if not config.data.train or (facts.data is not None and facts.data.holds_for(config) and facts.data.counted):
+        return ""
+    return "rows not counted"
+
+
 def eval_rows(config: RunConfig, facts: Facts) -> int | None:
     """Held-out rows: as prepared where that is known, else as the files say; 0 where none are."""
     if not config.data.evaluates:

@@ -114,6 +114,10 @@ _EMBEDDING = "embed_tokens.weight"
 _TIED_UNLESS_SAID = {"gemma", "gemma2", "gemma3", "gemma3_text", "gpt2"}
 
 
+PIXTRAL = {"hidden_size": 1024, "intermediate_size": 4096, "num_hidden_layers": 24}
+"""Sizes of transformers' PixtralVisionConfig, which a config.json on the hub leaves out."""
+
+
 def model_facts(name: str, revision: str | None = None) -> ModelFacts | None:
     """What is known of the model without loading it; nothing when the name says nothing at all."""
     if not name.strip() or "\0" in name:
@@ -236,6 +240,8 @@ def _vision(config: Shape) -> VisionFacts | None:
     tower = config.get("vision_config")
     if not isinstance(tower, Mapping):
         return None
+    if pixtral := tower.get("model_type") == "pixtral":
+        tower = {**PIXTRAL, **tower}
     hidden = _number(tower, "embed_dim", "hidden_size")
     layers = _number(tower, "depth", "num_hidden_layers")
     patches = _patches(config, tower)
@@ -243,7 +249,8 @@ def _vision(config: Shape) -> VisionFacts | None:
         return None
     wide = _number(tower, "intermediate_size") or (_number(tower, "mlp_ratio") or 4) * hidden
     merges = _number(tower, "spatial_merge_size") is not None
-    return VisionFacts(hidden, layers, wide, "silu" in str(tower.get("hidden_act")), merges, patches)
+    gated = pixtral or "silu" in str(tower.get("hidden_act"))
+    return VisionFacts(hidden, layers, wide, gated, pixtral or merges, patches)
 
 
 def _patches(config: Shape, tower: Shape) -> int | None:
@@ -259,6 +266,8 @@ def _patches(config: Shape, tower: Shape) -> int | None:
     )
     if image and patch and tokens:
         return max(1, (image // patch) ** 2 // tokens)
+    if config.get("model_type") == "llava":
+        return 1
     share = config.get("downsample_ratio")
     return round(1 / share**2) if isinstance(share, float) and 0 < share <= 1 else None
 
@@ -300,7 +309,8 @@ def _facts(name: str, config: Shape, folder: Path | None, template: bool | None,
     held: tuple[tuple[str, int, int, int], ...] = ()
     if not linears and stored and not facts["stored"]:
         held = stored_linears.linears(stored, experts or 0)
-    sees = stored_linears.that_see(stored) if stored and facts["vision"] and not facts["stored"] else ((), ())
+    seen = isinstance(config.get("vision_config"), Mapping)
+    sees = stored_linears.that_see(stored) if stored and seen and not facts["stored"] else ((), ())
     fused = tuple(_expert_weights(bare, shape)) if linears or held else ()
     if held and stored is not None and not stored_linears.agrees(fused, experts or 0, stored):
         fused = ()

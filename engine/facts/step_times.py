@@ -1,8 +1,9 @@
 """Steps that were measured on cards, and what they say about a step of another shape: the table of `benchmarks/scale_curves.py`.
 
-A batch takes `a * layers + b * F + c * A`: what the host needs for each layer, the products with weights (F floating-point
-operations) and attention (A). For each card, and each way of holding and computing weights, the three are fitted to its
-rows by least squares of the relative error, none of them negative. Own measurements in the user's cache come before those
+A batch takes `max(a * layers, b * F + c * A + d * P)`: the host launches layers while the card computes, which takes time for
+products with weights (F floating-point operations), attention (A) and what goes over all weights once a batch (P of them:
+the optimizer, weights that are unpacked). For each card, and each way of holding and computing weights, the four are fitted to
+its rows by least squares of the relative error, none of them negative. Own measurements in the user's cache come before those
 that are shipped. What is not readable counts as not there.
 """
 
@@ -12,12 +13,12 @@ import csv
 import itertools
 import math
 import os
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from functools import lru_cache
 from pathlib import Path
 
 from engine.caches import user_cache
-from engine.config.facts import Facts, StepTime
+from engine.config.facts import Facts, ModelFacts, StepTime
 from engine.config.tree import RunConfig
 from engine.hardware import Gpu
 
@@ -28,7 +29,11 @@ MOST = 10_000
 """Rows of a table that are read."""
 AGAIN = {"False": 0.0, "selective": 0.0, "medium": 1.0}
 """Operations a parameter and token that are computed again; all of a forward pass, 2, for what is not named."""
-_TERMS = 3
+ATTENTION_STAYS = ("False", "selective", "medium")
+"""Tiers that do not compute attention again."""
+BACKWARD = 2.5
+"""Attention's backward pass in forward passes: five products for two (arXiv:2307.08691)."""
+Numbers = tuple[float, float, float, float]
 
 
 def own() -> Path:
@@ -49,7 +54,7 @@ def read(file: Path) -> list[StepTime]:
     try:
         with file.open(encoding="utf-8", newline="") as lines:
             first = itertools.islice(csv.DictReader(lines), MOST)
-            return [row for each in first if (row := _row(each)) is not None]
+            return [row for each in first if (row := row_of(each)) is not None]
     except (OSError, UnicodeError, csv.Error):
         return []
 
@@ -77,28 +82,46 @@ def kind(row: StepTime) -> tuple[str, str, bool]:
     return row.weights, row.held, row.compiled
 
 
-def terms(row: StepTime) -> tuple[float, float, float]:
-    """Layers, operations with weights and operations of attention in one batch."""
-    again = _computed_again(row)
-    products = (4.0 if row.weights == "lora" else 6.0) + again + row.reference
-    passes = 3.0 + (again + row.reference) / 2
+def terms(row: StepTime) -> Numbers:
+    """Layers, operations with weights, operations of attention, and weights in one batch."""
+    products = (4.0 if row.weights == "lora" else 6.0) + _share(row) * AGAIN.get(_tier(row), 2.0) + row.reference
+    passes = 1 + BACKWARD + (0.0 if _tier(row) in ATTENTION_STAYS else _share(row)) + row.reference / 2
     attention = 2.0 * row.layers * row.width * row.length * row.tokens * passes
-    return float(row.layers), products * row.parameters * row.tokens, attention
+    return float(row.layers), products * row.parameters * row.tokens, attention, float(row.parameters)
 
 
 @lru_cache(maxsize=64)
-def fitted(rows: tuple[StepTime, ...]) -> tuple[float, float, float] | None:
-    """The three numbers for rows of one kind; None where they are too few."""
+def fitted(rows: tuple[StepTime, ...]) -> Numbers | None:
+    """The four numbers for rows of one kind; None where they are too few.
+
+    Rows that wait for the host are those with the least work a layer: each share of the rows is tried.
+    """
     if len(rows) < FEWEST:
         return None
-    lines = [[value / row.seconds for value in terms(row)] for row in rows]
+    known = sorted(((terms(row), row.seconds) for row in rows), key=lambda each: each[0][1] / each[0][0])
     best, least = None, math.inf
-    for size in range(1, _TERMS + 1):
-        for taken in itertools.combinations(range(_TERMS), size):
+    for waiting in range(len(known) - 1):
+        host = _least_squares([[each[0] / took] for each, took in known[:waiting]]) if waiting else [0.0]
+        card = _on_card(known[waiting:])
+        if host is None or card is None:
+            continue
+        numbers = (host[0], *card)
+        missed = sum((_told(numbers, each) / took - 1) ** 2 for each, took in known)
+        if missed < least:
+            best, least = numbers, missed
+    return best
+
+
+def _on_card(known: Sequence[tuple[Numbers, float]]) -> tuple[float, float, float] | None:
+    """What products, attention and weights take of these batches' seconds; fewer of them where that is all they tell."""
+    lines = [[value / took for value in each[1:]] for each, took in known]
+    best, least = None, math.inf
+    for size in range(1, min(3, len(lines) - 1) + 1):
+        for taken in itertools.combinations(range(3), size):
             found = _least_squares([[line[at] for at in taken] for line in lines])
             if found is None or min(found) < 0:
                 continue
-            numbers = [0.0] * _TERMS
+            numbers = [0.0, 0.0, 0.0]
             for at, value in zip(taken, found, strict=True):
                 numbers[at] = value
             missed = sum((sum(map(_times, numbers, line)) - 1) ** 2 for line in lines)
@@ -107,17 +130,21 @@ def fitted(rows: tuple[StepTime, ...]) -> tuple[float, float, float] | None:
     return best
 
 
+def _told(numbers: Numbers, each: Numbers) -> float:
+    return max(numbers[0] * each[0], sum(map(_times, numbers[1:], each[1:])))
+
+
 def seconds(asked: StepTime, rows: Sequence[StepTime]) -> float | None:
     """How long such a batch would take by the rows of its kind; what `asked` says of seconds is not read."""
     numbers = fitted(tuple(row for row in rows if kind(row) == kind(asked)))
-    return None if numbers is None else sum(map(_times, numbers, terms(asked)))
+    return None if numbers is None else _told(numbers, terms(asked))
 
 
 def asked_of(config: RunConfig, facts: Facts, tokens: float, length: float, parameters: int) -> StepTime | None:
     """A batch of this run, of so many tokens in rows of that length, as a row of the table; None for a model whose shape is
-    not known."""
+    not known, or a mixture, whose tokens meet some of its weights. `parameters` are those of the base."""
     model = facts.model
-    if model is None or not model.layers or not model.heads or not model.head_dim:
+    if model is None or model.experts or not model.layers or not model.heads or not model.head_dim:
         return None
     held = config.model.quantization
     return StepTime(
@@ -127,12 +154,19 @@ def asked_of(config: RunConfig, facts: Facts, tokens: float, length: float, para
         compiled=config.kernels.torch_compile is True,
         again=_again(config),
         layers=model.layers,
-        parameters=parameters,
+        parameters=_multiplied(model, parameters),
         width=model.heads * model.head_dim,
         tokens=max(1, round(tokens)),
         length=max(1, round(length)),
         seconds=1.0,
     )
+
+
+def _multiplied(model: ModelFacts, parameters: int) -> int:
+    """How many of a base's parameters each token is multiplied with: not the embeddings, where the head has its own."""
+    embeddings = (model.vocab_size or 0) * (model.hidden_size or 0)
+    inside = sum(wide_in * wide_out * count for _, wide_in, wide_out, count in model.linears)
+    return parameters - embeddings if parameters - inside > 1.5 * embeddings else parameters
 
 
 def _again(config: RunConfig) -> str:
@@ -141,11 +175,14 @@ def _again(config: RunConfig) -> str:
     return str(tier) if layers is None or not tier else f"{tier} of {layers}"
 
 
-def _computed_again(row: StepTime) -> float:
-    """Operations a parameter and token that are computed again, over all layers."""
-    tier, _, first = row.again.partition(" of ")
-    share = min(1.0, int(first) / row.layers) if first.isdigit() else 1.0
-    return share * AGAIN.get(tier, 2.0)
+def _tier(row: StepTime) -> str:
+    return row.again.partition(" of ")[0]
+
+
+def _share(row: StepTime) -> float:
+    """Of the layers, those that are computed again."""
+    first = row.again.partition(" of ")[2]
+    return min(1.0, int(first) / row.layers) if first.isdigit() else 1.0
 
 
 def _times(left: float, right: float) -> float:
@@ -175,7 +212,8 @@ def _least_squares(lines: list[list[float]]) -> list[float] | None:
     return [matrix[at][count] / matrix[at][at] / scales[at] for at in range(count)]
 
 
-def _row(each: dict[str, str]) -> StepTime | None:
+def row_of(each: Mapping[str, str]) -> StepTime | None:
+    """A line of a table, which may have more columns; None for what nobody can have measured."""
     try:
         row = StepTime(
             card=each["card"], weights=each["weights"], held=each["held"], compiled=each["compiled"] == "True",

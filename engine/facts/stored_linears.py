@@ -20,7 +20,11 @@ _AHEAD = re.compile(r"(^|\.)mtp\.")
 _NO_LINEAR = re.compile(
     r"(?<!un)embed|norm|(^|\.)pooler\.|(^|\.)(lm_head|wte|wpe|relative_attention_bias|correction_coefs|prediction_coefs)\.weight$"
 )
-_PROJECTS = re.compile(r"(^|\.)(connector|multi_modal_projector|merger|patch_merger|projector|aligner)\.")
+_LINEAR = re.compile(
+    r"(^|\.)(patch_embed(ding|der)?\.([a-z]+(_[a-z]+)*\.)?|embed_vision\.embedding_projection\.)weight$"
+)
+"""Linear layers that are called embeddings: of a patch's numbers (SigLIP 2, Gemma 4), of the projector of Gemma 3n and 4."""
+_PROJECTS = re.compile(r"(^|\.)(connector|multi_modal_projector|merger|patch_merger|projector|aligner|embed_vision)\.")
 _SEES = re.compile(r"(^|\.)(visual|vision_tower|vision_model|vision_encoder|vision_embedder)\.")
 MAMBA = ("falcon_h1", "mamba", "mamba2", "falcon_mamba", "nemotron_h")
 """Model types in which PEFT refuses an adapter beside `out_proj`, whose weight Mamba's kernels read too."""
@@ -65,7 +69,8 @@ def _matrices(stored: Mapping[str, Tensor], experts: int, part: str) -> Iterator
         if len(tensor.shape) != 2 or not name.endswith(".weight") or _part(name) != part:
             continue
         routes = bool(experts) and tensor.shape[0] == experts and _ROUTER.search(name) is not None
-        if not (_EXPERT.search(name) or _NO_LINEAR.search(name) or routes):
+        no_linear = _NO_LINEAR.search(name) is not None and _LINEAR.search(name) is None
+        if not (_EXPERT.search(name) or no_linear or routes):
             yield name, tensor.shape
 
 

@@ -27,6 +27,8 @@ class Layers:
     """Bytes of the linear weights, with their scales."""
     wide_kept: float
     """Numbers that a layer keeps of a token for each of its MLP's width."""
+    wide_gradients: float
+    """Gradients of that width that are there at once while it is differentiated."""
     on_the_host: float = 0.0
     """The share of the weights that waits in the host's memory."""
     at_once: float | None = None
@@ -37,6 +39,8 @@ class Layers:
     """Bytes that wait to be moved, in place of all that is kept."""
     kept: float = 1.0
     """The share of it that is kept."""
+    fused: bool = False
+    """Whether operations between products are computed again where that is cheap, so that products' inputs alone are kept."""
     own_pool: bool = False
     """Whether what they keep lies in memory that nothing else may use, gradients of their own among it."""
     again: int | None = None

@@ -209,11 +209,11 @@ def _export_rows(warm: Warm, params: Params) -> Any:
 
 def _estimate(warm: Warm, params: Params) -> Any:
     """The closed-form estimate of a config on this machine; `engine.run.rehearsal` measures, in a process of its own."""
-    from engine.data.gather_facts import look_at
+    from engine.data.gather_facts import gather_facts
     from engine.planning.estimate import estimate
 
     config = _config(params)
-    return estimate(config, look_at(config)).as_json()
+    return estimate(config, gather_facts(config)).as_json()
 
 
 def _config(params: Params) -> Any:

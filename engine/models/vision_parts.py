@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     import torch
     from transformers import PreTrainedModel
 
-PROJECTORS = ("connector", "multi_modal_projector", "merger", "patch_merger", "projector", "aligner")
+PROJECTORS = ("connector", "multi_modal_projector", "merger", "patch_merger", "projector", "aligner", "embed_vision")
 """Names of the module between the vision tower and the language model, in transformers."""
 
 

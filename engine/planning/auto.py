@@ -41,6 +41,19 @@ def _reference(config: RunConfig, facts: Facts) -> tuple[Any, str]:
     return "copy", "full weights are trained, so the reference is a frozen copy"
 
 
+def _cache_implementation(config: RunConfig, facts: Facts) -> tuple[Any, str]:
+    if facts.machine is None:
+        return "dynamic", "the machine is not known yet; static at launch where there is a GPU"
+    if not facts.machine.gpus:
+        return "dynamic", "there is no GPU that would replay a token's pass"
+    if config.memory.layer_offloading or config.distributed.strategy == "fsdp2":
+        return "dynamic", "the layers are not all on one GPU"
+    model = counts.known_model(config, facts)
+    if model is not None and model.experts:
+        return "dynamic", "which experts compute a token is asked by the host"
+    return "static", "a token's pass is recorded once a sampling and replayed, which spares the host its launches"
+
+
 def _tf32(config: RunConfig, facts: Facts) -> tuple[Any, str]:
     if facts.machine is None:
         return False, "the machine is not known yet; on at launch where the card has it"
@@ -138,6 +151,34 @@ def _cut_ce_workspace(config: RunConfig, facts: Facts) -> tuple[Any, str]:
     return None, f"the usual size: {why}{lacks}"
 
 
+def _reshard_after_forward(config: RunConfig, facts: Facts) -> tuple[Any, str]:
+    """Layers stay together in the room that is left by what saves computing them again, which is worth more of it."""
+    spec = fields.distributed.reshard_after_forward
+    room = memory_model.device_bytes(config, facts)
+    if config.distributed.strategy != "fsdp2":
+        return True, "each process holds the whole model"
+    if facts.machine is None or room is None:
+        return True, "the machine is not known yet, so the careful choice"
+    if not facts.machine.gpus:
+        return True, "there is no GPU"
+    if config.distributed.cpu_offload:
+        return True, "shares wait in main memory so that the GPU need not hold them"
+    taken = {**_cut(config, facts), fields.kernels.torch_compile: compile.in_force(config, facts), spec: False}
+    for of_room, choose in (
+        (fields.memory.recompute_num_layers, _recompute_num_layers),
+        (fields.kernels.cut_ce_workspace, _cut_ce_workspace),
+    ):
+        if of_room.value(config) == "auto":
+            taken[of_room] = choose(config, facts)[0]
+    need = sum((memory_model.memory(config.with_values(taken), facts, _tier(config, facts)) or {}).values())
+    if not need:
+        return True, "the model's size is not known yet, so the careful choice"
+    filled = f"{figures.size(need)} of {figures.size(room)} on each GPU with layers kept together between the passes"
+    if need <= FILLED * room:
+        return False, f"{filled}, for half of the messages that put them together"
+    return True, f"it would be {filled}"
+
+
 def _tier(config: RunConfig, facts: Facts) -> Any:
     """What is computed again, chosen where that is left to us."""
     asked = config.memory.gradient_checkpointing
@@ -221,11 +262,13 @@ _CHOSEN: dict[FieldSpec, Resolve] = {
     fields.data.image_backend: _image_backend,
     fields.data.dataloader_num_workers: _loader_processes,
     fields.method.reference: _reference,
+    fields.method.cache_implementation: _cache_implementation,
     fields.optim.learning_rate: _learning_rate,
     fields.optim.tf32: _tf32,
     fields.memory.gradient_checkpointing: _gradient_checkpointing,
     fields.memory.recompute_num_layers: _recompute_num_layers,
     fields.distributed.strategy: sharding.chosen,
+    fields.distributed.reshard_after_forward: _reshard_after_forward,
     fields.run.devices: _devices,
     fields.run.eval_steps: _evaluations,
     fields.run.prompts_steps: _ten_times("samples"),
@@ -235,6 +278,8 @@ AUTO = {spec: _CHOSEN[spec] for spec in fields if spec in _CHOSEN}
 
 OF_IMAGES = (fields.data.image_backend, fields.data.dataloader_num_workers)
 """Those that matter where images are read."""
+_RESHARD = fields.distributed.reshard_after_forward
+"""It matters where a model is shared out."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -255,6 +300,8 @@ def effective(config: RunConfig, facts: Facts | None = None) -> tuple[Effective,
     for spec, resolve in AUTO.items():
         if spec in OF_IMAGES and not _reads_images(config, facts):
             continue  # no image is read, so nothing is said of it
+        if spec == _RESHARD and config.distributed.strategy != "fsdp2":
+            continue
         if spec.applies(asked) and spec.value(asked) == "auto":
             value, reason = resolve(asked if spec == sharding.SPEC else config, facts)
             entries.append(Effective(spec.path, "auto", value, reason))
@@ -298,7 +345,9 @@ def _with_strategy(config: RunConfig, facts: Facts) -> RunConfig:
 def resolved(config: RunConfig, facts: Facts | None = None) -> RunConfig:
     """The config with no `auto` left, but for kernels that are chosen by timing: what a run stores and the worker reads."""
     # Those that nothing is said of become something, too.
-    quiet = {spec: AUTO[spec](config, facts or Facts())[0] for spec in OF_IMAGES if spec.value(config) == "auto"}
+    quiet = {
+        spec: AUTO[spec](config, facts or Facts())[0] for spec in (*OF_IMAGES, _RESHARD) if spec.value(config) == "auto"
+    }
     return config.with_values(quiet | {fields[entry.path]: entry.effective for entry in effective(config, facts)})
 
 

@@ -15,7 +15,7 @@ from engine.facts import counts as counted
 from engine.planning import memory_model
 from engine.planning.auto import resolved
 from engine.planning.messages import Exchange, exchange
-from engine.planning.speed import card_batch_seconds, operations, streaming_share
+from engine.planning.speed import card_batch_seconds, operations, streaming_share, told_by
 
 # What a CPU core does, for a first guess at the time.
 _CPU_FLOPS_PER_CORE = 2.0e10
@@ -24,7 +24,7 @@ _CPU_SLOW_BFLOAT16 = 2.5e9
 # products (EPYC, torch 2.13: 6.1 to 7.8 s; 15 ms; 2.1 ms, 2.9 with LoRA).
 _CPU_START, _CPU_STEP, _CPU_LAYER = 7.0, 0.015, 0.0025
 
-_OF_ROWS = ("truncated_share", "masked_rows", "dropped_rows", "packing_efficiency", "seconds_left")
+_OF_ROWS = ("truncated_share", "masked_rows", "dropped_rows", "packing_efficiency", "seconds_left", "tokens_per_second")
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,6 +62,10 @@ class Estimate:
     communication_by: str = ""
     """How, and at which speed, in words."""
     seconds_left: float | None = None
+    seconds_by: str = ""
+    """What the time on a GPU is told by, in words: steps measured on such a card, or its published speed."""
+    tokens_per_second: float | None = None
+    """Tokens of rows over that time, on all GPUs together."""
     exact: bool = False
     """Whether rows and tokens were counted rather than guessed."""
     counted: Literal["all", "sample"] | None = None
@@ -104,6 +108,8 @@ def estimate(config: RunConfig, facts: Facts | None = None) -> Estimate:
     per_epoch = -(-batches // whole.optim.gradient_accumulation_steps) if batches else None
     tokens = data.tokens if data else None
     sent = _exchange(whole, facts, counts, per_epoch)
+    seconds = _seconds(whole, facts, counts, steps, per_epoch, sent.seconds if sent else 0.0)
+    speed = _speed(whole, facts, counts, steps, per_epoch, seconds)
     return Estimate(
         effective_batch=counted.effective_batch(whole),
         steps=steps,
@@ -127,10 +133,28 @@ def estimate(config: RunConfig, facts: Facts | None = None) -> Estimate:
         communication_seconds=sent.seconds if sent else None,
         communication_bytes=round(sent.sent) if sent else None,
         communication_by=sent.way if sent else "",
-        seconds_left=_seconds(whole, facts, counts, steps, per_epoch, sent.seconds if sent else 0.0),
+        seconds_left=seconds,
+        seconds_by=speed[1],
+        tokens_per_second=speed[0],
         exact=bool(data and data.exact),
         counted=data.counted if data else None,
     )
+
+
+def _speed(
+    config: RunConfig,
+    facts: Facts,
+    counts: counted.Parameters | None,
+    steps: int | None,
+    per_epoch: int | None,
+    seconds: float | None,
+) -> tuple[float | None, str]:
+    """Tokens a second on the GPUs, and what that is told by; nothing where the time is not known or there is no GPU."""
+    data = facts.data
+    if not seconds or counts is None or not steps or not per_epoch or data is None or not data.tokens:
+        return None, ""
+    words = told_by(config, facts, counts, data.tokens / (per_epoch * config.optim.gradient_accumulation_steps))
+    return (data.tokens * steps / per_epoch / seconds, words) if words else (None, "")
 
 
 def _evaluations(config: RunConfig, steps: int | None) -> int | None:

@@ -28,7 +28,7 @@ from engine.facts.counts import (
     wide_of,
 )
 from engine.facts.stored import PACKED
-from engine.features import attention_backend, cut_cross_entropy, packed_experts
+from engine.features import attention_backend, cut_cross_entropy, fp8_base, layer_offloading, packed_experts
 from engine.features.feature import Layers
 from engine.features.table import FEATURES
 
@@ -48,6 +48,10 @@ STATES = {
 KEPT_HIDDEN, KEPT_WIDE, KEPT_ATTENTION = 8.6, 4.0, 3.7
 # a little less where the base is frozen, and more in float32, whose fused attention keeps more.
 KEPT_FROZEN, KEPT_FLOAT32 = 0.87, 1.3
+# A compiled layer keeps what its products and norms read: so many numbers of the hidden width, of the query's and of the
+# keys', and those of its MLP's width that `engine.features.compile` says. (Counted in the tensors that are saved, torch 2.13;
+# H200, 8B with LoRA, torch 2.11: 58,100 numbers a token and layer, 79,100 while it is computed again.)
+FUSED_HIDDEN, FUSED_QUERY, FUSED_KEYS = 4, 3, 3
 # While a layer is differentiated, so many gradients of its width and of its MLP's width are there at once.
 GRADIENTS_HIDDEN, GRADIENTS_WIDE = 2, 3
 # Ring attention adds up its parts in float32: so many numbers of a query's width at once, beside the row's keys and values.
@@ -63,7 +67,7 @@ SEEN_BESIDE, SEEN_BESIDE_ROTATED = 4.0, 9.5
 # An image that is kept has so many bytes a pixel and so many beside them (`engine.data.vision`).
 PIXEL_BYTES, KEPT_BESIDE = 4, 1024
 # The allocator reserves more than it hands out.
-FRAGMENTS = 0.02
+FRAGMENTS = 0.03
 CUDA_CONTEXT = 600 * MiB
 # A worker before its model is there, with torch, transformers, TRL and datasets loaded (torch 2.13 on a CPU).
 CPU_PROCESS = 730 * MiB
@@ -92,6 +96,7 @@ def memory(config: RunConfig, facts: Facts, checkpointing: bool | str) -> dict[s
     weights = layers.linears + max(0, counts.base - _linear_numbers(model)) * layers.size
     weights -= packed_experts.packed_numbers(config, facts) * (layers.size - _expert_size(config, model))
     weights -= (layers_bytes(config, facts) or 0.0) * layers.on_the_host
+    weights -= _saved_of_what_sees(config, facts, model)
     experts = packed_experts.numbers(model) * _expert_size(config, model)
     # A device that divides experts with others holds its part of them, and of what is trained on them.
     away = 1 - 1 / config.distributed.expert_parallel_size
@@ -106,11 +111,12 @@ def memory(config: RunConfig, facts: Facts, checkpointing: bool | str) -> dict[s
     )  # fmt: skip
     scores = cut_cross_entropy.head_bytes(cut_cross_entropy.path_of(config), scored)
     # The head is done before the first layer is differentiated: the larger of the two makes the peak.
-    activations = kept + max(0.0, layer - (0.0 if layers.own_pool else scores))
+    activations = kept + (layer if layers.own_pool else max(0.0, layer - scores))
     activations += packed_experts.buffer_bytes(config, facts, layers.size)
-    # With fsdp2 a device holds its share of them all, and of two layers, the embeddings and the head the whole.
+    # With fsdp2 a device holds its share of them all, and of what is computed the whole.
     devices = shard_count(config)
-    together = _put_together(config, layers, weights, experts) if devices > 1 else 0.0
+    beside_scores = max(0.0, layer - scores)
+    together = _put_together(config, layers, weights, experts, beside_scores) if devices > 1 else 0.0
     # A share in main memory takes nothing of the device.
     here = 0.0 if devices > 1 and config.distributed.cpu_offload else 1 / devices
     reference = weights * here + together if _holds_copy(config) else 0.0
@@ -182,12 +188,20 @@ def kept_images(config: RunConfig, facts: Facts) -> int:
     return most * max(1, config.data.dataloader_num_workers if config.data.dataloader_num_workers != "auto" else 1)
 
 
-def _put_together(config: RunConfig, layers: Layers, weights: float, experts: float) -> float:
+def _put_together(config: RunConfig, layers: Layers, weights: float, experts: float, beside_scores: float) -> float:
     """Bytes of the weights that FSDP2 has put together at once: of this layer and the next, or of all that were computed;
-    a mixture's experts are in its layers, too."""
-    if not config.distributed.reshard_after_forward:
+    a mixture's experts are in its layers, too. A head and embeddings that learn are there with their gradients at the end of a
+    pass; a frozen head is let go of before a layer takes `beside_scores` more than its scores do."""
+    if config.distributed.reshard_after_forward is False:
         return weights
-    return weights - (layers.linears + experts) * max(0.0, 1 - 2 / max(1, layers.model.layers or 1))
+    of_layers = layers.linears + experts
+    two = of_layers * min(1.0, 2 / max(1, layers.model.layers or 1))
+    ends = weights - of_layers
+    if config.adapter.kind == "none":
+        return two + ends
+    # The first layers' embeddings are as large as the head, or are the head.
+    head = (layers.model.vocab_size or 0) * (layers.model.hidden_size or 0) * layers.size
+    return two + max(0.0, min(ends, head) - beside_scores)
 
 
 def _sampling(config: RunConfig, model: ModelFacts, length: int) -> float:
@@ -249,7 +263,7 @@ def _layers(config: RunConfig, facts: Facts, model: ModelFacts, checkpointing: b
     """The decoder layers, by every feature that changes what they take."""
     tokens, size = tokens_and_length(config, facts)[0], BYTES[config.model.dtype]
     linears = _linear_numbers(model) * _linear_size(config, model)
-    layers = Layers(model, tokens, size, checkpointing, linears, KEPT_WIDE)
+    layers = Layers(model, tokens, size, checkpointing, linears, KEPT_WIDE, GRADIENTS_WIDE)
     for feature in FEATURES:
         if hasattr(feature, "memory"):
             layers = feature.memory(config, facts, layers)
@@ -266,6 +280,24 @@ def _linear_size(config: RunConfig, model: ModelFacts) -> float:
         return model.stored_size or 1.0
     wide = config.model.quantization in packed_experts.EXPERTS_ALONE
     return BYTES[config.model.dtype] if wide else QUANTIZED.get(config.model.quantization, BYTES[config.model.dtype])
+
+
+def _saved_of_what_sees(config: RunConfig, facts: Facts, model: ModelFacts) -> float:
+    """Bytes that the linear layers of a vision tower and its projector take less than numbers of the run's format: they are
+    quantized with the others, the tower's rounded to FP8, and the tower's wait on the host where layers stream."""
+    size, kind, saved = BYTES[config.model.dtype], config.model.quantization, 0.0
+    if config.adapter.kind != "lora":
+        return saved
+    few = size if kind in packed_experts.EXPERTS_ALONE else QUANTIZED.get(kind, size)
+    for layers, of_the_tower in ((model.tower, True), (model.projector, False)):
+        for name, wide_in, wide_out, count in layers:
+            held = few
+            if of_the_tower and layer_offloading.streams(config, facts):
+                held = 0.0
+            elif of_the_tower and kind == "fp8" and fp8_base.why_not(name, wide_out, wide_in) is None:
+                held = 1.0
+            saved += wide_in * wide_out * count * (size - held)
+    return saved
 
 
 def _expert_size(config: RunConfig, model: ModelFacts) -> float:
@@ -301,18 +333,20 @@ def _activations(config: RunConfig, facts: Facts, layers: Layers, length: int) -
     layer = tokens * kept * size * (KEPT_FROZEN if config.adapter.kind == "lora" else 1.0)
     if config.model.dtype == "float32":
         layer *= KEPT_FLOAT32
-    if attention_backend.keeps_scores(config, facts):
-        layer += tokens * length * (model.heads or 1) * (size + 4)
-    gradients = tokens * (GRADIENTS_HIDDEN * hidden + GRADIENTS_WIDE * wide) * size
+    of_block = layer * kept_wide / kept
+    scores = tokens * length * (model.heads or 1) * (size + 4) if attention_backend.keeps_scores(config, facts) else 0
+    layer += scores
+    share = 1.0 if layers.at_once is None else layers.at_once
+    gradients = tokens * (GRADIENTS_HIDDEN * hidden + layers.wide_gradients * wide * share) * size
+    if layers.at_once is not None:
+        layer, gradients, of_block = layer - of_block, gradients + of_block * share, 0.0
     if (ring := config.distributed.context_parallel_size) > 1:
+        # Attention is differentiated once the block's own is gone.
         rows = 2 * ring * (model.kv_heads or 0) * size + RING_SUMS * 4 * (model.heads or 0)
-        gradients += tokens * (model.head_dim or 0) * rows
-    if (share := layers.at_once) is not None:
-        whole = layer
-        layer *= (kept - kept_wide) / kept
-        gradients = (whole - layer) * share + tokens * (
-            GRADIENTS_HIDDEN * hidden + GRADIENTS_WIDE * wide * share
-        ) * size
+        round_it = tokens * (GRADIENTS_HIDDEN * hidden * size + (model.head_dim or 0) * rows)
+        gradients = max(gradients, round_it - of_block)
+    if layers.fused:
+        return _fused_activations(layers, gradients, scores)
     layer += layers.beside / max(1, count)
     if layers.in_flight is not None:
         return layers.in_flight, layer + gradients
@@ -322,6 +356,25 @@ def _activations(config: RunConfig, facts: Facts, layers: Layers, length: int) -
     whole = layer * layers.kept * min(layers.left_out, count)
     kept_again = tokens * layers.again * size * max(0, count - layers.left_out)
     return kept_again + whole, gradients + max(0.0, layer - whole)
+
+
+def _fused_activations(layers: Layers, gradients: float, scores: float) -> tuple[float, float]:
+    """The same of compiled layers, of which each holds these bytes of attention scores. What is computed again is there while it is differentiated, but for what the tier kept; the
+    last product's result is the next layer's input and is not kept twice."""
+    model, wide = layers.model, wide_of(layers.model)
+    count, hidden = model.layers or 0, model.hidden_size or 0
+    head = model.head_dim or 0
+    narrow = FUSED_HIDDEN * hidden + head * (FUSED_QUERY * (model.heads or 0) + FUSED_KEYS * (model.kv_heads or 0))
+    bytes_each = layers.tokens * layers.size
+    layer = bytes_each * (narrow + layers.wide_kept * wide) + scores + layers.beside / max(1, count)
+    if layers.in_flight is not None:
+        return layers.in_flight, layer + gradients
+    if layers.again is None:
+        return layer * count, gradients
+    again = layers.again - (hidden if layers.checkpointing in ("selective", "medium") else 0)
+    whole = layer * min(layers.left_out, count)
+    there = scores + bytes_each * (narrow + (layers.wide_kept + layers.wide_gradients) * wide - (again - hidden))
+    return bytes_each * again * max(0, count - layers.left_out) + whole, max(gradients, there - whole)
 
 
 def layer_operations(config: RunConfig, facts: Facts) -> int | None:

@@ -128,7 +128,7 @@ def _weights(config: RunConfig, facts: Facts, ways: _Ways, batches: int) -> tupl
     told = fields.distributed
     plain = config.with_values({told.strategy: "ddp", told.dp_replicate_size: 1, told.dp_shard_size: None})
     whole = (memory_model.memory(plain, facts, plain.memory.gradient_checkpointing) or {}).get("weights", 0)
-    passes = batches * (2 if config.distributed.reshard_after_forward else 1)
+    passes = batches * (1 if config.distributed.reshard_after_forward is False else 2)
     sent = passes * (shards - 1) / shards * whole
     return sent, sent / ways.around(shards) + passes * 2 * whole / MEMORY
 

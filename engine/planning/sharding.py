@@ -37,6 +37,8 @@ _NOT: tuple[tuple[str, FieldSpec, Test, str, str], ...] = (
     ("float16", fields.model.dtype, one_of("float16"), "with float16",
      "Its gradient scaler would have to hear of all shares; bfloat16 needs none."),
     ("fused-attention", fields.kernels.fused_attn_kernel, one_of(True), "with kernels.fused_attn_kernel", _READS),
+    ("liger-kernels", fields.kernels.use_liger_kernel, one_of(True), "with kernels.use_liger_kernel",
+     "Each layer is held to its class before weights are shared out."),
     ("timed-kernels", fields.kernels.kernel_auto_compose, one_of(True), "with kernels.kernel_auto_compose",
      "Kernels are timed before weights are shared out, and most of them do not serve shares."),
     ("quantization-aware", fields.kernels.quantization_aware, other_than(False), "with kernels.quantization_aware",

@@ -67,6 +67,16 @@ def card_batch_seconds(config: RunConfig, facts: Facts, parameters: Parameters, 
     return max(operations(config, layers) * parameters.base * tokens * longer / rate, launches)
 
 
+def told_by(config: RunConfig, facts: Facts, parameters: Parameters, tokens: float) -> str:
+    """What the time of a batch of so many tokens over all cards is told by: steps that were measured on such a card, or its
+    published speed alone; empty without a card."""
+    if facts.machine is None or not facts.machine.gpus:
+        return ""
+    if _measured_seconds(config, facts, parameters, tokens / device_count(config)) is not None:
+        return f"by steps measured on {facts.step_times[0].card}"
+    return f"by the published speed of {facts.machine.gpus[0].name}; no steps like these were measured on it"
+
+
 def _measured_seconds(config: RunConfig, facts: Facts, parameters: Parameters, tokens: float) -> float | None:
     """By what batches took on a card like this one; None where too few like these were measured."""
     length = tokens / max(1, config.optim.per_device_train_batch_size)

@@ -39,7 +39,7 @@ def require_alike(tasks: Sequence[Task]) -> None:
     """Raises UsageError where two are one and the same run, or want different numbers of machines, which an array gives to all alike."""
     known: dict[str, Task] = {}
     for task in tasks:
-        same = known.setdefault(task.config.model_dump_json(), task)
+        same = known.setdefault(repr(task.config), task)
         if same is not task:
             raise UsageError(f"{task.words} and {same.words} are one and the same config.", "Leave one out.")
         wanted, first = task.config.distributed.nodes, tasks[0].config.distributed.nodes

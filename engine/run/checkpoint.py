@@ -29,6 +29,8 @@ from engine.run.store import ENDED, RunFolder
 
 COMMIT = "COMMIT.json"
 KEEP_AT_LEAST = 2
+LARGE, AT_ONCE = 256 << 20, 4
+"""Bytes of a checkpoint from which so many of its files are hashed side by side."""
 # What TRL and transformers write beside a checkpoint and must not stay: this one pickles the hub token in clear.
 UNWANTED = frozenset({"training_args.bin"})
 _NAME = re.compile(r"checkpoint-(0|[1-9][0-9]{0,17})")
@@ -81,8 +83,15 @@ def commit(tmp: Path, info: Mapping[str, Any]) -> Path:
 
 def _seal_all(tmp: Path, head: dict[str, Any]) -> None:
     """Every file and folder durable, and COMMIT.json, which lists them."""
+    from concurrent.futures import ThreadPoolExecutor  # no window waits for it
+
     run = _run_of(tmp)
-    files = {name: _seal(run, tmp / name) for name in _files(tmp) if name != COMMIT}
+    found = {name: size for name, size in _files(tmp) if name != COMMIT}
+    # Reading and hashing let go of the interpreter; a hash is one core's work, and a model of 8B with its states takes a minute.
+    large = sum(found.values()) > LARGE
+    with ThreadPoolExecutor(AT_ONCE, "seal-file") if large else contextlib.nullcontext() as pool:
+        sealed = (pool.map if pool else map)(lambda name: _seal(run, tmp / name), found)
+        files = dict(zip(found, sealed, strict=True))
     handle = inside.open_file(run, tmp / COMMIT, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
     with os.fdopen(handle, "w", encoding="utf-8") as file:
         file.write(json.dumps({**head, "files": files}, indent=1))
@@ -157,12 +166,12 @@ def _run_of(path: Path) -> Path:
     return path.parent.parent
 
 
-def _files(tmp: Path) -> Iterator[str]:
+def _files(tmp: Path) -> Iterator[tuple[str, int]]:
     for name, info in list(inside.entries(_run_of(tmp), tmp)):
         if name.rpartition("/")[2] in UNWANTED:
             inside.remove(_run_of(tmp), tmp / name)
         elif stat.S_ISREG(info.st_mode):
-            yield name
+            yield name, info.st_size
         elif not stat.S_ISDIR(info.st_mode):
             raise WorkbenchError(f"{visible(str(tmp / name))}: is not a plain file; a checkpoint holds only those.")
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from engine.config.files import absolute, parse
-from engine.data.gather_facts import look_at
+from engine.data.gather_facts import gather_facts
 from engine.errors import WorkbenchError
 from engine.planning.estimate import estimate
 from engine.rules import read
@@ -35,7 +35,7 @@ def apply(
 def start_anew(run: RunFolder, settings: dict[str, object], origin: str) -> RunFolder:
     """A new run beside this one, of its config with other values, from the start; `origin` says where it comes from."""
     mapping = absolute(parse(changed_config(run, settings)).mapping, run.path)
-    facts = look_at(read(mapping).config, run.path)
+    facts = gather_facts(read(mapping).config, run.path)
     config = read(mapping, facts).accepted("No run was started.")
     info = run.read_json()
     return launch_config(

@@ -21,6 +21,7 @@ from engine.config.findings import RANK, Finding
 from engine.config.steps import STEPS, step_of_path
 from engine.config.tree import RunConfig, fields
 from engine.errors import WorkbenchError
+from engine.facts.counts import not_counted
 from engine.planning.auto import Effective, effective
 from engine.planning.estimate import Estimate, estimate
 from engine.rules import read
@@ -162,7 +163,7 @@ class BuildSession:
     @property
     def rehearsed(self) -> str:
         """What the newest rehearsal of this very config measured, in words; empty without one."""
-        from engine.run.rehearsal import last
+        from engine.run.rehearsed import last
 
         rehearsal = last(self.draft.config, self.draft.facts, self.draft.base)
         return rehearsal.words() if rehearsal else ""
@@ -175,8 +176,6 @@ class BuildSession:
     @property
     def uncounted(self) -> str:
         """That the rows are not counted yet; empty once they are."""
-        from engine.data.gather_facts import not_counted
-
         return not_counted(self.draft.config, self.draft.facts)
 
     @property

@@ -26,6 +26,7 @@ CONSEQUENCES: tuple[tuple[str, str, str, Callable[[Any], str], bool], ...] = (
     ("disk for checkpoints", "checkpoints", "checkpoints_bytes", size, True),
     ("comm wait a step, roughly", "comm wait", "communication_seconds", brief, True),
     ("time, roughly", "time, roughly", "seconds_left", brief, True),
+    ("tokens a second", "tokens/s", "tokens_per_second", large, False),
 )
 WHERE_ANY = ("dropped_rows", "images", "image_tokens")
 """Numbers that say nothing where they are 0 and were so before."""

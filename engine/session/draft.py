@@ -21,6 +21,7 @@ from engine.config.facts import Facts
 from engine.config.findings import Finding, Fix
 from engine.config.reading import Reading, keeps_meaning
 from engine.config.recipes import recipe_mapping, recipe_text
+from engine.config.section import Section
 from engine.config.tree import RunConfig, fields
 from engine.errors import UsageError, WorkbenchError, visible
 from engine.rules import read
@@ -37,8 +38,11 @@ class FileChanged(WorkbenchError):
 class Draft:
     """A config and its history. `edits` grows with every change of content, `version` with those of facts too."""
 
-    def __init__(self, text: str = EMPTY, *, path: Path | None = None, recipe: str | None = None) -> None:
-        self.history = DraftHistory(text, files.parse(text, path=path).mapping, saved=path is not None)
+    def __init__(
+        self, text: str | files.Document = EMPTY, *, path: Path | None = None, recipe: str | None = None
+    ) -> None:
+        document = files.parse(text, path=path) if isinstance(text, str) else text
+        self.history = DraftHistory(document.source, document.mapping, saved=path is not None)
         self.facts = Facts()
         """What is known so far; `learn` changes it."""
         self._reading: tuple[int, Reading] | None = None
@@ -54,12 +58,12 @@ class Draft:
         return cls(recipe_text(recipe) if recipe else EMPTY, recipe=recipe)
 
     @classmethod
-    def open(cls, path: str | os.PathLike[str]) -> Draft:
-        """The draft of a file. Raises ConfigUnreadable."""
-        held = _bytes_of(Path(path))
-        document = files.load(path)
-        draft = cls(document.source, path=Path(path).absolute())
-        draft.file_mark = _mark(held)
+    def open(cls, file: str | os.PathLike[str] | files.Document) -> Draft:
+        """The draft of a file, or of what was read of it. Raises ConfigUnreadable."""
+        document = file if isinstance(file, files.Document) else files.load(file)
+        assert document.path is not None
+        draft = cls(document, path=document.path.absolute())
+        draft.file_mark = _mark(document.source.encode())
         return draft
 
     # What it says
@@ -99,12 +103,14 @@ class Draft:
     # Changing it
 
     def set(self, path: str, value: Any) -> None:
-        """Write one setting. A text is written as the value that it means (`"3e-4"` as 0.0003)."""
+        """Write one setting. A text is written as the value that it means (`"3e-4"` as 0.0003), paths and numpy's numbers as
+        text and numbers. Raises UsageError, and changes nothing, for what no file could hold."""
+        value = _plain(path, value)
         spec = fields.get(path)
         if spec is not None and isinstance(value, str):
             meant = coerce(spec, value)
             value = value if isinstance(meant, Uncoerced) else meant
-        _edited(self, self.history.change(_with(self.history.now.mapping, path.split("."), _plain(value))))
+        _edited(self, self.history.change(_with(self.history.now.mapping, path.split("."), value)))
 
     def unset(self, path: str) -> None:
         """Take one setting out, so that its default stands; a section left empty goes too."""
@@ -116,7 +122,7 @@ class Draft:
         for path in sorted(fix.unset, key=_order, reverse=True):
             mapping = _without(mapping, [path] if path in mapping else path.split("."))
         for path, value in fix.set.items():
-            mapping = _with(mapping, path.split("."), _plain(value))
+            mapping = _with(mapping, path.split("."), _plain(path, value))
         _edited(self, self.history.change(mapping))
 
     def replace_text(self, yaml: str) -> None:
@@ -256,17 +262,33 @@ def _umask() -> int:
 
 def _shown(value: Any) -> Any:
     """Sources as plain entries that hold only what differs from the defaults."""
-    if isinstance(value, list) and value and hasattr(value[0], "model_dump"):
+    if isinstance(value, list) and value and isinstance(value[0], Section):
         return [entry.model_dump(exclude_defaults=True) for entry in value]
     return value
 
 
-def _plain(value: Any) -> Any:
+def _plain(path: str, value: Any) -> Any:
+    """The value as YAML writes it: a path as text, a number of numpy's as Python's. Raises UsageError for what is none."""
+    if value is None or type(value) in (bool, int, float, str):
+        return value
     if isinstance(value, Mapping):
-        return {key: _plain(item) for key, item in value.items()}
+        return {key: _plain(path, item) for key, item in value.items()}
     if isinstance(value, (list, tuple)):
-        return [_plain(item) for item in value]
-    return value
+        return [_plain(path, item) for item in value]
+    if isinstance(value, Section):
+        return _plain(path, value.model_dump(exclude_defaults=True))
+    if isinstance(value, os.PathLike):
+        return os.fspath(value)
+    if isinstance(value, str):
+        return str.__str__(value)
+    listed = value.tolist() if callable(getattr(value, "tolist", None)) else None
+    if type(listed) in (bool, int, float, str, list):
+        return _plain(path, listed)
+    kind = type(value).__name__
+    raise UsageError(
+        f"{path}: must be text, a number, a truth, nothing, a list or a mapping of such; got a value of type {kind}.",
+        "Give it as one of these.",
+    )
 
 
 def _order(path: str) -> tuple[Any, ...]:

@@ -38,7 +38,7 @@ class Look:
     """True where only the inspector can say more."""
 
 
-def look_at(source: Mapping[str, Any], base: Path, seed: int = 0) -> Look:
+def first_rows_of(source: Mapping[str, Any], base: Path, seed: int = 0) -> Look:
     """The first rows of a source and the format they have; `seed` is the run's, which the built-in rows hang on."""
     path = place_of(str(source.get("path") or ""), base)
     if path in BUILTIN_ROWS:

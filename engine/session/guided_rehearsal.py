@@ -15,7 +15,7 @@ from engine.config.kinds import BUILTIN_ROWS
 from engine.errors import WorkbenchError, visible
 from engine.figures import brief, count
 from engine.run.view import RunView
-from engine.session.first_rows import COLUMNAR, Look, look_at
+from engine.session.first_rows import COLUMNAR, Look, first_rows_of
 from engine.session.pages import FIRST_ROWS
 
 DATES = "builtin/dates"
@@ -78,7 +78,7 @@ class Verdict:
 def examine(path: str, base: Path) -> Examined:
     """Read the first rows of a source as question and answer; for any thread. What is wrong is part of the answer."""
     place = place_of(path, base)
-    look = look_at({"path": path}, base, _SEED)
+    look = first_rows_of({"path": path}, base, _SEED)
     if look.problems:
         return Examined(look, problem=look.problems[0])
     if look.later:

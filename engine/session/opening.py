@@ -80,7 +80,7 @@ def open_config(path: Path) -> Draft | Ledger:
 
     document = load(path)
     if detect(document.mapping) is None:
-        return Draft.open(path)
+        return Draft.open(document)
     from engine.bridge.tools import take_over
 
     return take_over(document, out=Path.cwd())

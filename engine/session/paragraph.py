@@ -109,7 +109,8 @@ def _long(config: RunConfig, facts: Facts, estimate: Estimate) -> str:
     batch = f", {all_rows} each" if fewer else f", {_many(many, 'row')} each" if many else ""
     if estimate.seconds_left is None:
         return f"{steps}{batch}; how long is not known yet."
-    return f"{steps}{batch}: roughly {brief(estimate.seconds_left)}{where}."
+    by = f", {estimate.seconds_by}" if estimate.seconds_by else ""
+    return f"{steps}{batch}: roughly {brief(estimate.seconds_left)}{where}{by}."
 
 
 def _devices(config: RunConfig, facts: Facts) -> str:

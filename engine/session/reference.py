@@ -17,6 +17,7 @@ from engine.config.findings import shown
 from engine.config.glossary import TERMS
 from engine.config.method import LEARNING_RATES
 from engine.config.optimizers import Own
+from engine.config.schema import pydantic_model
 from engine.config.section import helps
 from engine.config.tree import SECTIONS, FieldSpec, RunConfig, fields
 from engine.session.explain import own_settings
@@ -26,7 +27,7 @@ DOCS = Path(__file__).resolve().parents[2] / "docs"
 
 def json_schema() -> str:
     """The JSON schema of a config file, for editors."""
-    schema = RunConfig.model_json_schema()
+    schema = pydantic_model(RunConfig).model_json_schema()
     owners = {spec.owner for spec in fields} | {item.owner for spec in fields for item in spec.items}
     for owner in {*owners, *(model for models in SECTIONS.values() for model in models.values())}:
         for name, text in helps(owner).items():

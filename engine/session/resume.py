@@ -14,11 +14,13 @@ from typing import Any
 
 from engine.client import ask_once
 from engine.config.files import absolute, load, parse, put
+from engine.config.tree import fields
 from engine.errors import RunBusy, UsageError, WorkbenchError, visible
 from engine.run import checkpoint, data_record, inside, launch, slurm
 from engine.run.data_record import DataChanged
 from engine.run.store import ENDED, RunFolder
 
+_TOGETHER = fields.distributed.reshard_after_forward
 Progress = Callable[[dict[str, Any]], None]
 
 
@@ -68,7 +70,7 @@ def refuse_what_no_longer_fits(run: RunFolder, settings: Mapping[str, Any]) -> N
     config is as it was has been judged when it was launched, and one of SLURM's gets a machine that nobody sees from here."""
     if slurm.is_job(run) or not (settings or launch.changed_settings(run)):
         return
-    from engine.data.gather_facts import look_at
+    from engine.data.gather_facts import gather_facts
     from engine.rules import read
     from engine.rules.fit import it_fits_into_memory
 
@@ -77,7 +79,7 @@ def refuse_what_no_longer_fits(run: RunFolder, settings: Mapping[str, Any]) -> N
     except UsageError:
         return  # what is wrong with it is said where it is taken, behind what is wrong with the folder
     config = read(absolute(parse(text).mapping, run.path)).config
-    for finding in it_fits_into_memory(config, look_at(config, run.path, sources=False)):
+    for finding in it_fits_into_memory(config, gather_facts(config, run.path, sources=False)):
         if finding.severity == "error":
             raise WorkbenchError(
                 f"run {visible(run.id)} cannot go on so: {finding.message}",
@@ -93,6 +95,9 @@ def changed_config(run: RunFolder, settings: Mapping[str, Any]) -> str:
     text = run.read_config()
     before = parse(text, path=run.config).mapping
     after = copy.deepcopy(before)
+    chosen = (run.read_json().get("auto") or {}).get(_TOGETHER.path)
+    if isinstance(chosen, Mapping) and _TOGETHER.value(read(before).config) == chosen.get("value"):
+        put(after, _TOGETHER.path, "auto")  # no number hangs on it, and other devices have other room
     for path, value in settings.items():
         put(after, path, value)
     for finding in read(after).errors:

@@ -101,7 +101,7 @@ def sharding(config: RunConfig) -> dict[str, Any]:
     processes = int(os.environ.get("WORLD_SIZE", "1"))
     if config.distributed.strategy != "fsdp2" or processes == 1:
         return {}
-    own = {"version": 2, "reshard_after_forward": config.distributed.reshard_after_forward}
+    own = {"version": 2, "reshard_after_forward": config.distributed.reshard_after_forward is not False}
     # The layers of the model are what is put together at once; checkpoints are ours.
     shared: dict[str, Any] = {"fsdp": True, "fsdp_config": {**own, "auto_wrap_policy": "TRANSFORMER_BASED_WRAP"}}
     if config.distributed.cpu_offload:

@@ -1,7 +1,7 @@
 """What was `auto` at the launch: why it became what it is, and one second look at it, at the card's free memory.
 
-The launch chooses by the size of a card; what else lies on it is known to the process that trains there. Of all choices
-three depend on it. Where others hold memory, or the card is smaller than that of the launch, what is recomputed is chosen
+The launch chooses by the size of a card; what else lies on it is known to the process that trains there, and so is how long
+its attention takes. Of all choices three depend on that memory. Where others hold memory, or the card is smaller than that of the launch, what is recomputed is chosen
 again; and where the estimate no longer fits, no layer is left out of that, and the head gets the usual for its scores.
 Sums round otherwise with another size of the head's scores, so a run keeps the one of its first start as long as that fits,
 with `run.full_determinism` always. Several processes keep what was chosen for all of them.
@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import json
 import os
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +19,8 @@ import torch
 
 from engine import figures
 from engine.config.tree import RunConfig, fields
-from engine.data.gather_facts import look_at
+from engine.data.gather_facts import gather_facts
+from engine.features.attention_backend import kept_apart, timing
 from engine.planning import memory_model
 from engine.planning.auto import FIT, recomputed_within
 from engine.run import inside
@@ -27,7 +29,7 @@ from engine.run.store import RunFolder
 OTHERS = 2**30
 """Bytes that must be taken on a card before it is looked at anew; less is this process's own context and the driver."""
 _RECOMPUTED, _LAYERS = fields.memory.gradient_checkpointing, fields.memory.recompute_num_layers
-_HEAD = fields.kernels.cut_ce_workspace
+_HEAD, _ATTENTION = fields.kernels.cut_ce_workspace, fields.model.attention
 BEGUN_WITH = "begun_with.json"
 """The file of a run that keeps, by path, what numbers hang on and a start took other than the launch, or could have."""
 
@@ -52,18 +54,43 @@ def at_the_card(
 ) -> tuple[RunConfig, dict[str, str]]:
     """The config that a start trains with, and by path why each choice is what it is; `card` as of `by_free_memory`.
 
-    Keeps the size of the head's scores in the run at its first start, and takes it from there at others.
+    Keeps the size of the head's scores and the attention over packs in the run at its first start, and takes them from there
+    at others.
     """
     why = reasons(run, config)
     launched = _HEAD.value(config) if _HEAD.path in why else None
-    begun = _begun_with(run) if launched is not None else {}
+    begun = _begun_with(run) if {_HEAD.path, _ATTENTION.path} & why.keys() else {}
     if launched is not None and begun.get(_HEAD.path, launched) is None:
         config, why = config.with_values({_HEAD: None}), {**why, _HEAD.path: "the usual size, as this run took before"}
     config, why = by_free_memory(config, why, run.path, card, planned=launched_for(run))
-    taken = {_HEAD.path: _HEAD.value(config)}
-    if launched is not None and taken != begun and _processes() == 1:
+    config, why = by_times_of_attention(config, why, run.path, begun)
+    taken = {_HEAD.path: _HEAD.value(config)} if launched is not None else {}
+    timed = _ATTENTION.path in why and kept_apart(config) and torch.cuda.is_available()
+    if timed:
+        taken[_ATTENTION.path] = _ATTENTION.value(config)
+    elif _ATTENTION.path in why and _ATTENTION.path in begun:
+        taken[_ATTENTION.path] = begun[_ATTENTION.path]  # a start without a card leaves it to the next with one
+    if taken and taken != begun and _processes() == 1:
         inside.replace(run, BEGUN_WITH, json.dumps(taken) + "\n")
     return config, why
+
+
+def by_times_of_attention(
+    config: RunConfig, why: dict[str, str], base: Path, begun: Mapping[str, Any]
+) -> tuple[RunConfig, dict[str, str]]:
+    """The config and its reasons, with the attention over packed documents chosen by times that are taken here, where
+    several implementations are installed and none was measured for such a run before. What the run began with stays."""
+    if _ATTENTION.path not in why or not torch.cuda.is_available() or _processes() > 1:
+        return config, why
+    if (before := begun.get(_ATTENTION.path)) is not None:
+        same = before == _ATTENTION.value(config)
+        told = why[_ATTENTION.path] if same else "this run began with it"
+        return config.with_values({_ATTENTION: before}), {**why, _ATTENTION.path: told}
+    facts = gather_facts(config, base, sources=False)
+    device = torch.device("cuda", torch.cuda.current_device())
+    if (found := timing.decide(config, facts, device)) is None:
+        return config, why
+    return config.with_values({_ATTENTION: found[0]}), {**why, _ATTENTION.path: found[1]}
 
 
 def _begun_with(run: RunFolder) -> dict[str, Any]:
@@ -72,7 +99,9 @@ def _begun_with(run: RunFolder) -> dict[str, Any]:
         found = json.loads(inside.read(run, BEGUN_WITH, 2**16)) if inside.exists(run, BEGUN_WITH) else {}
     except ValueError:
         return {}
-    return found if isinstance(found, dict) else {}
+    found = found if isinstance(found, dict) else {}
+    known = found.get(_ATTENTION.path) in _ATTENTION.choices
+    return found if known else {path: value for path, value in found.items() if path != _ATTENTION.path}
 
 
 def _processes() -> int:
@@ -104,7 +133,7 @@ def by_free_memory(
         return config, why
     less = f"; others hold {figures.size(held)} of the card" if held >= OTHERS else ""
     less += f"; the card has {figures.size(lost)} less than that of the launch" if lost >= OTHERS else ""
-    facts = look_at(config, base, sources=False)
+    facts = gather_facts(config, base, sources=False)
     # Layers first: no number hangs on them. What a size of scores is worth is a few milliseconds, the same numbers are more.
     for spec, usual in ((_LAYERS, "all of them"), (_HEAD, "the usual size")):
         is_fixed = spec is _HEAD and config.run.full_determinism

@@ -16,6 +16,7 @@ from typing import Any, NamedTuple
 
 import torch
 
+from engine.trainers.clock import Moment
 from engine.trainers.run_trainer import RunTrainer
 
 UNREAD = 512
@@ -27,14 +28,18 @@ class Later:
     """What will be computed from the ranks' answers, one tensor of a number a rank for each question: those of a tensor's ways
     that TRL takes."""
 
-    def __init__(self, value: Column) -> None:
-        self.value = value
+    def __init__(self, value: Column, weights: Column | None = None) -> None:
+        """`weights` are those of the ranks in a mean over them, where they are not alike."""
+        self.value, self.weights = value, weights
 
     def sum(self) -> Later:
         return Later(lambda answers: self.value(answers).sum())
 
     def mean(self) -> Later:
-        return Later(lambda answers: self.value(answers).mean())
+        weights = self.weights
+        if weights is None:
+            return Later(lambda answers: self.value(answers).mean())
+        return Later(lambda answers: (self.value(answers) * weights(answers)).sum() / weights(answers).sum())
 
     def item(self) -> Later:
         return Later(lambda answers: self.value(answers).item())
@@ -77,13 +82,21 @@ class LateMetrics(RunTrainer):
     def training_step(self, *args: Any, **kwargs: Any) -> torch.Tensor:
         # Before the batch: within it what a rank that only fills in has, also of batches before, would be left out.
         if len(self._asked) >= UNREAD:
+            self.log_over()  # its numbers may still be on their way
             self.read_metrics()
-        try:
-            step: torch.Tensor = super().training_step(*args, **kwargs)
-        finally:
-            # Of a batch that asks nothing, or is not ended: behind it the state is that of the next step.
-            self.log_over()
+        step: torch.Tensor = super().training_step(*args, **kwargs)
+        self.log_over()  # of a batch that asks nothing: behind it the state is that of the next step
         return step
+
+    def train(self, *args: Any, **kwargs: Any) -> Any:
+        try:
+            return super().train(*args, **kwargs)
+        except BaseException:
+            # What ended the next step, or the reading of its rows, takes no line of this one; and what a device that has
+            # failed says meanwhile is not what the run ends by.
+            with contextlib.suppress(RuntimeError):
+                self.log_over()
+            raise
 
     def compute_loss(self, model: torch.nn.Module, *args: Any, **kwargs: Any) -> Any:
         if not self.model.training:
@@ -105,9 +118,12 @@ class LateMetrics(RunTrainer):
     def _note(self, number: torch.Tensor) -> Later:
         # The first question of a batch: its forward pass is with the device, which has enough to do meanwhile.
         self.log_over()
-        place, own = len(self._asked), number.detach()
-        self._asked.append(torch.zeros_like(own) if self.batch_part.fills_in else own)
-        return Later(lambda answers: answers[place])
+        place, own, part = len(self._asked), number.detach(), self.batch_part
+        self._asked.append(torch.zeros_like(own) if part.fills_in else own)
+        if not part.uneven or not own.is_floating_point():
+            return Later(lambda answers: answers[place])
+        self._asked.append(torch.full_like(own, part.weight))
+        return Later(lambda answers: answers[place], lambda answers: answers[place + 1])
 
     def read_metrics(self) -> None:
         """Reads what was noted and puts TRL's numbers in the place of what stood for them. All ranks call it together."""
@@ -148,7 +164,7 @@ class LateMetrics(RunTrainer):
         if tr_loss.is_cuda:
             arrived = torch.cuda.Event()
             arrived.record()
-        self._over = _Over(loss, norm, args, kwargs, arrived, time.monotonic())
+        self._over = _Over(loss, norm, args, kwargs, arrived, self.clock.moment())
 
     def log_over(self) -> None:
         """Logs the step that is over and was not logged at its end, if there is one."""
@@ -158,7 +174,7 @@ class LateMetrics(RunTrainer):
         ended = over.ended
         if over.arrived is not None and not over.arrived.query():
             over.arrived.synchronize()
-            ended = time.monotonic()
+            ended = ended._replace(at=time.monotonic())
         control = self.control
         wanted = control.should_log, control.should_evaluate, control.should_save
         self.clock.ended = ended
@@ -181,14 +197,14 @@ class LateMetrics(RunTrainer):
 
 class _Over(NamedTuple):
     """A step that is over: its loss and gradient norm on the host, what else is said of it, the moment on the device when
-    they are there, and the host's time."""
+    they are there, and that of the host."""
 
     loss: torch.Tensor
     norm: Any
     args: tuple[Any, ...]
     kwargs: dict[str, Any]
     arrived: Any
-    ended: float
+    ended: Moment
 
 
 def _to_host(number: Any) -> Any:

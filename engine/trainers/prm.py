@@ -6,6 +6,7 @@ its own trainer for it.
 
 from __future__ import annotations
 
+import math
 from functools import partial
 from typing import Any
 
@@ -34,11 +35,22 @@ class Prm(Plain):
         logits, verdicts = outputs.logits[judged], inputs["labels"][judged]
         with torch.no_grad():
             right = logits.float().softmax(-1)[:, 1]
-            said = ((right > 0.5) == (verdicts == 1)).float()
-            margin = right[verdicts == 1].mean() - right[verdicts == 0].mean()
-        self.note(model, {"accuracy": said.mean(), "margin": margin})
+            good, bad = verdicts == 1, verdicts == 0
+            said = ((right > 0.5) == good).float()
+            sums = torch.stack([said.sum(), right[good].sum(), right[bad].sum()])
+            self._note_of_all(model, sums, torch.stack([good.sum() + bad.sum(), good.sum(), bad.sum()]))
         # in float32 at least, also where the model is in 16 bits
         return F.cross_entropy(logits.to(torch.promote_types(logits.dtype, torch.float32)), verdicts)
+
+    def _note_of_all(self, model: torch.nn.Module, sums: torch.Tensor, counts: torch.Tensor) -> None:
+        """Curves of the steps of all ranks' batches together: `sums` of those that are judged as they are, and of how right those
+        are said to be that are and that are not, with the `counts` of each."""
+        own = torch.stack([sums, counts.to(sums.dtype)]) * (not self.batch_part.fills_in)
+        totals: torch.Tensor = self.accelerator.reduce(own, "sum")
+        accuracy, good, bad = (totals[0] / totals[1]).tolist()  # NaN where there is none of a kind
+        for name, value in {"accuracy": accuracy, "margin": good - bad}.items():
+            if not math.isnan(value):
+                self.curves["train" if model.training else "eval"][name].append(value)
 
     def receipt_note(self) -> str:
         """What the receipt tells of the loss."""

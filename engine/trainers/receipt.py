@@ -18,6 +18,7 @@ from transformers import PreTrainedModel
 from transformers.modeling_layers import GradientCheckpointingLayer
 
 from engine import figures
+from engine.compat import fsdp2
 from engine.compat.staging import local
 from engine.compat.state_kernels import computed_by
 from engine.compat.trl_head import FusedForward
@@ -90,7 +91,7 @@ def receipt(
     if (ranks := trainer.accelerator.num_processes) > 1:
         entries += [
             _processes(config, ranks, trainer.run),
-            _strategy(config, trainer, why.get("distributed.strategy")),
+            _strategy(config, trainer, why.get("distributed.strategy"), why.get("distributed.reshard_after_forward")),
         ]
     if isinstance(trainer, DividesRows) and trainer.ring is not None:
         entries.append(_ring(config, trainer.ring))
@@ -225,20 +226,22 @@ def _processes(config: RunConfig, ranks: int, run: RunFolder) -> dict[str, Any]:
     return _entry("processes", config.run.devices, ranks, ranks, detail)
 
 
-def _strategy(config: RunConfig, trainer: RunTrainer, auto: str | None) -> dict[str, Any]:
-    """How the processes hold the model, by the weights themselves: those that are shared out are DTensors."""
+def _strategy(config: RunConfig, trainer: RunTrainer, auto: str | None, together: str | None) -> dict[str, Any]:
+    """How the processes hold the model, by the weights themselves: those that are shared out are DTensors. `together` is why
+    their layers stay together or not, where that was `auto`."""
     split, weights, here, numbers = sharded.shares(trainer.model)
     every = list(trainer.model.parameters())
     held = [each for each in every if isinstance(each, DTensor)] or every
     offloaded = all(local(weight).device.type == "cpu" for weight in held)
     replicas, shares = sharded.mesh(trainer.model)
     if split:
-        resharded = config.distributed.reshard_after_forward
         detail = f"of {weights} weights are shares (DTensor); the first process holds {here:,} of {numbers:,} numbers"
         detail += f"; the {weights - split} of the parts that see stay whole" if split < weights else ""
         if replicas > 1:
             detail += f"; {replicas} replicas, each on {shares} processes"
-        detail += "" if resharded else "; layers stay together between forward and backward pass"
+        kept = not fsdp2.reshards(trainer.model)
+        detail += "; layers stay together between forward and backward pass" if kept else ""
+        detail += f" ({together})" if kept and together else f"; layers are let go of: {together}" if together else ""
         detail += "; shares lie in main memory" if config.distributed.cpu_offload and offloaded else ""
     elif is_divided(trainer.model):
         detail = f"each process holds {numbers:,} of {sum(map(whole_numel, every)):,} numbers: experts are divided"

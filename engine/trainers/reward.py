@@ -6,6 +6,7 @@ of a vocabulary to save.
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +23,7 @@ from engine.trainers.run_trainer import RunTrainer
 class Reward(RunTrainer, RewardTrainer):
     """TRL's trainer with our saving and our prepared pairs."""
 
-    gathers_means = True
+    gathers_means = sys.maxsize
 
     def _prepare_dataset(self, dataset: Any, *_: Any, **__: Any) -> Any:
         """TRL would join the prompt to text; the rows are `prompt_ids`, `chosen_ids` and `rejected_ids` already."""

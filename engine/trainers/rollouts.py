@@ -11,8 +11,9 @@ its buffer would hold them in each checkpoint. Each pass is given what the colla
 
 from __future__ import annotations
 
+import contextlib
 import json
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from functools import partial
 from itertools import islice
@@ -41,9 +42,17 @@ from engine.run.async_writer import AsyncWriter
 from engine.run.rollouts import Completion, Group, RolloutFile
 from engine.trainers.arguments import shared_arguments
 from engine.trainers.job import Job
+from engine.trainers.recorded_tokens import refused, sampling_recorded
 from engine.trainers.reference import ReferenceTrainer, frozen_copy
 from engine.trainers.run_trainer import RunTrainer
-from engine.trainers.shared_prompts import answers_each, can_share, read_answers, sampling_once, side_by_side
+from engine.trainers.shared_prompts import (
+    answers_each,
+    can_share,
+    is_worth_a_pass,
+    read_answers,
+    sampling_once,
+    side_by_side,
+)
 from engine.trainers.stream_loader import Dealt
 
 # Alone, or ranks that hold the same weights; others split them, as those do that divide experts.
@@ -60,6 +69,8 @@ class RolloutTrainer(ReferenceTrainer, GRPOTrainer):
     rewards: Rewards
     groups: KeptGroups
     rewards_note: str
+    not_recorded: str
+    """Why answers are not sampled with a static cache; empty where they are."""
 
     def take(self, config: RunConfig, rewards: Rewards, note: str) -> None:
         """Call it in `build`: the rewards of the run, how many groups are kept, and the buffer as part of its state."""
@@ -67,6 +78,7 @@ class RolloutTrainer(ReferenceTrainer, GRPOTrainer):
         self.groups = KeptGroups(self, method_of(config, Rollouts).rollout_groups)
         whole = self.accelerator.distributed_type in WHOLE_MODEL and not is_divided(self.model)
         self.shares_prompts = can_share(config, base_model(self.model), whole)
+        self.not_recorded = refused(config, base_model(self.model), whole)
         ends = end_of_turn(self._tokenizer, chat_of(config, self.processing_class))
         stops = stop_ids(self.model, self._tokenizer, ends)
         self.eos_token_ids = self.generation_kwargs["eos_token_id"] = stops
@@ -102,7 +114,10 @@ class RolloutTrainer(ReferenceTrainer, GRPOTrainer):
         if self.shares_prompts and size > 1 and groups_stay:
             # Where a sampling serves several batches, TRL mixes the answers before it splits them: groups are torn apart.
             whole = together == 1
-            note += f"; a prompt is computed once for all its answers in sampling{' and in the loss' if whole else ''}"
+            where = " where it is long enough to earn the pass" if self.accelerator.device.type == "cuda" else ""
+            note += f"; a prompt is computed once for all its answers in sampling{' and in the loss' if whole else ''}{where}"
+        how = f"as keys and values grow: {self.not_recorded}" if self.not_recorded else "with a static cache"
+        note += f"; answers are sampled {how}"
         return f"{note}; {self.reference_note() if self.beta else 'no reference'}"
 
     @property
@@ -214,8 +229,10 @@ class RolloutTrainer(ReferenceTrainer, GRPOTrainer):
             ids == prompt_ids[place - place % num_generations] for place, ids in enumerate(prompt_ids)
         )
         model = self.accelerator.unwrap_model(self.model_wrapped)
-        with without_router_loss(model), kept_together(model):
-            if not (self.shares_prompts and num_generations > 1 and whole and min(map(len, prompt_ids)) > 1):
+        with without_router_loss(model), kept_together(model), _recorded(self, model):
+            shared = self.shares_prompts and num_generations > 1 and whole and min(map(len, prompt_ids)) > 1
+            longest = max(map(len, prompt_ids))
+            if not (shared and is_worth_a_pass(base_model(model), len(prompt_ids), longest, num_generations)):
                 return super()._generate_single_turn(*given)
             with torch.no_grad(), sampling_once(model, base_model(model).base_model, num_generations):
                 return super()._generate_single_turn(*given)
@@ -238,7 +255,8 @@ class RolloutTrainer(ReferenceTrainer, GRPOTrainer):
         each = 1
         if self.shares_prompts and prompt > 1 and not special:
             each = answers_each(input_ids[:, :prompt], attention_mask[:, :prompt])
-        if each == 1 or chunk % each:
+        of = base_model(self.accelerator.unwrap_model(model))
+        if each == 1 or chunk % each or not is_worth_a_pass(of, chunk, prompt, each):
             given = (
                 seeing(model, self.images, self._shown) if self.images else model,
                 input_ids,
@@ -269,6 +287,24 @@ class RolloutTrainer(ReferenceTrainer, GRPOTrainer):
 
 
 Kind = TypeVar("Kind", bound=RolloutTrainer)
+
+
+@contextlib.contextmanager
+def _recorded(trainer: RolloutTrainer, model: Any) -> Iterator[None]:
+    """Inside, answers are sampled with a static cache where the run's config and model allow it."""
+    if trainer.not_recorded:
+        yield
+        return
+    with sampling_recorded(model, base_model(model), cast(int, trainer.max_completion_length)) as passes:
+        yield
+    if passes and passes[-1].reason:
+        trainer.not_recorded = f"a token's pass could not be recorded: {passes[-1].reason}"
+        if trainer.writer is not None:
+            message = (
+                f"method.cache_implementation: {trainer.not_recorded}. Answers are sampled as with dynamic from now on."
+            )
+            finding = {"path": "method.cache_implementation", "severity": "warning", "rule": "sampling-not-recorded"}
+            trainer.writer.write("finding", **finding, message=message)
 
 
 class EpochSampler(RepeatSampler):

@@ -44,8 +44,9 @@ class RunTrainer(ReadsRows):
     """A copy of the model that the policy is held to; None where there is none, or it is the policy without its adapter."""
     sums_tokens = False
     """Whether the loss is a mean over all tokens that are trained in a step, and not over rows."""
-    gathers_means = False
-    """Whether the single numbers that the library's trainer asks of all processes are means over the rows of each, and not sums."""
+    gathers_means = 0
+    """How many of the single numbers that the library's trainer asks of all processes, those of a batch that it asks first, are
+    means over the rows of each, and not sums."""
     batch_part = WHOLE
     """What this process has of the batch that is learned from, or measured, at the moment."""
 

@@ -8,6 +8,7 @@ and come back with the checkpoint, as does every part that a trainer registers (
 from __future__ import annotations
 
 import contextlib
+import functools
 import json
 import time
 from collections.abc import Callable, Iterator
@@ -20,6 +21,7 @@ from safetensors import SafetensorError
 from transformers import PreTrainedModel, Trainer
 
 from engine import model_files
+from engine.compat.instances import put
 from engine.errors import Diverged, WorkbenchError, visible
 from engine.features.built import base_model
 from engine.model_files import ADAPTER_WEIGHTS, WEIGHTS
@@ -160,7 +162,8 @@ class SavesCheckpoints(Trainer):
 
     def _load_from_checkpoint(self, resume_from_checkpoint: str, model: torch.nn.Module | None = None) -> None:
         """Full weights by `engine.models.restore_weights`. Two things that loading an adapter loses: transformers 5.17 leaves one
-        that was saved beside another (TRL's `ref`) at its start, and PEFT raises weights of bfloat16 to float32."""
+        that was saved beside another (TRL's `ref`) at its start, and PEFT raises weights of 16 bits to float32 unless it is told
+        not to: 0.21.2 by other parameters in their place, and gradients of those that are known would never be clipped."""
         model = self.model if model is None else model
         folder = Path(resume_from_checkpoint)
         if sharded.is_sharded(model) or is_divided(model) or (folder / model_files.SHARES).is_dir():
@@ -173,14 +176,15 @@ class SavesCheckpoints(Trainer):
             return
         model_files.refuse_what_it_names(folder)
         model_files.refuse_pickled_adapter(folder)
-        dtypes = {name: weight.dtype for name, weight in model.named_parameters()}
-        super()._load_from_checkpoint(resume_from_checkpoint, model)
-        if len(model.peft_config) > 1:
-            trained = model.active_adapters[0]
-            model.load_adapter(resume_from_checkpoint, trained, is_trainable=True)
-            model.set_adapter(trained)
-        for name, weight in model.named_parameters():
-            weight.data = weight.data.to(dtypes.get(name, weight.dtype))
+        undo = put(model, "load_adapter", functools.partial(model.load_adapter, autocast_adapter_dtype=False))
+        try:
+            super()._load_from_checkpoint(resume_from_checkpoint, model)
+            if len(model.peft_config) > 1:
+                trained = model.active_adapters[0]
+                model.load_adapter(resume_from_checkpoint, trained, is_trainable=True)
+                model.set_adapter(trained)
+        finally:
+            undo()
         refuse_non_finite_checkpoint(model, folder)
 
 

@@ -18,13 +18,14 @@ import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
 from peft import PeftModel
 from safetensors.torch import load_file
-from torch.distributed.checkpoint import HuggingFaceStorageReader, HuggingFaceStorageWriter
+from torch.distributed.checkpoint import HuggingFaceStorageReader
 from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.fsdp import FSDPModule
 from torch.distributed.tensor import DTensor, distribute_tensor
 from transformers import PreTrainedModel
 
 from engine import model_files
+from engine.compat.shard_files import ShardWriter
 from engine.compat.staging import local
 from engine.errors import WorkbenchError, visible
 from engine.features.built import base_model
@@ -192,9 +193,8 @@ def _misfit(folder: Path, names: list[str]) -> WorkbenchError:
 def _save(state: dict[str, torch.Tensor], folder: Path, group: dist.ProcessGroup | None = None) -> None:
     """Raises OSError where a rank could not write, RuntimeError for another failure of one."""
     # The writer makes the folder itself, where all ranks hear of one that could not.
-    writer = HuggingFaceStorageWriter(str(folder), save_distributed=True)
     try:
-        dcp.save(dict(state), storage_writer=writer, process_group=group)
+        dcp.save(dict(state), storage_writer=ShardWriter(folder), process_group=group)
     except CheckpointException as problem:
         # No Exception: nobody who reports what went wrong would hear of it.
         raise _of_a_rank(problem) from problem

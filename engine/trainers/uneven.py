@@ -108,15 +108,19 @@ def mean_of_all(loss: torch.Tensor, tokens: torch.Tensor) -> torch.Tensor:
 
 
 @contextlib.contextmanager
-def gathering(accelerator: Any, part: Part, *, means: bool = False) -> Iterator[None]:
+def gathering(accelerator: Any, part: Part, *, means: int = 0) -> Iterator[None]:
     """Within it what is gathered is what processes have of a batch, a row or a number each, whose sizes may differ; what a process
-    that only fills in has is left out. With `means` single numbers that are no counts are means over rows, and become that of all."""
+    that only fills in has is left out. The first `means` single numbers that are no counts are means over rows, and become that
+    of all."""
     ask, cut = accelerator.gather, accelerator.gather_for_metrics
+    left = means
 
     def gather(own: Any) -> Any:
+        nonlocal left
         if not isinstance(own, torch.Tensor):
             return ask(own)
-        if means and own.dim() == 0 and own.is_floating_point():
+        if left and own.dim() == 0 and own.is_floating_point():
+            left -= 1
             weight = torch.full_like(own, part.weight, dtype=torch.float32)
             product = torch.zeros_like(weight) if part.fills_in else own.float() * weight
             total, weights = ask(torch.stack([product, weight])[None]).sum(0)

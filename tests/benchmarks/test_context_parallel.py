@@ -12,8 +12,9 @@ import pytest
 import torch
 
 from engine.config.files import put
-from engine.data.gather_facts import look_at
+from engine.data.gather_facts import gather_facts
 from engine.hardware import parse_machine
+from engine.planning.estimate import estimate
 from engine.rules import read
 from engine.run import store
 from tests.caches import own_cache
@@ -25,6 +26,7 @@ def test_every_run_of_it_is_one_that_trains(monkeypatch: pytest.MonkeyPatch, tmp
     monkeypatch.syspath_prepend(str(FOLDER))
     script = importlib.import_module("context_parallel")
     judged: list[str] = []
+    told: dict[str, dict[str, int]] = {}
 
     def model(folder: Path, shape: str, layers: int) -> Path:
         kind = {**script.SHAPES[shape], "num_hidden_layers": layers}
@@ -39,10 +41,11 @@ def test_every_run_of_it_is_one_that_trains(monkeypatch: pytest.MonkeyPatch, tmp
         mapping: dict[str, Any] = {"version": 1}
         for path, value in trial.settings.items():
             put(mapping, path, value)
-        facts = look_at(read(mapping).config, root, parse_machine(f"{trial.cards.count(',') + 1}xH100-80GB"))
+        facts = gather_facts(read(mapping).config, root, parse_machine(f"{trial.cards.count(',') + 1}xH100-80GB"))
         errors = [finding for finding in read(mapping, facts).findings if finding.severity == "error"]
         assert not [each.message for each in errors if each.path != "model.name"], trial.name  # it has no weights here
         judged.append(trial.name)
+        told[trial.name] = estimate(read(mapping, facts).config, facts).memory
         return trial
 
     numbers = {"losses": [1.0], "norms": [1.0], "held_out": [], "step_seconds": [1.0], "tokens": 1, "peak": 1,
@@ -51,11 +54,19 @@ def test_every_run_of_it_is_one_that_trains(monkeypatch: pytest.MonkeyPatch, tmp
     monkeypatch.setattr(script, "find_spec", lambda name: True)
     monkeypatch.setattr(script.Trial, "start", start)
     monkeypatch.setattr(script.Trial, "read", lambda trial, seconds: numbers)
+    monkeypatch.setattr(script.Trial, "estimated", lambda trial: told[trial.name])
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda: "H100")
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 4)
-    monkeypatch.setattr(sys, "argv", ["context_parallel.py", "--parts", "equal", "sharded", "long"])
+    monkeypatch.setattr(sys, "argv", ["context_parallel.py", "--parts", "equal", "sharded", "memory", "long"])
     assert script.main() == 0
-    assert len(judged) == 4 + 8 + 3 + 4 + 2
+    assert len(judged) == 4 + 8 + 3 + 4 + 12 + 2
+    judged.clear()
+    arms = ["--arms", *script.ARMS, "--cards", "4", "--tiled", "--warm", "4096"]
+    monkeypatch.setattr(sys, "argv", ["context_parallel.py", "--parts", "long", *arms])
+    assert script.main() == 0
+    assert judged == ["long ddp", "long fsdp2", "long offloaded", "long one"]
+    weights = [told[name]["weights"] for name in judged]
+    assert weights[0] == weights[3] > weights[1] > weights[2], "what its runs hold is what their names say"
 
 
 @pytest.mark.slow  # a run begins in a process that has imported nothing

@@ -17,7 +17,7 @@ import pytest
 from ruamel.yaml import YAML
 
 from engine.config.files import dump
-from engine.data.gather_facts import look_at
+from engine.data.gather_facts import gather_facts
 from engine.planning.auto import resolved
 from engine.rules import read
 from engine.run import checkpoint
@@ -97,7 +97,7 @@ class Desk:
     def train_here(self, settings: dict[str, Any]) -> Run:
         """The same run without a process of its own, whose imports would cost more than the training."""
         mapping = nested(settings)
-        facts = look_at(read(mapping).config)
+        facts = gather_facts(read(mapping).config)
         reading = read(mapping, facts)
         assert reading.ok, [finding.message for finding in reading.findings]
         return self.work(dump(resolved(reading.config, facts)))

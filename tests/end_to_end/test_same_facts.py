@@ -16,7 +16,7 @@ from engine.client import Inspector
 from engine.config.facts import Facts, ModelFacts, SourceFacts
 from engine.config.files import absolute, as_yaml, dump, load, parse
 from engine.config.recipes import recipe_mapping, recipes
-from engine.data.gather_facts import look_at
+from engine.data.gather_facts import gather_facts
 from engine.errors import WorkbenchError
 from engine.planning.auto import effective, resolved
 from engine.rules import read
@@ -147,7 +147,7 @@ def test_a_launch_that_comes_before_the_look_waits_for_it(
     finally:
         face.close()
     assert draft.facts == known
-    draft.learn(look_at(draft.config, place))
+    draft.learn(gather_facts(draft.config, place))
     agree(draft, started[0], place)
 
 
@@ -161,7 +161,7 @@ def test_the_command_starts_what_check_and_estimate_judge(place: Path, started: 
     refused = CliRunner().invoke(train, [str(place / "my.yaml")], standalone_mode=False)
     assert isinstance(refused.exception, WorkbenchError)
     draft = Draft.open(place / "my.yaml")
-    draft.learn(look_at(draft.config, place))
+    draft.learn(gather_facts(draft.config, place))
     agree(draft, started[0], place)
 
 
@@ -169,7 +169,7 @@ def test_the_inspector_estimates_by_the_facts_of_the_faces(place: Path) -> None:
     from engine.planning.estimate import estimate
 
     config = read(load(place / "my.yaml").mapping).config
-    wanted = estimate(config, look_at(config, place)).as_json()
+    wanted = estimate(config, gather_facts(config, place)).as_json()
     assert wanted["steps"] == 50
     assert wanted["trainable_parameters"] > 100_000
     with Inspector() as inspector:
@@ -183,7 +183,7 @@ def test_the_worker_changes_nothing_of_what_was_stored(name: str, tmp_path: Path
 
     mapping = absolute(recipe_mapping(name), tmp_path)
     config = read(mapping).config
-    facts = look_at(config, tmp_path, sources=False)
+    facts = gather_facts(config, tmp_path, sources=False)
     complete = resolved(config, facts)
     run = create(tmp_path / "runs", dump(complete), {"name": name})
     errors = [finding for finding in read(parse(dump(complete)).mapping).findings if finding.severity == "error"]
@@ -201,7 +201,7 @@ def test_an_auto_written_into_a_run_by_hand_is_resolved_by_all_facts(place: Path
 
     config = read(absolute(CONFIG, place)).config
     run = create(tmp_path / "runs", as_yaml(absolute(CONFIG, place)), {"name": "by hand"})
-    wanted = resolved(config, look_at(config, place))
+    wanted = resolved(config, gather_facts(config, place))
     assert wanted.run.eval_steps == 5
     assert _config(run).model_dump() == wanted.model_dump()
     assert resolved(config, Facts()).run.eval_steps != 5  # so the facts made the difference

@@ -90,8 +90,11 @@ def gemma3(tokenizer: Path, target: Path) -> Path:
     return _saved(model, processor, target)
 
 
-def qwen2_5_vl(tokenizer: Path, target: Path) -> Path:
-    """Qwen2.5-VL: images keep their shape, a token for four patches of 8 pixels, positions in three directions."""
+def qwen2_5_vl(
+    tokenizer: Path, target: Path, *, text: dict[str, Any] | None = None, tower: dict[str, Any] | None = None
+) -> Path:
+    """Qwen2.5-VL: images keep their shape, a token for four patches of 8 pixels, positions in three directions. `text` and
+    `tower` are other sizes."""
     from transformers import Qwen2_5_VLConfig, Qwen2_5_VLForConditionalGeneration
 
     loaded = _with_marks(tokenizer, VISION_MARKS)
@@ -102,8 +105,9 @@ def qwen2_5_vl(tokenizer: Path, target: Path) -> Path:
             "window_size": 32,
             "fullatt_block_indexes": [1],
             "out_hidden_size": 32,
+            **(tower or {}),
         },
-        text_config={**_text(loaded), "rope_parameters": {**MROPE, "mrope_section": [2, 3, 3]}},
+        text_config={**_text(loaded), "rope_parameters": {**MROPE, "mrope_section": [2, 3, 3]}, **(text or {})},
         **_ids(loaded, VISION_MARKS),
     )
     return _family(Qwen2_5_VLForConditionalGeneration, config, "Qwen2_5_VL", "Qwen2VL", loaded, target, QWEN)

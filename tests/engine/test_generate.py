@@ -217,8 +217,9 @@ def test_messages_so_far_can_be_the_prompt(base: tuple[Any, Any]) -> None:
     ],
 )  # fmt: skip
 def test_a_template_is_rendered_for_samples_with_the_limits_that_it_has_for_data(
-    base: Any, template: str, sentence: str
+    base: Any, template: str, sentence: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr("engine.data.rendering.SECONDS", 0.3)
     tokenizer = copy.deepcopy(base[1])
     tokenizer.chat_template = template
     with pytest.raises(MaskError, match=sentence):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from importlib import metadata
 from pathlib import Path
 
 import pytest
@@ -146,16 +147,22 @@ def test_a_container_leaves_less_memory(tmp_path: Path, files: dict[str, str], l
 def test_packages_by_their_metadata() -> None:
     assert installed("pydantic")
     assert installed("a-package-that-nobody-has") is None
+    named = {each.metadata["Name"] for each in metadata.distributions()}
+    assert {name: installed(name) for name in named} == {name: metadata.version(name) for name in named}
 
 
 def test_a_smaller_distribution_of_the_same_package_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.setattr(hardware, "_distributions", hardware._distributions.__wrapped__)  # looks anew each time
     installed.cache_clear()
     if installed("mlflow") is None:  # where the whole one is not
         (tmp_path / "mlflow_skinny-3.17.2.dist-info").mkdir()
         (tmp_path / "mlflow_skinny-3.17.2.dist-info/METADATA").write_text("Name: mlflow-skinny\nVersion: 3.17.2\n")
         installed.cache_clear()
         assert installed("mlflow") == "3.17.2"
+        (tmp_path / "mlflow_skinny-3.17.2.dist-info/METADATA").unlink()
+        installed.cache_clear()
+        assert installed("mlflow") is None, "an uninstall left an empty folder"
     installed.cache_clear()
 
 

@@ -147,7 +147,7 @@ def lfm2_vl(tokenizer: Path, target: Path) -> Path:
         "block_ff_dim": 64,
     }
     config = Lfm2VlConfig(
-        vision_config={**SMALL, "num_patches": 64, "patch_size": 8, "model_type": "siglip2_vision_model"},
+        vision_config={**SMALL, "num_patches": 64, "patch_size": 8, "vision_use_head": False, "model_type": "siglip2_vision_model"},
         text_config=text, image_token_id=loaded.image_token_id, projector_hidden_size=32,
     )  # fmt: skip
     torch.manual_seed(0)
@@ -167,7 +167,10 @@ def gemma4(tokenizer: Path, target: Path) -> Path:
     """Gemma 4 with its tower, without the one that hears."""
     from transformers import Gemma4Config, Gemma4ForConditionalGeneration
 
-    marks = {"image_token": "<|image|>", "boi_token": "<|image>", "eoi_token": "<image|>"}
+    marks = {
+        "image_token": "<|image|>", "boi_token": "<|image>", "eoi_token": "<image|>",
+        "audio_token": "<|audio|>", "boa_token": "<|audio>", "eoa_token": "<audio|>",
+    }  # fmt: skip
     loaded = _with_marks(tokenizer, marks)
     text = {
         **TEXT, "vocab_size": len(loaded), "sliding_window": 32, "layer_types": ["sliding_attention", "full_attention"],

@@ -1,11 +1,14 @@
 """One family's way through the workbench, in this process: each station says `✓`, or why not.
 
+    python -m tests.families.walk FAMILY FOLDER TOKENIZER
+
 What a library or the engine raises is caught on purpose: a page of a family that fails says so.
 """
 
 from __future__ import annotations
 
 import contextlib
+import importlib.util
 import json
 import shutil
 import signal
@@ -94,7 +97,8 @@ class Way:
         if family.sees:
             from PIL import Image
 
-            Image.new("RGB", (40, 30), (200, 30, 60)).save(self.root / "cat.png")
+            # Not of one colour: where no position is added to patches, attention over equal ones teaches no query and no key.
+            Image.linear_gradient("L").resize((40, 30)).convert("RGB").save(self.root / "cat.png")
             rows = [
                 {"messages": [{**ask, "content": f"<image>{ask['content']}"}, reply], "images": ["cat.png"]}
                 for ask, reply in (row["messages"] for row in ROWS)
@@ -105,11 +109,16 @@ class Way:
     def mapping(self, **more: dict[str, Any]) -> dict[str, Any]:
         """The config of a run, as its file has it; what is not named is as the workbench chooses."""
         kind = self.family.method if self.family.talks or self.family.method != "sft" else "pretrain"
+        # As a launch writes it: no `auto` is left in a run.
+        sees = self.family.sees and importlib.util.find_spec("torchvision")
+        read_by = {"image_backend": "torchvision"} if sees else {}
         return {
             "version": 1,
             "model": {"name": str(self.folder), "dtype": "float32", **more.get("model", {})},
             "method": {"kind": kind},
-            "data": {"train": [{"path": str(self.rows)}], "max_length": 1024 if self.name == "cohere2" else 128},
+            "data": {
+                "train": [{"path": str(self.rows)}], "max_length": 1024 if self.name == "cohere2" else 128, **read_by,
+            },
             "adapter": more.get("adapter", {"kind": "lora", "r": 4}),
             "optim": {
                 "max_steps": STEPS, "per_device_train_batch_size": 2, "gradient_accumulation_steps": 1,
@@ -124,11 +133,11 @@ class Way:
         self._read(self.mapping())
 
     def _read(self, mapping: dict[str, Any]) -> tuple[Any, Any]:
-        from engine.data.gather_facts import look_at
+        from engine.data.gather_facts import gather_facts
         from engine.errors import WorkbenchError
         from engine.rules import read
 
-        facts = look_at(read(mapping).config, self.root)
+        facts = gather_facts(read(mapping).config, self.root)
         reading = read(mapping, facts)
         for finding in reading.findings:
             if finding.severity == "error":
@@ -480,3 +489,7 @@ def _handlers_kept() -> Iterator[None]:
     finally:
         for number, handler in kept.items():
             signal.signal(number, handler)
+
+
+if __name__ == "__main__":
+    print(json.dumps(walk(sys.argv[1], Path(sys.argv[2]), Path(sys.argv[3]))), flush=True)

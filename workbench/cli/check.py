@@ -46,7 +46,7 @@ def command(
     """
     from engine.bridge.detect import TITLES, detect
     from engine.config.files import load
-    from engine.data.gather_facts import countable, look_at
+    from engine.data.gather_facts import countable, gather_facts
     from engine.hardware import parse_machine
     from engine.rules import read
     from workbench.cli.reading import beside_the_file, counts, read_with
@@ -59,7 +59,7 @@ def command(
         mended = _mend(file, tool, overrides)
         document = load(file)
     mapping, lines = read_with(document, base, overrides)
-    facts = look_at(read(mapping).config, base, parse_machine(machine) if machine else None)
+    facts = gather_facts(read(mapping).config, base, parse_machine(machine) if machine else None)
     reading = read(mapping, facts)
     problem = ""
     if with_data and countable(reading.findings):
@@ -107,8 +107,7 @@ def _summarize(words: str, compared: tuple[Estimate, Estimate] | None) -> None:
 
 def _rows_in_words(config: RunConfig, facts: Facts, with_data: bool) -> str:
     """How many rows are held out, and which were not counted."""
-    from engine.data.gather_facts import not_counted
-    from engine.facts.counts import eval_rows
+    from engine.facts.counts import eval_rows, not_counted
 
     held_out, uncounted = eval_rows(config, facts), not_counted(config, facts)
     words = f"; {held_out:,} row{'s' if held_out != 1 else ''} held out" if held_out else ""

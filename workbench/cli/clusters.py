@@ -69,7 +69,7 @@ def checked(
     Raises ConfigRefused where the rules refuse it.
     """
     from engine.config.files import load
-    from engine.data.gather_facts import look_at
+    from engine.data.gather_facts import gather_facts
     from engine.hardware import parse_machine
     from engine.rules import read
     from workbench.cli.findings import require_no_errors
@@ -77,7 +77,7 @@ def checked(
 
     complete = with_overrides(load(file).mapping, file.resolve().parent, overrides)
     target = parse_machine(machine) if machine else None
-    facts = look_at(read(complete).config, machine=target)
+    facts = gather_facts(read(complete).config, machine=target)
     if target is None:
         # This machine's hardware says nothing about the cluster's.
         facts = replace(facts, machine=None)

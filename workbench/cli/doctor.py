@@ -27,6 +27,7 @@ OPTIONAL = {
     "flash-attn": "FlashAttention 2; torch's own attention is used without it",
     "flash-linear-attention": f"kernels for linear attention (Qwen3.5, Qwen3-Next, OLMo hybrid, Kimi Linear): {FLA_INSTALL}",
     "mamba-ssm": f"kernels for layers of state space (Mamba, Bamba, Jamba and their like): {MAMBA_INSTALL} (it compiles)",
+    "liger-kernel": "Liger's kernels (kernels.use_liger_kernel): pip install liger-kernel",
     "anywidget": "the notebook: pip install 'finetuning-workbench[notebook]'",
     "pytorch-optimizer": "the optimizers ADOPT, CAME and GaLore: pip install 'finetuning-workbench[optim]'",
     "gguf": "GGUF files of a trained model: pip install 'finetuning-workbench[gguf]'",

@@ -9,7 +9,7 @@ from typing import Any
 import click
 
 from engine.errors import UsageError, visible
-from engine.figures import brief, percent, size
+from engine.figures import brief, large, percent, size
 from workbench.cli.ending import ends_are_interrupts
 from workbench.cli.output import clear, echo, print_json, rewrite
 
@@ -47,12 +47,12 @@ def command(file: Path, overrides: tuple[str, ...], machine: str | None, rehears
     """
     from engine.config.facts import DataFacts
     from engine.config.files import load
-    from engine.data.gather_facts import look_at
+    from engine.data.gather_facts import gather_facts
     from engine.facts.counts import longest_row
     from engine.hardware import parse_machine
     from engine.planning.estimate import estimate
     from engine.rules import read
-    from engine.run.rehearsal import last
+    from engine.run.rehearsed import last
     from engine.session.consequences import consequences
     from workbench.cli.reading import beside_the_file, with_overrides
 
@@ -61,7 +61,7 @@ def command(file: Path, overrides: tuple[str, ...], machine: str | None, rehears
     target = parse_machine(machine) if machine else None
     mapping = with_overrides(load(file).mapping, file.resolve().parent, overrides)
     reading = read(mapping)
-    facts = look_at(reading.config, file.resolve().parent, target)
+    facts = gather_facts(reading.config, file.resolve().parent, target)
     reading = read(mapping, facts)
     facts = _with_counts(mapping, reading, facts, quiet=as_json)
     reading = read(mapping, facts)
@@ -108,6 +108,7 @@ _NAMES = {
     "comm wait a step, roughly": "communication_seconds",
     "sent by each GPU a step": "communication_bytes",
     "time, very roughly": "seconds_left",
+    "tokens a second": "tokens_per_second",
 }
 
 
@@ -121,7 +122,8 @@ SAMPLE = 512
 
 def _with_counts(mapping: Any, reading: Any, facts: Any, *, quiet: bool) -> Any:
     """The facts with what is known of the rows: as they were counted before, else by a sample of them."""
-    from engine.data.gather_facts import countable, not_counted
+    from engine.data.gather_facts import countable
+    from engine.facts.counts import not_counted
     from workbench.cli.reading import counts
 
     model = facts.model
@@ -205,6 +207,8 @@ def lines(estimated: Any, facts: Any, longest: int) -> list[tuple[str, str]]:
         cores = 1.0 if on_gpu or facts.machine is None else facts.machine.cpu_share
         beside = f", with {percent(cores)} of this busy machine's cores" if cores < 1 else ""
         rows.append(("time, very roughly", f"{brief(estimated.seconds_left)}{beside}"))
+    if estimated.tokens_per_second is not None:
+        rows.append(("tokens a second", f"{large(estimated.tokens_per_second)}, {estimated.seconds_by}"))
     return rows
 
 

@@ -9,7 +9,6 @@ the person stands; in a pipe or a log, which are read elsewhere, it keeps its pl
 from __future__ import annotations
 
 import contextlib
-import json
 import math
 import os
 import re
@@ -109,6 +108,8 @@ def coloured(err: bool = False) -> bool:
 
 def print_json(value: Any) -> None:
     """Print one JSON document on standard output. A number that is not finite is null, as JSON has none."""
+    import json  # for machines alone
+
     try:
         text = json.dumps(value, default=str, allow_nan=False)
     except ValueError:

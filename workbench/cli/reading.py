@@ -64,22 +64,22 @@ def read_with(document: Document, base: Path, pairs: Iterable[str]) -> tuple[dic
 
 def facts_for(mapping: Mapping[str, Any]) -> Facts:
     """What is known without loading anything: this machine, the model's own files, a look at each source."""
-    from engine.data.gather_facts import look_at
+    from engine.data.gather_facts import gather_facts
     from engine.rules import read
 
-    return look_at(read(mapping).config)
+    return gather_facts(read(mapping).config)
 
 
 def beside_the_file(file: Path, beside: RunConfig, facts: Facts) -> tuple[Estimate, Estimate]:
     """The estimate of a file without the settings `beside` it, and that with them, to be compared: by what is known of this machine
     and of the rows of each, or of neither, where those of one alone were counted."""
-    from engine.data.gather_facts import look_at
+    from engine.data.gather_facts import gather_facts
     from engine.planning.estimate import estimate
     from engine.rules import read
 
     base = file.resolve().parent
     config = read(with_overrides(load(file).mapping, base, ())).config
-    own = look_at(config, base)
+    own = gather_facts(config, base)
     # Counts that were made under other limits say of themselves what they do not hold for, but not that they are of other rows.
     data = own.data or (facts.data if config.data.train == beside.data.train else None)
     if data is None:

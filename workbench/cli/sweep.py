@@ -194,7 +194,7 @@ def start(file: Path, asked: Axes, runs: str | None) -> tuple[str, list[RunFolde
         reading = read(complete, facts)
         if reading.errors:
             require_no_errors(reading.findings, f"{file} with {visible(words)}", "no run was started")
-        if (same := known.setdefault(reading.config.model_dump_json(), cell)) is not cell:
+        if (same := known.setdefault(repr(reading.config), cell)) is not cell:
             other = " ".join(f"{path}={value}" for path, value in same.items())
             raise UsageError(f"{visible(words)} and {visible(other)} are one and the same config.", "Leave one out.")
         fresh = [finding for finding in reading.findings if finding.message not in reported]

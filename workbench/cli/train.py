@@ -205,7 +205,7 @@ def start_mapping(
     after: str | None = None,
     meeting: Rendezvous | None = None,
 ) -> RunFolder:
-    from engine.data.gather_facts import not_counted
+    from engine.facts.counts import not_counted
     from engine.planning.estimate import estimate
     from engine.rules import read
     from engine.run.from_config import launch_config, runs_dir_of

@@ -10,11 +10,11 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from pydantic import BaseModel
-
 from engine.config.data import DataSource
 from engine.config.files import short_path
 from engine.config.findings import Finding
+from engine.config.section import Section
+from engine.config.text_values import as_typed
 from engine.config.tree import FieldSpec, RunConfig
 from engine.planning.auto import Effective
 from workbench.panels.form import Row
@@ -106,7 +106,7 @@ def in_words(spec: FieldSpec, value: Any) -> str:
     if isinstance(value, str):
         return clean(spec.labels.get(value, short_path(value) if spec.control == "path" else value))
     if isinstance(value, Mapping):
-        return ", ".join(f"{clean(key)}: {clean(item)}" for key, item in value.items())
+        return clean(as_typed(value))
     if isinstance(value, (list, tuple)):
         if not value:
             return "none"
@@ -137,7 +137,7 @@ def short_text(spec: FieldSpec, value: Any, effective: Effective | None = None) 
 
 def entry_text(entry: Any) -> str:
     """One entry of a list: a source by its file and format, else the text itself."""
-    if isinstance(entry, BaseModel):
+    if isinstance(entry, Section):
         entry = entry.model_dump(exclude_defaults=True)
     if isinstance(entry, Mapping):
         path = short_path(str(entry.get("path", "")))
@@ -167,7 +167,7 @@ def options_of(spec: FieldSpec) -> list[tuple[Any, str]]:
 
 def plain(value: Any) -> Any:
     """A value of the config as plain data, as the draft takes it."""
-    if isinstance(value, BaseModel):
+    if isinstance(value, Section):
         return value.model_dump(exclude_defaults=True)
     if isinstance(value, (list, tuple)):
         return [plain(item) for item in value]

@@ -15,6 +15,7 @@ from engine.bridge.keys import (
     changed,
     choice,
     flag,
+    flag_of,
     mapped,
     needless,
     nothing,
@@ -25,7 +26,7 @@ from engine.bridge.keys import (
     unsupported,
     where_known,
 )
-from engine.bridge.trainer_keys import BEST, desirable_weight, lora_dropout, steps, tracker
+from engine.bridge.trainer_keys import BEST, OWN_LOSS, desirable_weight, lora_dropout, steps, tracker
 from engine.config.renames import sentence_for
 
 _FUSED = "It is a faster form of the same mathematics; the section kernels has the workbench's own."
@@ -188,7 +189,7 @@ KEYS: dict[str, Key] = {
     "dpo_loss_weights": unless_off("method.loss_type takes one loss."),
     "dpo_use_weighting": unless_off("Pairs are weighed alike here."),
     "dpo_use_logits_to_keep": nothing("Logits are computed where they are learned from, and nowhere else."),
-    "dpo_use_liger_kernel": unless_off(_FUSED),
+    "dpo_use_liger_kernel": unless_off(),
     "dpo_padding_free": nothing("A batch is padded to its longest row."),
     "dpo_norm_loss": where_known("method.dpo_norm_loss", unless_off("method.loss_type names the losses there are.")),
     "dpo_generate_during_eval": unless_off(_GENERATED),
@@ -323,12 +324,13 @@ KEYS: dict[str, Key] = {
     "unsloth_lora_o": unless_off(),
     "unsloth_rms_norm": unless_off(),
     "unsloth_rope": unless_off(),
-    "liger_rope": unless_off(),
-    "liger_rms_norm": unless_off(),
-    "liger_glu_activation": unless_off(),
+    "liger_rope": flag_of(values.liger),
+    "liger_rms_norm": flag_of(values.liger),
+    "liger_glu_activation": flag_of(values.liger),
     "liger_layer_norm": unless_off(),
-    "liger_fused_linear_cross_entropy": unless_off(),
-    "plugins": unless_off(),
+    "liger_fused_linear_cross_entropy": flag_of(lambda file: changed({"kernels.use_cut_ce": True}, OWN_LOSS)),
+    "liger_cross_entropy": unless_off(),
+    "plugins": Key(values.plugins),
     "torch_compile": same("kernels.torch_compile"),
     "torch_compile_backend": unless("inductor", "Layers are compiled by torch's inductor."),
     "torch_compile_mode": where_known("kernels.torch_compile_mode", unless("default", "kernels.torch_compile_options takes single options of the compiler.")),

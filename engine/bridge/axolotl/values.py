@@ -20,6 +20,7 @@ from engine.bridge.keys import (
     unsupported,
 )
 from engine.bridge.sharding import ring_of
+from engine.bridge.trainer_keys import LIGER
 from engine.config.renames import TEMPLATES, is_off, sentence_for
 
 PAIRS = ("dpo", "ipo", "simpo", "orpo", "reward")
@@ -259,3 +260,23 @@ def batch(value: Any, file: File) -> Answer:
         words = "It counts a whole step on one GPU; the accumulation follows from it."
         return changed({"optim.gradient_accumulation_steps": value // micro // devices}, words)
     return unsupported(sentence_for("batch_size"))
+
+
+# Kernels
+
+_PLUGINS = ("axolotl.integrations.liger.LigerPlugin", "axolotl.integrations.cut_cross_entropy.CutCrossEntropyPlugin")
+"""Those of which keys of their own say what is asked for."""
+
+
+def plugins(value: Any, file: File) -> Answer:
+    """Code that Axolotl loads beside itself."""
+    if isinstance(value, list) and value and all(name in _PLUGINS for name in value):
+        return needless("Their own keys say what is asked for.")
+    return needless(OFF) if is_off(value) else unsupported("")
+
+
+def liger(file: File) -> Answer:
+    """Liger's kernels in the parts that the file names, the others off as there."""
+    gate = file.on("liger_glu_activation")
+    parts = {"rms_norm": file.on("liger_rms_norm"), "rope": file.on("liger_rope"), "swiglu": gate, "geglu": gate}
+    return mapped({"kernels.use_liger_kernel": True, "kernels.liger_kernel_config": parts}, LIGER)

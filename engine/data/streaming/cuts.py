@@ -17,18 +17,16 @@ from typing import Any
 from engine.config.files import COMPRESSIONS, scheme_of
 from engine.data.compressed import CHUNK, read_unpacked, unpacking
 from engine.data.hub_sets import BLOCK, TEXTS, HubFile, HubLines, RangeFile, is_hub_set, kind_of
-from engine.data.image_folder import is_image_folder
 from engine.data.mapped import FileRows, Rows
 from engine.data.parsing import Row, decode, parse_object
 from engine.data.rows import open_rows, refuse_special
+from engine.data.streaming.folders import paths_of
 from engine.errors import DataError, visible
 
 BYTES = 256 << 10
 """Bytes of a plain file that become a shard."""
 ROWS = 512
 """Rows of any other source that do."""
-SHARDS = (".jsonl", ".ndjson", ".json", ".csv", ".tsv", ".parquet", ".txt")
-"""Files that a folder of shards may hold."""
 PLACE = 1 << 62
 FILE = 1 << 48
 """A row's number is PLACE + FILE * file + place where rows are not counted through."""
@@ -318,26 +316,6 @@ def cut_rows(rows: Rows, limit: int | None = None) -> Cut:
     except ValueError:
         return InOrder(Scanned(rows), limit)
     return ByBytes(rows, limit)
-
-
-def paths_of(path: str) -> list[str]:
-    """The files of a source: those of a folder of shards in the order of their names, or the source itself."""
-    folder = Path(path)
-    if not folder.is_dir() or any((folder / name).exists() for name in ("state.json", "dataset_dict.json")):
-        return [path]
-    if is_image_folder(folder):
-        raise DataError("is a folder of images, which is not streamed", "Leave data.streaming out.", path=visible(path))
-    found = sorted(str(file) for file in folder.iterdir() if _is_shard(file))
-    if not found:
-        raise DataError(f"is a folder without files of rows ({', '.join(SHARDS)})", "Name another.", path=visible(path))
-    return found
-
-
-def _is_shard(file: Path) -> bool:
-    suffixes = [suffix.lower() for suffix in file.suffixes]
-    if suffixes and suffixes[-1] in COMPRESSIONS:
-        suffixes = suffixes[:-1]
-    return bool(suffixes) and suffixes[-1] in SHARDS and file.is_file() and not file.name.startswith((".", "_"))
 
 
 def row_at(sources: Sequence[str], number: int) -> Row | None:

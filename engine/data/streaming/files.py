@@ -26,7 +26,8 @@ from engine.data.parsing import Row
 from engine.data.parts import columns_of
 from engine.data.plan import Plan, Source, check_fit, plan_of, refuse_problems, source_rows, stamp_of
 from engine.data.remote import Copy, local_copy
-from engine.data.streaming.cuts import BYTES, FILE, PLACE, Cut, cut_far, cut_file, cut_rows, paths_of
+from engine.data.streaming.cuts import BYTES, FILE, PLACE, Cut, cut_far, cut_file, cut_rows
+from engine.data.streaming.folders import paths_of
 from engine.data.streaming.order import Lane
 from engine.errors import DataError, visible
 

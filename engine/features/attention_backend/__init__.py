@@ -8,16 +8,19 @@ serves every format and width but is compiled at the first batch.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from engine.config.facts import Facts, ModelFacts
 from engine.config.findings import Finding, Fix, must
 from engine.config.rule import Refused, one_of, refused, rule, take
 from engine.config.tree import RunConfig, fields
+from engine.facts import counts
 from engine.facts.counts import known_model
 
 SETTING = fields.model.attention
+EARNS = 1.03
+"""So many times as fast as the first of the order must another be, where they were measured here, to be taken in its place."""
 AFTER = ()
 _TAKE_SDPA = Fix("take sdpa", {SETTING.path: "sdpa"})
 
@@ -165,19 +168,56 @@ def chosen(config: RunConfig, facts: Facts) -> tuple[str, str]:
         if model is not None and model.model_type in EAGER_ALONE:
             return "eager", f"torch's fused attention has no form for {model.model_type}"
         return "sdpa", SDPA
-    # From the newest made for the card: 4 for Blackwell, 3 for Hopper; 4 serves Hopper too. cuDNN's is the fastest of the rest.
-    blackwell = all(gpu.capability >= (10, 0) for gpu in facts.machine.gpus)
-    newest = ("flash_attention_4",) if blackwell else ("flash_attention_3", "flash_attention_4")
-    order = (*newest, CUDNN, "flash_attention_2")
-    reasons = {name: unfit(name, config, facts) for name in order}
-    fit = next((name for name in order if reasons[name] is None), None)
+    order, reasons = _order(config, facts)
+    # Where numbers must repeat, what is taken hangs on no time: a later launch may know others.
+    times = {} if config.run.full_determinism else facts.attention_times or {}
+    if (measured := fastest(order, times)) is not None:
+        return measured
+    fit = next((name for name in order if name != VARLEN), None)
     if fit is not None:
-        return fit, f"{FLASH[fit].package} is installed and keeps packed rows apart without a mask of all pairs"
+        why = f"{FLASH[fit].package} is installed and keeps packed rows apart without a mask of all pairs"
+        rivals = [name for name in order if name != fit]
+        measured_then = rivals and counts.device_count(config) == 1 and not config.run.full_determinism
+        return fit, f"{why}; the start measures it against {', '.join(rivals)}" if measured_then else why
     name, why = without_mask(config, facts)
     other = (
         reasons["flash_attention_2"] if facts.packages is not None else "which others are installed is seen at launch"
     )
     return name, f"{why}; {other}" if name == VARLEN else why
+
+
+def candidates(config: RunConfig, facts: Facts) -> tuple[str, ...]:
+    """Those between which times decide, in the order in which they are taken without: what serves packed rows kept apart
+    here, none of them where rows are others or the model has an attention of its own."""
+    gpus = facts.machine.gpus if facts.machine is not None else ()
+    if not gpus or not kept_apart(config) or has_sinks(config, facts) or config.run.full_determinism:
+        return ()
+    return _order(config, facts)[0]
+
+
+def _order(config: RunConfig, facts: Facts) -> tuple[tuple[str, ...], dict[str, str | None]]:
+    """What fits, and why the others do not. From the newest made for the card: 4 for Blackwell, 3 for Hopper; 4 serves Hopper
+    too. cuDNN's is the fastest of the rest. Layers that may be compiled are left those that compiled layers serve."""
+    blackwell = all(gpu.capability >= (10, 0) for gpu in facts.machine.gpus) if facts.machine is not None else False
+    newest = ("flash_attention_4",) if blackwell else ("flash_attention_3", "flash_attention_4")
+    reasons = {name: unfit(name, config, facts) for name in (*newest, CUDNN, "flash_attention_2")}
+    if config.kernels.torch_compile is not False:
+        words = "flash attention of a package is taken where kernels.torch_compile is false"
+        reasons |= {name: words for name, reason in reasons.items() if reason is None and name != CUDNN}
+    reasons[VARLEN] = unfit_varlen(config, facts)
+    return tuple(name for name, reason in reasons.items() if reason is None), reasons
+
+
+def fastest(order: Sequence[str], times: Mapping[str, float]) -> tuple[str, str] | None:
+    """Of those that were measured the first of the order, or another that is more than 3 % faster, and why; None where less
+    than two were."""
+    known = [name for name in order if name in times]
+    if len(known) < 2:
+        return None
+    quick = min(known, key=lambda name: times[name])
+    taken = quick if times[known[0]] > EARNS * times[quick] else known[0]
+    told = ", ".join(f"{name} {times[name]:,.2f} ms" for name in known)
+    return taken, f"attention over documents like these was measured here: {told}, both ways"
 
 
 def without_mask(config: RunConfig, facts: Facts) -> tuple[str, str]:

@@ -36,16 +36,16 @@ def prepare(config: RunConfig, built: Built) -> Applied | None:
         return None
     model = base_model(built.policy)
     attention = str(model.config._attn_implementation)
-    told, backbone = "flash" in attention or attention in _TELLS, model.base_model
+    is_told, backbone = "flash" in attention or attention in _TELLS, model.base_model
     forward = inspect.signature(type(backbone).forward).parameters.values()
-    if told and not any(each.kind is each.VAR_KEYWORD for each in forward):
+    if is_told and not any(each.kind is each.VAR_KEYWORD for each in forward):
         raise ModelError(
             f"data.packing_cross_doc_attn_mask: {type(backbone).__name__} does not tell its layers where documents begin, "
             f"which {attention} needs.",
             "Set model.attention to sdpa.",
         ).mended_by({"model.attention": "sdpa"})
     done, forget = documents_as_rows.kept_apart(model, attention)
-    if not told:
+    if not is_told:
         return Applied(FEATURE, True, attention, None, "; ".join(done), forget) if done else None
     tell = _TELLS.get(attention, _with_beginnings)
     hook = backbone.register_forward_pre_hook(tell, with_kwargs=True)
@@ -83,6 +83,12 @@ def _in_places_and_no_mask(module: Any, args: tuple[Any, ...], kwargs: dict[str,
 def _with_lengths_and_no_mask(module: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     told = _with_beginnings_and_no_mask(module, args, kwargs)
     return told and (told[0], {**told[1], **xformers_documents.lengths(told[1])})
+
+
+def told(name: str, positions: torch.Tensor) -> dict[str, Any]:
+    """What layers are told of a pack with these positions [B, T], under this attention."""
+    found: dict[str, Any] = _TELLS.get(name, _with_beginnings)(None, (), {"position_ids": positions})[1]
+    return found
 
 
 _TELLS = {

@@ -27,7 +27,7 @@ DEPTH = 120
 """How far below zero the scores of a second trial of ours lie: kernels have failed where exponentials of their sums overflow."""
 ALLOWED = 3e-2
 """Relative error that 16 bits and another order of sums may make."""
-_FAILURES = (ImportError, ValueError, RuntimeError, OSError, KeyError, AttributeError, TypeError, NotImplementedError)
+FAILURES = (ImportError, ValueError, RuntimeError, OSError, KeyError, AttributeError, TypeError, NotImplementedError)
 
 
 def settle(model: PreTrainedModel, wanted: str, device: torch.device | None = None) -> str:
@@ -49,7 +49,7 @@ def settle(model: PreTrainedModel, wanted: str, device: torch.device | None = No
             reason: str | None = f"{type(model).__name__} keeps {model.config._attn_implementation}"
         else:
             reason = None if device is None else trial(wanted, model, device)
-    except _FAILURES as problem:
+    except FAILURES as problem:
         reason = visible(first_line(problem))[:200] or type(problem).__name__
     if reason is None:
         return ""
@@ -66,15 +66,29 @@ def trial(name: str, model: PreTrainedModel, device: torch.device) -> str | None
     differ, or None."""
     if name == sinks.NAME:
         return sinks.trial(model, device, ALLOWED)
-    from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
-
     text = model.config.get_text_config()
     heads = text.num_attention_heads
     shared = getattr(text, "num_key_value_heads", None) or heads
     width = getattr(text, "head_dim", None) or text.hidden_size // heads
-    module: Any = torch.nn.Linear(1, 1, dtype=model.dtype, device=device)
-    module.config, module.is_causal, module.layer_idx = text, True, 0
-    module.num_key_value_groups = heads // shared
+    return differs(name, asking(text, heads // shared, model.dtype, device), (heads, shared, width))
+
+
+def asking(config: Any, groups: int, dtype: torch.dtype, device: torch.device) -> torch.nn.Module:
+    """A module as attention functions ask it: the model's config, and how many heads share keys."""
+    module: Any = torch.nn.Linear(1, 1, dtype=dtype, device=device)
+    module.config, module.is_causal, module.layer_idx = config, True, 0
+    module.num_key_value_groups = groups
+    found: torch.nn.Module = module
+    return found
+
+
+def differs(name: str, module: Any, sizes: tuple[int, int, int]) -> str | None:
+    """Why attention by this name over two documents of one row is not torch's own over each, or None; `sizes` are the heads,
+    those of keys and values, and their width."""
+    from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
+
+    heads, shared, width = sizes
+    device, dtype = module.weight.device, module.weight.dtype
     attend = ALL_ATTENTION_FUNCTIONS[name]
     mask, more = (_documents_mask(device), {}) if name == "flex_attention" else (None, _lengths(device))
 
@@ -83,7 +97,7 @@ def trial(name: str, model: PreTrainedModel, device: torch.device) -> str | None
         return out.transpose(1, 2)
 
     for depth in (0, DEPTH) if name in OURS else (0,):
-        tensors = [x.to(device, model.dtype) for x in _drawn((heads, shared, shared, heads), width, depth)]
+        tensors = [x.to(device, dtype) for x in _drawn((heads, shared, shared, heads), width, depth)]
         found, truth = _with_gradients(theirs, *tensors), _with_gradients(_each_alone, *tensors)
         for what, ours, plain in zip(("output", "dq", "dk", "dv"), found, truth, strict=True):
             # A key's first number is the same for all: dq there is a difference of large equal sums, all rounding.

@@ -8,7 +8,7 @@ from engine.config.facts import Facts
 from engine.config.findings import Finding, Fix, must
 from engine.config.rule import Refused, leave_out, refused, rule
 from engine.config.tree import RunConfig, fields
-from engine.features import compile, fused_experts, fused_lora
+from engine.features import compile, fused_experts, fused_lora, liger_kernel
 
 SETTING = fields.kernels.kernel_auto_compose
 AFTER = ("padding", "fp32_norms", "quantization_aware")
@@ -18,6 +18,7 @@ _TIMED = (
     fields.kernels.fused_attn_kernel,
     fused_experts.SETTING,
     fused_lora.SETTING,
+    liger_kernel.SETTING,
     compile.SETTING,
 )
 
@@ -49,7 +50,7 @@ def kernel_auto_compose_has_a_choice(config: RunConfig, facts: Facts) -> Iterato
     kernels = config.kernels
     # Kernels that are on have tiles to be timed on a card.
     tiles = True in (kernels.use_cut_ce, kernels.fused_attn_kernel, kernels.fused_experts, kernels.fused_lora)
-    in_force = tuple(each.in_force(config, facts) for each in (fused_experts, fused_lora, compile))
+    in_force = tuple(each.in_force(config, facts) for each in (fused_experts, fused_lora, liger_kernel, compile))
     left = "auto" in (kernels.use_cut_ce, kernels.fused_attn_kernel, *in_force)
     if config.kernels.kernel_auto_compose and not left and not (tiles and (not facts.machine or facts.machine.gpus)):
         todo = f"There is nothing to choose: leave one of {', '.join(spec.name for spec in _TIMED)} at auto."

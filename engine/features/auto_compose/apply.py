@@ -1,7 +1,9 @@
 """`kernels.kernel_auto_compose`: which kernels a run takes, chosen by timing their combinations on its own model.
 
-Free is each of `use_cut_ce`, `fused_attn_kernel`, `fused_experts`, `fused_lora` and `torch_compile` that was left at `auto`
-and has a place in this model and on this machine; `fused_lora` and `torch_compile` are never on together. Every combination is
+Free is each of `use_cut_ce`, `fused_attn_kernel`, `use_liger_kernel`, `fused_experts`, `fused_lora` and `torch_compile` that
+was left at `auto` and has a place in this model and on this machine; beside `torch_compile` neither `fused_lora` nor
+`use_liger_kernel` is on. Of Liger's kernels each part is timed by itself first, and those that are faster than nothing are what
+the combinations have. Every combination is
 applied and taken back by the features' own functions, in turns; timed are forward passes without gradients, and passes
 with gradients, which are asked for by name and so land nowhere. No training step is taken: weights, gradients, inputs and
 random numbers are afterwards what they were. A combination that raises, changes its inputs or has no finite time is told
@@ -30,6 +32,7 @@ from transformers import PreTrainedModel
 from engine.compat.instances import in_mode, whole
 from engine.compat.trl_head import head_settings
 from engine.config.facts import Facts
+from engine.config.kernels import LIGER_PARTS
 from engine.config.tree import RunConfig, fields
 from engine.errors import Cancelled, ModelError
 from engine.features import compile as compile_rules
@@ -38,6 +41,7 @@ from engine.features import failures
 from engine.features import fused_experts as experts_rules
 from engine.features import fused_lora as lora_rules
 from engine.features import fused_norm_rope as norm_rope_rules
+from engine.features import liger_kernel as liger_rules
 from engine.features.applied import Applied
 from engine.features.auto_compose import stored, weight_guard
 from engine.features.built import Built, base_model
@@ -48,6 +52,8 @@ from engine.features.feature import refusal
 from engine.features.fused_experts import apply as fused_experts
 from engine.features.fused_lora import apply as fused_lora
 from engine.features.fused_norm_rope import apply as fused_norm_rope
+from engine.features.liger_kernel import apply as liger_kernel
+from engine.hardware import installed
 from engine.kernels.device import lacking
 
 FEATURE = "kernels by timing"
@@ -57,7 +63,10 @@ ROUNDS, FEWEST, SECONDS = 14, 3, 30.0
 """Rounds over all combinations: at most, at least, and how long they may take together where more than the least fit."""
 SAME = 1.02
 """Of combinations within 2 % of the fastest the one with the fewest kernels is taken: less is noise."""
-_RULED = (cut_rules, norm_rope_rules, experts_rules, lora_rules, compile_rules)
+LIGER = liger_rules.SETTING.name
+NOT_TOGETHER = ({"fused_lora", "torch_compile"}, {LIGER, "torch_compile"})
+"""Settings of which one is off: compiled layers take adapters together, and norms and gates with what is around them."""
+_RULED = (cut_rules, norm_rope_rules, liger_rules, experts_rules, lora_rules, compile_rules)
 _TURN_OFF = "Set kernels.kernel_auto_compose to false."
 _OFF = {"kernels.kernel_auto_compose": False}
 
@@ -111,6 +120,10 @@ def _no_fused(config: RunConfig, built: Built) -> str | None:
     return None if missing is None else f"it needs {missing}"
 
 
+def _no_liger(config: RunConfig, built: Built) -> str | None:
+    return liger_kernel.why_not(built) or _refused(config, LIGER)
+
+
 def _no_experts(config: RunConfig, built: Built) -> str | None:
     return _refused(config, "fused_experts") or fused_experts.why_not(built)
 
@@ -139,6 +152,7 @@ def _refused(config: RunConfig, setting: str) -> str | None:
 CHOICES = (
     Choice("use_cut_ce", "cut cross-entropy", cut_cross_entropy.apply, _no_cut),
     Choice("fused_attn_kernel", "fused norm and rotary", fused_norm_rope.apply, _no_fused),
+    Choice(LIGER, "Liger kernels", liger_kernel.apply, _no_liger),
     Choice("fused_experts", "fused experts", fused_experts.apply, _no_experts),
     Choice("fused_lora", "fused LoRA", fused_lora.apply, _no_lora),
     Choice("torch_compile", "compiled layers", compiled.apply, _no_compile),
@@ -161,19 +175,44 @@ def compose(config: RunConfig, built: Built) -> tuple[RunConfig, Applied | None]
     batch = _batch(config, model)
     place = {
         "device": _device_name(batch), "torch": torch.__version__, "transformers": transformers.__version__,
-        "model": config.model.name, "rows": batch.shape[0], "tokens": batch.shape[1], "free": list(free),
+        "liger_kernel": installed(liger_rules.PACKAGE), "model": config.model.name, "rows": batch.shape[0], "tokens": batch.shape[1], "free": list(free),
     }  # fmt: skip
     folder = built.notes.folder
     kept = stored.kept(folder, place)
     if kept is None:
         if built.events is not None:
             built.events.write("phase", name="Timing kernels")
-        trials = time_all(config, built, [_names(on) for on in _subsets(free)], batch)
-        kept = {**place, "chosen": list(choose(trials).on), "table": [_row(trial) for trial in trials]}
+        kept = {**place, **_timed(config, built, free, batch)}
     kept = _of_first_rank(kept)
     problem = stored.keep(folder, kept) if built.training.args.process_index == 0 else ""
     chosen = tuple(kept["chosen"])
+    config = _with_parts(config, kept[stored.PARTS])
     return _with(config, free, chosen), _told(kept, chosen, lacking, problem)
+
+
+def _timed(config: RunConfig, built: Built, free: tuple[str, ...], batch: torch.Tensor) -> dict[str, Any]:
+    """What is kept of a timing: the combination taken, the table, and of Liger's parts those taken and theirs."""
+    parts, alone = _time_parts(config, built, batch) if LIGER in free else ([], [])
+    combined = tuple(setting for setting in free if setting != LIGER or parts)
+    trials = time_all(_with_parts(config, parts), built, [_names(on) for on in _subsets(combined)], batch)
+    return {
+        "chosen": list(choose(trials).on), "table": [_row(trial) for trial in trials],
+        stored.PARTS: parts, "parts_table": [_row(trial) for trial in alone],
+    }  # fmt: skip
+
+
+def _time_parts(config: RunConfig, built: Built, batch: torch.Tensor) -> tuple[list[str], list[Trial]]:
+    """Liger's parts that are faster by themselves than nothing is, and the trials: of nothing, then of each part."""
+    asked = [part for part in liger_rules.parts(config) if liger_rules.of_other_settings(part, config) is None]
+    trials = time_all(config, built, [(), *((f"{LIGER}.{part}",) for part in asked)], batch)
+    plain, *each = trials
+    return [part for part, trial in zip(asked, each, strict=True) if trial.seconds() < plain.seconds()], trials
+
+
+def _with_parts(config: RunConfig, parts: list[str]) -> RunConfig:
+    """The config with these of Liger's parts and no other; as it is where none was taken."""
+    switches = {part: part in parts for part in LIGER_PARTS}
+    return config.with_values({liger_rules.PARTS: switches}) if parts else config
 
 
 def _free(config: RunConfig, built: Built) -> tuple[tuple[str, ...], dict[str, str]]:
@@ -187,9 +226,11 @@ def _free(config: RunConfig, built: Built) -> tuple[tuple[str, ...], dict[str, s
 
 
 def _subsets(free: tuple[str, ...]) -> Iterator[tuple[str, ...]]:
-    """Every combination, the plain one first. Compiled layers take adapters together themselves, never beside fused LoRA."""
+    """Every combination, the plain one first."""
     for size in range(len(free) + 1):
-        yield from (on for on in itertools.combinations(free, size) if not {"fused_lora", "torch_compile"} <= set(on))
+        yield from (
+            on for on in itertools.combinations(free, size) if not any(pair <= set(on) for pair in NOT_TOGETHER)
+        )
 
 
 def _names(on: tuple[str, ...]) -> tuple[str, ...]:
@@ -197,7 +238,11 @@ def _names(on: tuple[str, ...]) -> tuple[str, ...]:
 
 
 def _with(config: RunConfig, free: tuple[str, ...], on: tuple[str, ...]) -> RunConfig:
-    """The config with these of the free settings on; what is left at auto for want of a place is off."""
+    """The config with these of the free settings on; what is left at auto for want of a place is off. Of Liger's kernels one
+    part may be on by itself, under its dotted name."""
+    part = next((name.partition(".")[2] for name in on if "." in name), None)
+    if part is not None:
+        return _with(_with_parts(config, [part]), (LIGER,), (LIGER,))
     settings = [choice.setting for choice in CHOICES if getattr(config.kernels, choice.setting) == "auto"]
     return config.with_values({fields[f"kernels.{setting}"]: setting in on and setting in free for setting in settings})
 
@@ -236,8 +281,13 @@ def time_all(config: RunConfig, built: Built, combinations: list[tuple[str, ...]
 
 
 def choose(trials: list[Trial]) -> Trial:
-    """The fastest, or the one with the fewest kernels within 2 % of it. Raises ModelError where none has a finite time."""
+    """The fastest, or the one with the fewest kernels within 2 % of it; one with Liger's kernels only where it is more than
+    3 % faster than all without. Raises ModelError where none has a finite time."""
+    without = [trial for trial in trials if LIGER not in trial.on]
+    best = min((trial.seconds() for trial in without), default=math.inf)
     fastest = min(trial.seconds() for trial in trials)
+    if math.isfinite(best) and best <= fastest * liger_rules.EARNS:
+        trials, fastest = without, best
     if not math.isfinite(fastest):
         reasons = "; ".join(f"{_called(trial.on)}: {trial.why or 'no finite time'}" for trial in trials)
         raise ModelError(
@@ -365,10 +415,25 @@ def _told(kept: dict[str, Any], chosen: tuple[str, ...], lacking: dict[str, str]
         for row in timed
     ]
     words += [f"{_called(row['on'])} left out: {row['why']}" for row in kept["table"] if row["why"]]
+    words += _told_parts(kept)
     words += [_not_tried(lacking)] if lacking else []
     words += [problem] if problem else []
     detail = f"combinations timed on {kept['rows']} x {kept['tokens']} tokens, {kept['device']}; {'; '.join(words)}"
     return Applied(FEATURE, True, _called(chosen), len(timed), detail)
+
+
+def _told_parts(kept: dict[str, Any]) -> list[str]:
+    """What was measured of Liger's parts, each by itself."""
+    if not kept["parts_table"]:
+        return []
+    plain, *parts = (
+        f"{row['both_ms']:,.1f} ms" if stored.was_timed(row) else f"left out ({row['why']})"
+        for row in kept["parts_table"]
+    )
+    names = [row["on"][0].partition(".")[2] for row in kept["parts_table"][1:]]
+    times = ", ".join(f"{name} {time}" for name, time in zip(names, parts, strict=True))
+    faster = ", ".join(kept[stored.PARTS]) or "none is faster"
+    return [f"Liger's parts by themselves: {times}; without {plain}; combined: {faster}"]
 
 
 def _not_tried(lacking: dict[str, str]) -> str:

@@ -10,10 +10,14 @@ import json
 from pathlib import Path
 from typing import Any
 
+from engine.config.kernels import LIGER_PARTS
 from engine.errors import visible
+from engine.features import liger_kernel
 from engine.run.store import replace_file
 
 FILE = "kernels.json"
+PARTS = "parts"
+"""Its key for those of Liger's parts that combinations have."""
 
 
 def kept(folder: Path, place: dict[str, Any]) -> dict[str, Any] | None:
@@ -24,8 +28,15 @@ def kept(folder: Path, place: dict[str, Any]) -> dict[str, Any] | None:
         return None
     if not isinstance(found, dict) or any(found.get(name) != value for name, value in place.items()):
         return None
-    rows = found.get("table")
+    rows, parts, alone = found.get("table"), found.get(PARTS), found.get("parts_table")
     if not isinstance(rows, list) or not all(_is_row(row, place["free"]) for row in rows):
+        return None
+    if not isinstance(parts, list) or not all(part in LIGER_PARTS for part in parts):
+        return None
+    singly = [f"{liger_kernel.SETTING.name}.{part}" for part in LIGER_PARTS]
+    if not isinstance(alone, list) or not all(
+        _is_row(row, singly) and len(row["on"]) == (n > 0) for n, row in enumerate(alone)
+    ):
         return None
     return found if found.get("chosen") in [row["on"] for row in rows if was_timed(row)] else None
 

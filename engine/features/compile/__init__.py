@@ -31,6 +31,7 @@ AFTER = (
     "fused_experts",
     "fused_lora",
     "fused_norm_rope",
+    "liger_kernel",
     "router_load",
     "tile_timing",
 )
@@ -146,6 +147,8 @@ def _in_the_way(config: RunConfig) -> str | None:
         return "activations that are offloaded are compiled where it is asked for"
     if kernels.fused_lora is True:
         return "LoRA's own backward pass is asked for"
+    if kernels.use_liger_kernel is True:
+        return "Liger's kernels are asked for"
     if kernels.quantization_aware is True:
         return "layers that round to int8 are compiled where it is asked for"
     return None
@@ -201,8 +204,25 @@ refused(
 )
 
 KEPT = 0.75
-"""The share of what is kept that compiled layers keep where nothing is computed again: 0.74 of it for LoRA on an 8B and on a
-0.6B shape, on an H200."""
+"""The share of what is kept that compiled layers of a mixture keep where nothing is computed again; of dense ones it is counted
+(`engine.planning.memory_model`)."""
+
+
+OF_BLOCK, OF_GATED = (3, 4), (2, 2)
+"""Numbers of its MLP's width that a compiled dense layer keeps of a token, gate, up and their product, and that are there
+beside them while it is differentiated; `gated_sums` computes the product again and writes gradients over gate and up."""
+
+
+def _gated(config: RunConfig) -> bool:
+    """Whether adapters stand on gate and up as `gated_sums` takes them, as far as settings say."""
+    adapter = config.adapter
+    if adapter.kind != "lora" or adapter.use_dora or adapter.lora_dropout:
+        return False
+    if config.model.dtype != "float32" and adapter.autocast_adapter_dtype:
+        return False
+    targets = adapter.target_modules
+    names = {target.rpartition(".")[2] for target in targets} if isinstance(targets, list) else set()
+    return targets == "all-linear" or names >= {"gate_proj", "up_proj"}
 
 
 def memory(config: RunConfig, facts: Facts, layers: Layers) -> Layers:
@@ -210,7 +230,11 @@ def memory(config: RunConfig, facts: Facts, layers: Layers) -> Layers:
     on_gpu = facts.machine is None or bool(facts.machine.gpus)
     if not on_gpu or config.kernels.torch_compile is not True:
         return layers
-    return replace(layers, kept=KEPT, own_pool=config.kernels.torch_compile_options.get(STACK_GRAPH) is True)
+    graphs = config.kernels.torch_compile_options.get(STACK_GRAPH) is True
+    if layers.model.experts:
+        return replace(layers, kept=KEPT, own_pool=graphs)
+    kept, gradients = OF_GATED if _gated(config) else OF_BLOCK
+    return replace(layers, fused=True, wide_kept=kept, wide_gradients=gradients, own_pool=graphs)
 
 
 @rule(reads=(fields.kernels.torch_compile_options,))

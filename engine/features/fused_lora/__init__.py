@@ -14,8 +14,8 @@ from engine.features import compile
 from engine.features.feature import TIMED, Layers, no_mixed_precision
 
 SETTING = fields.kernels.fused_lora
-AFTER = ("auto_compose", "quantization_aware", "tiled_mlp")
-"""Blocks that run in tiles bring their gradients themselves."""
+AFTER = ("auto_compose", "liger_kernel", "quantization_aware", "tiled_mlp")
+"""Blocks that run in tiles bring their gradients themselves, and attention that rotates in another way keeps doing so."""
 CLOSED_FORM_WIDE = 2.0
 """Wide numbers of a token that are kept less (counted on a CPU; an 8B step with checkpointing took 0.5 GiB less on an H200,
 where two are 0.38)."""
@@ -61,9 +61,11 @@ def chosen(config: RunConfig, facts: Facts) -> tuple[bool | Literal["auto"], str
 
 
 def memory(config: RunConfig, facts: Facts, layers: Layers) -> Layers:
-    """Of a gated block gate and up are kept, and nothing that follows from them; experts are no such block."""
-    closed = config.kernels.fused_lora is True and config.adapter.kind == "lora" and not layers.model.experts
-    return replace(layers, wide_kept=layers.wide_kept - CLOSED_FORM_WIDE) if closed else layers
+    """Of a gated block gate and up are kept, and nothing that follows from them; their gradients take their place, beside that of
+    the product. Experts are no such block."""
+    if config.kernels.fused_lora is not True or config.adapter.kind != "lora" or layers.model.experts:
+        return layers
+    return replace(layers, wide_kept=layers.wide_kept - CLOSED_FORM_WIDE, wide_gradients=1)
 
 
 @rule(reads=(SETTING, fields.adapter.kind, fields.model.quantization, fields.kernels.quantization_aware))

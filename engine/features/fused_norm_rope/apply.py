@@ -138,7 +138,26 @@ def _forward_of(kind: type) -> Callable[..., Any]:
     module: Any = importlib.import_module(kind.__module__)
     family = CLASSES[kind.__module__]
     attended = _attended(family, module.eager_attention_forward)
-    return _sharing(attended) if family.sharing else _usual(family, module.apply_rotary_pos_emb, attended)
+    return (
+        _sharing(attended) if family.sharing else _usual(family, _turned(family, module.apply_rotary_pos_emb), attended)
+    )
+
+
+Turned = Callable[[Any, torch.Tensor, torch.Tensor, tuple[torch.Tensor, torch.Tensor]], tuple[Any, Any]]
+"""(layer, queries and keys [B, T, H, D], cos and sin [B or 1, T, D]) -> both [B, H, T, D], normed and rotated."""
+
+
+def forward_by(kind: type, turned: Turned) -> Callable[..., Any]:
+    """The forward of a class that `is_whole_heads` knows, with `turned` for its norms and rotation."""
+    module: Any = importlib.import_module(kind.__module__)
+    family = CLASSES[kind.__module__]
+    return _usual(family, turned, _attended(family, module.eager_attention_forward))
+
+
+def is_whole_heads(layer: torch.nn.Module) -> bool:
+    """Whether a served layer rotates queries and keys of its own in all their numbers."""
+    family, rotary = _family(layer), getattr(layer.config, "rope_parameters", None) or {}
+    return not (family.gated or family.sharing) and rotary.get("partial_rotary_factor", 1.0) == 1.0
 
 
 def _attended(family: Family, eager: Callable[..., Any]) -> Callable[..., tuple[torch.Tensor, Any]]:
@@ -155,8 +174,8 @@ def _attended(family: Family, eager: Callable[..., Any]) -> Callable[..., tuple[
     return attended
 
 
-def _usual(family: Family, plain: Callable[..., Any], attended: Callable[..., Any]) -> Callable[..., Any]:
-    """`plain` rotates queries and keys in torch, where the compiler is to make it."""
+def _turned(family: Family, plain: Callable[..., Any]) -> Turned:
+    """By our kernels; `plain` rotates queries and keys in torch, where the compiler is to make it."""
 
     def turned(self: Any, q: Any, k: Any, angles: tuple[torch.Tensor, torch.Tensor]) -> tuple[Any, Any]:
         """[B, H, T, D] of queries and keys, normed where the class norms them, and rotated."""
@@ -170,6 +189,10 @@ def _usual(family: Family, plain: Callable[..., Any], attended: Callable[..., An
             q, k = rope(q, k, *angles)
         return q.transpose(1, 2), k.transpose(1, 2)
 
+    return turned
+
+
+def _usual(family: Family, turned: Turned, attended: Callable[..., Any]) -> Callable[..., Any]:
     def forward(
         self: Any,
         hidden_states: torch.Tensor,

@@ -19,6 +19,7 @@ import torch
 from torch import Tensor, nn
 
 from engine.compat.instances import all_of, noted, put
+from engine.compat.router_outputs import hand_on_router_logits
 from engine.config.tree import RunConfig
 from engine.features.applied import Applied
 from engine.features.built import Built, Events, Training, base_model
@@ -42,6 +43,8 @@ def apply(config: RunConfig, built: Built) -> Applied | None:
     undos = [_count_choices(block, count) for block, count in zip(routed, counts, strict=True)]
     pictures = None if built.events is None else Pictures(built.events, _layers_of(built, routed))
     undos.append(_log(built.training, counts, pictures))
+    if (undo := hand_on_router_logits(base_model(built.policy).base_model)) is not None:
+        undos.append(undo)
     return Applied(
         FEATURE, "auto", "curves", len(routed), "layers of experts whose routers' choices are counted", all_of(undos)
     )

@@ -28,18 +28,21 @@ def count_kernel(ids_ptr, counts_ptr, slots, experts, BINS: tl.constexpr, BLOCK:
 
 @triton.jit
 def plan_kernel(
-    counts_ptr, starts_ptr, tile_ends_ptr, runs, experts,
+    counts_ptr, before_ptr, starts_ptr, tile_ends_ptr, runs, experts,
     BINS: tl.constexpr, CHUNK: tl.constexpr, ROWS: tl.constexpr,
 ):  # fmt: skip
-    """Turns counts into those of all runs before; `starts` [E + 1] of each expert's rows, ends [E] of its tiles. One program."""
+    """`before` [runs, E]: counts of all runs before; `starts` [E + 1] of each expert's rows, ends [E] of its tiles. One program.
+
+    Where there are fewer counts than threads, several warps read the same ones, so they are not written over.
+    """
     bins = tl.arange(0, BINS)
     total = tl.zeros([BINS], tl.int32)
     for first in range(0, runs, CHUNK):
         run = first + tl.arange(0, CHUNK)
         inside = (run < runs)[:, None] & (bins < experts)[None, :]
-        place = counts_ptr + run[:, None] * experts + bins[None, :]
-        counts = tl.load(place, mask=inside, other=0)
-        tl.store(place, tl.cumsum(counts, axis=0) - counts + total[None, :], mask=inside)
+        place = run[:, None] * experts + bins[None, :]
+        counts = tl.load(counts_ptr + place, mask=inside, other=0)
+        tl.store(before_ptr + place, tl.cumsum(counts, axis=0) - counts + total[None, :], mask=inside)
         total += tl.sum(counts, axis=0)
     ends = tl.cumsum(total, axis=0)
     tl.store(starts_ptr + bins, ends - total, mask=bins < experts)
@@ -49,7 +52,7 @@ def plan_kernel(
 
 @triton.jit
 def place_kernel(
-    ids_ptr, counts_ptr, starts_ptr, tile_ends_ptr, order_ptr, tile_expert_ptr, tile_row_ptr, slots, experts, tiles, each,
+    ids_ptr, before_ptr, starts_ptr, tile_ends_ptr, order_ptr, tile_expert_ptr, tile_row_ptr, slots, experts, tiles, each,
     BINS: tl.constexpr, BLOCK: tl.constexpr, RUN: tl.constexpr, TILES: tl.constexpr, ROWS: tl.constexpr,
 ):  # fmt: skip
     """`order` [S]: the slot of each row. `tile_expert`, `tile_row`: of each tile, E where there is none. Grid (S / RUN,)."""
@@ -66,7 +69,7 @@ def place_kernel(
         theirs = tl.where((theirs >= 0) & (theirs < experts), theirs, -1).to(tl.int32)
         same = (theirs[None, :] == expert[:, None]) & (other[None, :] < slot[:, None])
         before += tl.sum(same.to(tl.int32), axis=1)
-    row = tl.load(starts_ptr + expert) + tl.load(counts_ptr + block * experts + expert) + before
+    row = tl.load(starts_ptr + expert) + tl.load(before_ptr + block * experts + expert) + before
     tl.store(order_ptr + row, slot, mask=known)
     bins = tl.arange(0, BINS)
     ends = tl.load(tile_ends_ptr + bins, mask=bins < experts, other=2147483647)

@@ -148,16 +148,16 @@ def planned(expert_ids: Tensor, experts: int, rows: int) -> Plan:
     tiles = tiles_at_most(slots, experts, rows)
     runs, bins, programs = -(-slots // BLOCK), max(bucket(experts), 32), -(-slots // RUN)
     each = -(-tiles // (programs * 16)) * 16
-    counts = torch.empty(runs, experts, dtype=torch.int32, device=device)
+    counts, before = (torch.empty(runs, experts, dtype=torch.int32, device=device) for _ in range(2))
     starts = torch.empty(experts + 1, dtype=torch.int32, device=device)
     ends = torch.empty(experts, dtype=torch.int32, device=device)
     order = torch.empty(slots, dtype=torch.int32, device=device)
     owners, firsts = (torch.empty(tiles, dtype=torch.int32, device=device) for _ in range(2))
     count_kernel[(runs,)](ids, counts, slots, experts, BINS=bins, BLOCK=BLOCK, num_warps=4)
     chunk = max(min(4096 // bins, bucket(runs)), 1)
-    plan_kernel[(1,)](counts, starts, ends, runs, experts, BINS=bins, CHUNK=chunk, ROWS=rows, num_warps=8)
+    plan_kernel[(1,)](counts, before, starts, ends, runs, experts, BINS=bins, CHUNK=chunk, ROWS=rows, num_warps=8)
     place_kernel[(programs,)](
-        ids, counts, starts, ends, order, owners, firsts, slots, experts, tiles, each,
+        ids, before, starts, ends, order, owners, firsts, slots, experts, tiles, each,
         BINS=bins, BLOCK=BLOCK, RUN=RUN, TILES=16, ROWS=rows, num_warps=8,
     )  # fmt: skip
     return Plan(order, starts, owners, firsts)

@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 
 from engine.bridge import axolotl, llamafactory, trl
 from engine.bridge.ledger import OUTCOMES, Ledger
-from engine.bridge.tools import TOOLS, take_over, tool_named, tool_of
+from engine.bridge.tools import TOOLS, export, take_over, tool_named, tool_of
 from engine.config.files import as_yaml, load, parse
 from engine.config.tree import fields
 from engine.errors import UsageError
@@ -578,3 +578,38 @@ def test_synthetic_rows_of_axolotl_are_as_many_and_as_long_here():
     del rows["sequence_length"]
     ledger = take_over(parse(as_yaml(file)), TOOLS["axolotl"])
     assert ledger.mapping["data"]["train"][0]["tokens"] == 128
+
+
+LIGER_HERE = {"rms_norm": True, "rope": False, "swiglu": True, "geglu": True}
+
+
+@pytest.mark.parametrize(
+    ("tool", "mapping", "kernels"),
+    [
+        ("trl", {"use_liger_kernel": True}, {"use_liger_kernel": True}),
+        (
+            "trl",
+            {"use_liger_kernel": True, "liger_kernel_config": {"rope": False, "fused_linear_cross_entropy": True, "cross_entropy": False}},
+            {"use_liger_kernel": True, "liger_kernel_config": {"rope": False}, "use_cut_ce": True},
+        ),
+        ("llamafactory", {"enable_liger_kernel": True, "stage": "sft"}, {"use_liger_kernel": True}),
+        (
+            "axolotl",
+            {"plugins": ["axolotl.integrations.liger.LigerPlugin"], "liger_rms_norm": True, "liger_glu_activation": True,
+             "liger_fused_linear_cross_entropy": True},
+            {"use_liger_kernel": True, "liger_kernel_config": LIGER_HERE, "use_cut_ce": True},
+        ),
+        ("axolotl", {"liger_rope": False, "liger_layer_norm": True}, {}),
+    ],
+)  # fmt: skip
+def test_ligers_kernels_are_taken_over_in_the_parts_that_a_tool_names(tmp_path, tool, mapping, kernels):
+    name = {"axolotl": "base_model"}.get(tool, "model_name_or_path")
+    written = take_over(parse(as_yaml({name: "a/b", **mapping})), TOOLS[tool]).mapping.get("kernels", {})
+    assert {key: value for key, value in written.items() if key != "torch_compile"} == kernels
+    if "use_liger_kernel" in kernels and tool != "llamafactory":
+        ours = read({"model": {"name": "a/b"}, "data": {"train": "a/b"}, "kernels": written}).config
+        back = export(ours, tool, source="my.yaml", folder=tmp_path).mapping
+        again = take_over(parse(as_yaml(back)), TOOLS[tool]).mapping["kernels"]
+        assert {name: again.get(name) for name in written if "liger" in name} == {
+            name: value for name, value in written.items() if "liger" in name
+        }

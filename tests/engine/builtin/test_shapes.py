@@ -18,14 +18,14 @@ from engine.config.kinds import BUILTIN_MODELS, BUILTIN_ROWS
 from engine.config.recipes import recipe_mapping
 from engine.config.tree import RunConfig
 from engine.data.collate import collator_for
-from engine.data.gather_facts import look_at
+from engine.data.gather_facts import gather_facts
 from engine.data.prepare import prepare
 from engine.data.pretokenized import IGNORED
 from engine.data.vision import open_image
 from engine.facts.model_shape import model_facts
 from engine.models.load import load_processing_class
 from engine.rules import read
-from engine.session.first_rows import look_at as first_look
+from engine.session.first_rows import first_rows_of
 from workbench.panels.raw_rows import RawRows
 
 
@@ -80,12 +80,12 @@ def test_what_is_known_of_it_without_torch_is_what_the_folder_says() -> None:
 
 def test_every_window_shows_its_rows_and_the_recipe_is_sound() -> None:
     reading = read(recipe_mapping("demo-images"))
-    facts = look_at(reading.config)
+    facts = gather_facts(reading.config)
     assert facts.sources is not None
     assert facts.sources["builtin/shapes"].images
     checked = read(recipe_mapping("demo-images"), facts)
     assert not [finding for finding in checked.findings if finding.severity == "error"]
-    look = first_look({"path": "builtin/shapes"}, Path())
+    look = first_rows_of({"path": "builtin/shapes"}, Path())
     assert (look.format, look.columns, look.count) == ("messages", ("images", "messages"), shapes.TRAIN_ROWS)
     raw = RawRows([{"path": "builtin/shapes"}], Path(), most=3)
     assert raw.row(1) == shapes.rows(count=2)[1]

@@ -23,6 +23,6 @@ def test_classes_that_older_releases_keep_from_pillow_need_torchvision_there(
         return (object() if here else None) if name == "torchvision" else found(name, *more)
 
     monkeypatch.setattr(importlib.util, "find_spec", find_spec)
-    monkeypatch.setattr(architectures, "version", lambda _: release)
+    monkeypatch.setattr(architectures, "installed", lambda _: release)
     assert needs_torchvision("SmolVLMProcessor", "SmolVLMImageProcessor") is needed
     assert needs_torchvision("Qwen2VLProcessor", "Qwen2VLImageProcessor") is False

@@ -11,6 +11,7 @@ from pydantic import ValidationError
 
 from engine.config.coercion import Uncoerced, coerce, expectation, fit
 from engine.config.data import DataSource
+from engine.config.schema import pydantic_model
 from engine.config.section import Section
 from engine.config.tree import SECTIONS, FieldSpec, fields
 
@@ -130,7 +131,7 @@ def test_fit_agrees_with_pydantic(case: tuple[type[Section], FieldSpec], value: 
     model, spec = case
     ours = fit(spec, value)
     try:
-        theirs = getattr(model.model_validate({spec.name: coerce(spec, value)}), spec.name)
+        theirs = getattr(pydantic_model(model).model_validate({spec.name: coerce(spec, value)}), spec.name)
     except ValidationError:
         assert isinstance(ours, Uncoerced)
         return

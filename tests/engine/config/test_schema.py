@@ -304,10 +304,10 @@ def test_nothing_heavy_is_imported(module: str) -> None:
     code = (
         f"import sys, {module}\n"
         "from engine.session.draft import Draft\n"
-        "from engine.data.gather_facts import look_at\n"
+        "from engine.data.gather_facts import gather_facts\n"
         "from engine.planning.estimate import estimate\n"
         "draft = Draft.new('demo')\n"
-        "draft.learn(look_at(draft.config))\n"
+        "draft.learn(gather_facts(draft.config))\n"
         "draft.findings, draft.text(), estimate(draft.config, draft.facts)\n"
         "heavy = {'torch', 'transformers', 'datasets', 'trl', 'pandas', 'numpy', 'peft', 'accelerate'} & set(sys.modules)\n"
         "sys.exit(', '.join(heavy) or None)\n"

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import copy
+import hashlib
+import json
 import os
 import shutil
 import threading
@@ -12,6 +14,7 @@ from typing import Any
 
 import pytest
 
+from engine.data.cache import tokenizer_fingerprint
 from engine.data.cache_entries import locked
 from engine.data.prepare import prepare
 from engine.errors import Cancelled, WorkbenchError
@@ -160,3 +163,17 @@ def test_the_fingerprint_changes_with_the_mask_alone(write: Write, make_config: 
     one = prepare(make_config(path), minimind).fingerprint
     assert prepare(make_config(path, max_length=512), minimind).fingerprint == one
     assert prepare(make_config(path, trained_turns="all"), minimind).fingerprint != one
+
+
+def test_the_fingerprint_of_a_tokenizer_is_that_of_its_whole_file_and_stays_what_it_was(minimind: Any) -> None:
+    """Rows that were prepared under it are found again; what is kept of one tokenizer's file serves no other."""
+    for tokens in ([], ["<more>"], []):
+        tokenizer = copy.deepcopy(minimind)
+        tokenizer.add_tokens(tokens)
+        state = json.loads(tokenizer.backend_tokenizer.to_str())
+        del state["padding"], state["truncation"]
+        names = {name: str(token) for name, token in tokenizer.special_tokens_map.items()}
+        wanted = hashlib.sha256(json.dumps([state, names], sort_keys=True).encode()).hexdigest()[:32]
+        assert tokenizer_fingerprint(tokenizer) == wanted
+        tokenizer.backend_tokenizer.enable_truncation(7)
+        assert tokenizer_fingerprint(tokenizer) == wanted

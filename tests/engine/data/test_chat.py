@@ -378,9 +378,11 @@ def test_a_token_is_trained_when_any_of_its_characters_is() -> None:
     ],
 )
 def test_one_long_call_of_c_is_ended_in_any_thread_and_the_next_conversation_goes_on(
-    minimind: Any, template: str, sentence: str
+    minimind: Any, template: str, sentence: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from concurrent.futures import ThreadPoolExecutor
+
+    monkeypatch.setattr("engine.data.rendering.SECONDS", 0.3)  # the two that it is are waited for by the loop above
 
     messages = [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]
     with pytest.raises(MaskError, match=sentence), ThreadPoolExecutor(1) as pool:

@@ -21,10 +21,10 @@ from engine.data.gather_facts import look_at_source
 from engine.data.prepare import prepare
 from engine.data.pretokenized import IGNORED
 from engine.data.rows import open_rows
-from engine.data.streaming.cuts import paths_of
+from engine.data.streaming.folders import paths_of
 from engine.errors import DataError
 from engine.models.load import load_processing_class
-from engine.session.first_rows import look_at
+from engine.session.first_rows import first_rows_of
 
 COLOURS = ("red", "green", "blue")
 
@@ -79,7 +79,7 @@ def test_messages_and_several_images_are_rows_as_in_a_file(folder: Path) -> None
     told(folder, {"file_names": ["shown/red.png", "shown/blue.png"], "messages": turns})
     seen = facts(folder)
     assert (seen.format, seen.problem, seen.bad, seen.images) == ("messages", "", 0, "line 1")
-    assert look_at({"path": str(folder)}, folder).format == "messages"
+    assert first_rows_of({"path": str(folder)}, folder).format == "messages"
 
 
 def test_texts_beside_images_are_their_captions_in_the_order_of_names(folder: Path) -> None:

@@ -20,7 +20,7 @@ from engine.config.method import METHODS
 from engine.config.model import Model
 from engine.data import remote
 from engine.data.cache_entries import cache_folder, entries
-from engine.data.gather_facts import look_at
+from engine.data.gather_facts import gather_facts
 from engine.data.plan import plan_of
 from engine.data.prepare import prepare
 from engine.data.preview import preview
@@ -254,4 +254,4 @@ def test_an_address_is_judged_before_anything_is_fetched(path: str, said: str, t
     found = read(config, Facts(packages={"gcsfs": None, "huggingface_hub": "1.30"}))
     sentences = [str(each) for each in found.findings if each.path == "data.train.0.path" and each.severity == "error"]
     assert (said in " ".join(sentences)) if said else not sentences
-    assert look_at(found.config, tmp_path).sources[path].exists is None
+    assert gather_facts(found.config, tmp_path).sources[path].exists is None

@@ -202,9 +202,7 @@ def test_rankings_give_their_pairs_once_an_epoch_and_go_on_in_the_middle_of_one(
 def test_rows_that_pairs_become_are_counted_before_where_they_can_be(opened, gpt2, tmp_path):
     def rows(method: str, choice: str = "best_worst") -> int | None:
         source = DataSource(path=str(path), format="ranking", ranking_pairs=choice, weight=2)
-        config = RunConfig.model_validate(
-            {"method": {"kind": method}, "data": {"train": [source], "streaming": True, "max_length": 64}}
-        )
+        config = RunConfig(method=METHODS[method](), data=Data(train=[source], streaming=True, max_length=64))
         _, files = streamed_plan(config, gpt2)
         files.close()
         return files.rows()
@@ -212,9 +210,7 @@ def test_rows_that_pairs_become_are_counted_before_where_they_can_be(opened, gpt
     path = written(tmp_path / "ranked.jsonl", ranked(22))
     assert (rows("dpo"), rows("kto"), rows("dpo", "all")) == (44, 88, None)
     with pytest.raises(DataError, match=r"optim\.max_steps: must be set"):
-        streams.with_steps(
-            RunConfig.model_validate({"method": {"kind": "dpo"}, "data": {"streaming": True}}), DataFacts(rows=None)
-        )
+        streams.with_steps(RunConfig(method=METHODS["dpo"](), data=Data(streaming=True)), DataFacts(rows=None))
 
 
 def test_sources_are_read_as_often_as_they_weigh_and_mixed(opened, gpt2, tmp_path):

@@ -28,8 +28,21 @@ ONLY = ("pixtral", "mistral3", "lfm2_vl")
 CODE = (
     "import runpy, sys, types\n"
     "sys.modules['torchvision._meta_registrations'] = types.ModuleType('torchvision._meta_registrations')\n"
-    "runpy.run_module('tests.engine.data.with_torchvision', run_name='__main__', alter_sys=True)\n"
+    "runpy.run_module(sys.argv.pop(1), run_name='__main__', alter_sys=True)\n"
 )
+
+
+def said_by(module: str, *arguments: str, cache: Path) -> list[Any]:
+    """The lines of JSON that a module of tests prints, run where torchvision is found."""
+    environment = {
+        **os.environ, "PYTHONPATH": f"{FOLDER}{os.pathsep}{HERE}", "WORKBENCH_CACHE": own_cache(cache),
+    }  # fmt: skip
+    done = subprocess.run(
+        [sys.executable, "-P", "-c", CODE, module, *arguments],
+        env=environment, capture_output=True, text=True, timeout=280,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr[-3000:]
+    return [json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")]
 
 
 @pytest.fixture(scope="module")
@@ -37,17 +50,8 @@ def found(shared_data: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[
     if not (FOLDER / "torchvision").is_dir():
         pytest.skip(f"torchvision is not in {FOLDER}, where make test installs it")
     folder = tmp_path_factory.mktemp("torchvision")
-    environment = {
-        **os.environ,
-        "PYTHONPATH": f"{FOLDER}{os.pathsep}{HERE}",
-        "WORKBENCH_CACHE": own_cache(folder / "cache"),
-    }
-    done = subprocess.run(
-        [sys.executable, "-P", "-c", CODE, str(folder), str(shared_data / "tokenizers/minimind")],
-        env=environment, capture_output=True, text=True, timeout=280,
-    )  # fmt: skip
-    assert done.returncode == 0, done.stderr[-3000:]
-    return folder, [json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")]
+    tokenizer = str(shared_data / "tokenizers/minimind")
+    return folder, said_by("tests.engine.data.with_torchvision", str(folder), tokenizer, cache=folder / "cache")
 
 
 def test_all_other_tests_run_without_it() -> None:

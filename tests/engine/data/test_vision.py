@@ -7,7 +7,9 @@ import io
 import json
 import os
 import shutil
+import struct
 import unicodedata
+import zlib
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
@@ -417,8 +419,8 @@ BAD: dict[str, tuple[Callable[[Path], Any], str]] = {
     "cut": (lambda path: path.write_bytes(noise("PNG")[:2000]), "it is cut or broken"),
     "cut jpeg": (lambda path: path.write_bytes(noise("JPEG")[:1500]), "it is cut or broken"),
     "one pixel": (lambda path: Image.new("RGB", (1, 1)).save(path, "PNG"), "is one pixel"),
-    "bomb": (lambda path: Image.new("1", (30_000, 30_000)).save(path, "PNG"), "pixels"),
-    "large": (lambda path: Image.new("1", (10_000, 10_000)).save(path, "PNG"), "10,000 x 10,000 pixels"),
+    "bomb": (lambda path: claims(path, 30_000), "pixels"),
+    "large": (lambda path: claims(path, 10_000), "10,000 x 10,000 pixels"),
     "animated": (lambda path: several(path, "GIF"), "has 3 frames"),
     "pages": (lambda path: several(path, "TIFF"), "has 3 pages"),
     "cut gif": (lambda path: several(path, "GIF", cut=40), "it is cut or broken"),
@@ -433,6 +435,15 @@ def noise(kind: str) -> bytes:
     made = io.BytesIO()
     Image.frombytes("RGB", (64, 64), os.urandom(64 * 64 * 3)).save(made, kind)
     return made.getvalue()
+
+
+def claims(path: Path, side: int) -> None:
+    """Says that it is so large, and holds a pixel: what is refused by its size is never decoded."""
+    Image.new("1", (1, 1)).save(path, "PNG")
+    made = bytearray(path.read_bytes())
+    made[16:24] = struct.pack(">II", side, side)
+    made[29:33] = struct.pack(">I", zlib.crc32(made[12:29]))
+    path.write_bytes(made)
 
 
 def torn(path: Path) -> None:

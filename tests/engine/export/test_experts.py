@@ -141,11 +141,12 @@ def apart(weights: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
 
 
 def test_a_mixture_in_16_bits_is_held_against_the_weights_rounded_alike(make_run: Make, tmp_path: Path) -> None:
-    """Rounding sends tokens of this one to other experts: its logits alone would not tell it from a wrong model."""
+    """Rounding may send tokens of this one to other experts: its logits alone would not tell it from a wrong model."""
     shape = {**FAMILIES["gpt_oss"], "dtype": torch.bfloat16}
     parity = exported(make_run("gpt_oss", adapter=on_experts("gpt_oss"), **shape), tmp_path / "out")["parity"]
     assert parity["logits_error"] < 1e-5
-    assert parity["rounding_effect"] > 0.06
+    # 0.07 where a token changes its expert, 0.005 on a processor whose sums send it to the same.
+    assert parity["rounding_effect"] > 1e-3
     assert "rounded alike, rounding moved them by" in compared(parity)
 
 

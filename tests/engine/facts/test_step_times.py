@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from engine.config.facts import DataFacts, Facts, StepTime
-from engine.data.gather_facts import look_at
+from engine.data.gather_facts import gather_facts
 from engine.facts import step_times
 from engine.facts.model_shape import model_facts
 from engine.hardware import Gpu, Machine, parse_machine
@@ -23,9 +23,10 @@ SIZES = ((28, 596_000_000, 2048), (28, 1_720_000_000, 2048), (36, 8_190_000_000,
 
 
 def made(layers: int, parameters: int, width: int, tokens: int, length: int, noise: float = 0.0) -> StepTime:
-    """What a card with these three numbers would take."""
+    """What a card with these four numbers, and its host, would take."""
     row = StepTime(CARD, "lora", "bfloat16", True, "False", layers, parameters, width, tokens, length, 1.0)
-    seconds = sum(map(float.__mul__, (4e-4, 1.6e-15, 3.1e-15), step_times.terms(row)))
+    layers_, *work = step_times.terms(row)
+    seconds = max(3e-3 * layers_, sum(map(float.__mul__, (1.6e-15, 3.1e-15, 2e-12), work)))
     return replace(row, seconds=seconds * random.Random(tokens * length + layers).uniform(1 - noise, 1 + noise))
 
 
@@ -88,9 +89,9 @@ def test_the_look_finds_the_rows_of_this_card_and_of_one_that_is_only_described(
     step_times.write(step_times.own(), [*MEASURED, other])
     config = read({"model": {"name": "Qwen/Qwen3-8B"}}).config
     here = Machine(gpus=(Gpu(CARD, 80 * 2**30, (9, 0)),))
-    assert look_at(config, tmp_path, here).step_times == tuple(MEASURED)
-    assert look_at(config, tmp_path, parse_machine("1xH100-80GB")).step_times == tuple(MEASURED)
-    assert look_at(config, tmp_path, Machine(cpu_count=2)).step_times == ()
+    assert gather_facts(config, tmp_path, here).step_times == tuple(MEASURED)
+    assert gather_facts(config, tmp_path, parse_machine("1xH100-80GB")).step_times == tuple(MEASURED)
+    assert gather_facts(config, tmp_path, Machine(cpu_count=2)).step_times == ()
 
 
 def test_the_estimate_tells_the_time_that_was_measured() -> None:
@@ -104,7 +105,9 @@ def test_the_estimate_tells_the_time_that_was_measured() -> None:
     data = DataFacts(rows=8000, tokens=8000 * 2048, exact=True)
     facts = Facts(machine=parse_machine("1xH100-80GB"), model=QWEN, data=data)
     plain = estimate(config, facts)
-    guess, base = plain.seconds_left, (plain.total_parameters or 0) - (plain.trainable_parameters or 0)
+    # Embeddings are looked up: the head of Qwen3-8B has weights of its own.
+    base = (plain.total_parameters or 0) - (plain.trainable_parameters or 0) - 151_936 * 4096
+    guess = plain.seconds_left
     told = estimate(config, replace(facts, step_times=tuple(MEASURED))).seconds_left
     one = made(QWEN.layers, base, QWEN.heads * QWEN.head_dim, 8192, 2048).seconds
     assert told == pytest.approx(200 * one, rel=0.01)
@@ -112,6 +115,12 @@ def test_the_estimate_tells_the_time_that_was_measured() -> None:
     assert abs(guess / told - 1) > 0.05
     assert estimate(config, replace(facts, step_times=tuple(MEASURED[:2]))).seconds_left == guess
     both = replace(facts, machine=parse_machine("2xH100-80GB"), step_times=tuple(MEASURED))
+    assert estimate(config, replace(facts, step_times=tuple(MEASURED))).seconds_by == f"by steps measured on {CARD}"
+    assert plain.seconds_by.endswith("no steps like these were measured on it")
+    mixture = replace(QWEN, experts=128)
+    assert (
+        "no steps like these" in estimate(config, replace(facts, model=mixture, step_times=tuple(MEASURED))).seconds_by
+    )
     of_two = estimate(read({**mapping, "run": {"devices": 2}}).config, both).seconds_left
     assert of_two == pytest.approx(told, rel=0.03), "each has a batch as large as the one card had"
     assert of_two > told, "they wait for each other"

@@ -269,6 +269,19 @@ def experts_plan() -> None:
                 covered += [(row, expert) for row in range(first, end)]
         wanted = [(row, int(flat[slot])) for row, slot in enumerate(sorted_slots)]
         said(good and covered == wanted, f"experts plan {tokens} {experts} {top_k} {rows}")
+    # Several warps read the same count where there are few: written over, a later one would read what is no count any more.
+    from engine.kernels.experts.kernels import plan_kernel
+
+    counts, before = (
+        torch.arange(6, dtype=torch.int32, device=DEVICE).view(2, 3),
+        torch.empty(2, 3, dtype=torch.int32, device=DEVICE),
+    )
+    starts, ends = (torch.empty(size, dtype=torch.int32, device=DEVICE) for size in (4, 3))
+    plan_kernel[(1,)](counts, before, starts, ends, 2, 3, BINS=32, CHUNK=2, ROWS=16, num_warps=8)
+    good = counts.flatten().tolist() == list(range(6)) and before.tolist() == [[0, 0, 0], [0, 1, 2]]
+    said(
+        good and starts.tolist() == [0, 3, 8, 15] and ends.tolist() == [1, 2, 3], "experts plan leaves its counts alone"
+    )
 
 
 def experts_registered() -> None:

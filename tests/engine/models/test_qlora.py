@@ -152,7 +152,8 @@ def test_a_head_trained_whole_beside_int8_answers_in_the_models_format(
     source: Any,  # noqa: F811
 ) -> None:
     settings = {"model.quantization": "int8", "adapter.kind": "lora", "adapter.modules_to_save": ["lm_head"]}
-    settings |= {"data.train": [{"path": source(CONVERSATIONS)}], "optim.max_steps": 1, "run.prompts": ["What is 3?"]}
+    settings |= {"data.train": [{"path": source(CONVERSATIONS)}], "optim.max_steps": 1}
+    settings |= {"run.prompts": ["What is 3?"], "run.max_new_tokens": 8}
     run = train(settings)
     assert [event["step"] for event in lines(run, "sample")] == [0, 1]
     saved = load_file(run.checkpoints / "checkpoint-1/adapter_model.safetensors")

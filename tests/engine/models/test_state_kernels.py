@@ -54,7 +54,7 @@ def test_an_installed_package_is_left_out_of_a_model_that_it_would_fail_and_told
     model.save_pretrained(tmp_path / "model")
     like = {**made("olmo_hybrid").config.to_dict()}
     arguments = [sys.executable, "-c", SCRIPT, str(tmp_path / "model"), json.dumps(like, default=str)]
-    search = os.pathsep.join((str(site), str(Path(__file__).parents[3])))
+    search = os.pathsep.join((str(site), str(Path(__file__).parents[3]), os.environ.get("PYTHONPATH", "")))
     environment = {**os.environ, "PYTHONPATH": search, "CUDA_VISIBLE_DEVICES": ""}
     done = subprocess.run(arguments, capture_output=True, text=True, env=environment, timeout=240, check=False)
     assert done.returncode == 0, done.stderr[-2000:]

@@ -9,22 +9,37 @@ from typing import Any
 import pytest
 
 from engine.config.adapter import Lora, NoAdapter
+from engine.config.facts import Facts
 from engine.config.method import METHODS
 from engine.config.model import Model
 from engine.errors import ModelError
+from engine.facts.counts import parameters
+from engine.facts.model_shape import model_facts
 from engine.models.adapters import add_adapter
+from engine.planning.auto import resolved
+from engine.rules import read
 from tests.engine.seeing import BUILDERS
+from tests.families.vision import FAMILIES, gemma4
 
 WHERE = {
     "idefics3": ("vision_model", "connector"),
     "gemma3": ("vision_tower", "multi_modal_projector"),
+    "gemma4_vl": ("vision_tower", "embed_vision"),
 }
 
 
 @pytest.fixture(scope="module")
 def folders(shared_data: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     base = tmp_path_factory.mktemp("seeing")
-    return {name: build(shared_data / "tokenizers/minimind", base / name) for name, build in BUILDERS.items()}
+    builders = {**BUILDERS, "gemma4_vl": gemma4}
+    return {name: build(shared_data / "tokenizers/minimind", base / name) for name, build in builders.items()}
+
+
+@pytest.fixture(scope="module")
+def more(shared_data: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    base = tmp_path_factory.mktemp("more")
+    names = ("pixtral", "mistral3", "lfm2_vl", "gemma4_vl")
+    return {name: FAMILIES[name](shared_data / "tokenizers/minimind", base / name) for name in names}
 
 
 def learning(folder: Path, trained: str, adapter: Any) -> set[str]:
@@ -55,6 +70,25 @@ def test_the_parts_that_are_named_learn_and_no_other(folders: dict[str, Path], n
         "projector": {"language"} | joins,
         "all": {"language", "tower"} | joins,
     }
+
+
+@pytest.mark.parametrize("family", ["pixtral", "mistral3", "lfm2_vl", "gemma4_vl"])
+@pytest.mark.parametrize("trained", ["none", "projector", "all"])
+def test_adapters_beside_all_that_learn_are_told_to_the_number(
+    more: dict[str, Path], family: str, trained: str
+) -> None:
+    """Of families that torchvision alone reads: a linear layer of patches is one, and so is Gemma 4's projector."""
+    from transformers import AutoModelForImageTextToText
+
+    config = read({
+        "version": 1, "model": {"name": str(more[family]), "dtype": "float32", "train_vision": trained},
+        "adapter": {"kind": "lora", "r": 4}, "data": {"train": [{"path": "rows.jsonl"}]},
+    }).config  # fmt: skip
+    facts = Facts(model=model_facts(str(more[family])))
+    told = parameters(resolved(config, facts), facts)
+    assert told is not None
+    model = add_adapter(AutoModelForImageTextToText.from_pretrained(more[family]), resolved(config, facts))
+    assert told.trained == sum(weight.numel() for weight in model.parameters() if weight.requires_grad)
 
 
 def test_targets_that_stand_in_both_are_the_language_models_alone(folders: dict[str, Path]) -> None:

@@ -11,7 +11,9 @@ from typing import Any
 import pytest
 
 from engine.config.facts import DataFacts, Facts, ModelFacts, SourceFacts
+from engine.config.tree import fields
 from engine.facts.model_shape import model_facts
+from engine.features import compile
 from engine.hardware import Machine, parse_machine
 from engine.planning.auto import effective, resolved
 from engine.planning.estimate import Estimate, estimate
@@ -21,6 +23,7 @@ from engine.session.paragraph import paragraph
 from tests.caches import own_cache
 from tests.engine.rules.rule_cases.model import MIXTURE
 
+GiB = 2**30
 NAME = "Qwen/Qwen3-0.6B"
 MODEL = model_facts(NAME)
 H100 = parse_machine("1xH100-80GB")
@@ -370,9 +373,130 @@ def test_devices_hold_the_model_as_it_fits(machine: str, dtype: str, expected: s
     asked = read(sections).config
     entry = next(each for each in effective(asked, facts) if each.path == "distributed.strategy")
     assert (entry.effective, words in entry.reason) == (expected, True), entry.reason
+    asked = asked.with_values({fields.distributed.reshard_after_forward: True})
     held = {strategy: of_config(asked, strategy, facts) for strategy in ("ddp", "fsdp2")}
     assert held["fsdp2"]["optimizer"] * 2 == pytest.approx(held["ddp"]["optimizer"], abs=2)
     assert held["fsdp2"]["weights"] < held["ddp"]["weights"]
+
+
+@pytest.mark.parametrize(
+    ("adapter", "distributed", "gib"),
+    [
+        ("lora", {"strategy": "ddp"}, 19.65),
+        ("lora", {"strategy": "fsdp2", "reshard_after_forward": True}, 12.99),
+        ("lora", {"strategy": "fsdp2", "reshard_after_forward": False}, 27.17),
+        ("none", {"strategy": "fsdp2", "reshard_after_forward": True}, 33.94),
+    ],
+)
+def test_what_two_h200_hold_of_8b_is_what_was_measured(
+    adapter: str, distributed: dict[str, Any], gib: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """GiB that torch handed out at the peak, `cards_lora` and `cards_save` of benchmarks/results.csv, compiled layers before
+    they had gated blocks of their own."""
+    monkeypatch.setattr(compile, "OF_GATED", compile.OF_BLOCK)
+    config = read({
+        "model": {"name": LARGE.name, "dtype": "bfloat16"}, "adapter": {"kind": adapter} | ({"r": 16} if adapter == "lora" else {}),
+        "data": {"max_length": 2048, "packing": True}, "optim": {"per_device_train_batch_size": 4, "gradient_accumulation_steps": 1},
+        "memory": {"gradient_checkpointing": True}, "kernels": {"use_cut_ce": True, "torch_compile": True},
+        "run": {"devices": 2}, "distributed": distributed,
+    }).config  # fmt: skip
+    classes = memory(config, Facts(machine=parse_machine("2xH200-141GB"), model=LARGE), True)
+    assert classes is not None
+    assert sum(classes.values()) - classes["overhead"] == pytest.approx(gib * GiB, rel=0.04)
+
+
+@pytest.mark.parametrize(
+    ("tier", "rows", "length", "gib"),
+    [
+        (True, 4, 2048, 18.96), (True, 1, 65_536, 43.16), (True, 1, 131_072, 70.83), ("medium", 1, 32_768, 59.44),
+        (False, 1, 16_384, 79.35), (False, 1, 1024, 19.75),
+    ],
+)  # fmt: skip
+def test_what_compiled_layers_of_8b_take_is_what_was_measured(tier: Any, rows: int, length: int, gib: float) -> None:
+    """GiB that torch handed out on one H200, LoRA: benchmarks/scale_curves.csv, `step_8b_lora` of benchmarks/results.csv."""
+    config = read({
+        "model": {"name": LARGE.name, "dtype": "bfloat16"}, "adapter": {"kind": "lora", "r": 16},
+        "data": {"max_length": length, "packing": True}, "memory": {"gradient_checkpointing": tier},
+        "optim": {"per_device_train_batch_size": rows, "gradient_accumulation_steps": 1},
+        "kernels": {"use_cut_ce": True, "torch_compile": True},
+    }).config  # fmt: skip
+    classes = memory(config, Facts(machine=parse_machine("1xH200-141GB"), model=LARGE), tier)
+    assert classes is not None
+    assert sum(classes.values()) - classes["overhead"] == pytest.approx(gib * GiB, rel=0.025)
+
+
+@pytest.mark.parametrize(("tier", "layers"), [(False, LARGE.layers), (True, 1)])
+def test_compiled_layers_that_keep_scores_of_all_pairs_are_counted_with_them(tier: Any, layers: int) -> None:
+    """Gemma 2 attends eagerly, also where its layers are compiled."""
+    config = read({
+        "model": {"name": LARGE.name}, "adapter": {"kind": "lora"}, "data": {"max_length": 4096},
+        "memory": {"gradient_checkpointing": tier}, "optim": {"per_device_train_batch_size": 1},
+        "kernels": {"use_cut_ce": True, "torch_compile": True},
+    }).config  # fmt: skip
+    fused, eager = (
+        memory(config, Facts(machine=parse_machine("1xH200-141GB"), model=model), tier)
+        for model in (LARGE, replace(LARGE, model_type="gemma2"))
+    )
+    assert fused is not None
+    assert eager is not None
+    scores = 4096 * 4096 * (LARGE.heads or 0) * 6
+    assert eager["activations"] - fused["activations"] == pytest.approx(layers * scores, rel=0.01)
+
+
+@pytest.mark.parametrize(
+    ("devices", "length", "shares", "gib"),
+    [
+        (1, 8192, {}, 19.1),
+        (1, 131_072, {}, 71.43),
+        (2, 131_072, {"strategy": "ddp"}, 44.08),
+        (2, 131_072, {"strategy": "fsdp2", "reshard_after_forward": True}, 37.61),
+        (2, 131_072, {"strategy": "fsdp2", "reshard_after_forward": True, "cpu_offload": True}, 29.86),
+    ],
+)
+def test_what_a_long_row_of_8b_takes_is_what_was_measured(
+    devices: int, length: int, shares: dict[str, Any], gib: float
+) -> None:
+    """GiB that torch handed out on H200s, LoRA by our kernels, layers computed again (`context_parallel` of
+    benchmarks/results.csv); the shortest without a ring and as four rows."""
+    config = read({
+        "model": {"name": LARGE.name, "dtype": "bfloat16"}, "adapter": {"kind": "lora", "r": 16}, "data": {"max_length": length},
+        "optim": {"per_device_train_batch_size": 1, "gradient_accumulation_steps": 1}, "memory": {"gradient_checkpointing": True},
+        "kernels": {"use_cut_ce": True, "torch_compile": False, "fused_lora": True}, "run": {"devices": devices},
+        "distributed": {"context_parallel_size": devices, **shares} if devices > 1 else {},
+    }).config  # fmt: skip
+    classes = memory(config, Facts(machine=parse_machine("2xH200-141GB"), model=LARGE), True)
+    assert classes is not None
+    assert sum(classes.values()) - classes["overhead"] == pytest.approx(gib * GiB, rel=0.05)
+
+
+def test_layers_stay_together_where_there_is_room_after_all_else() -> None:
+    """Measured on two H200, 8B with LoRA: a step takes 3 % less, 27.2 GiB in place of 13.0."""
+    path = "distributed.reshard_after_forward"
+
+    def chosen(machine: str, **more: dict[str, Any]) -> tuple[Any, str, Estimate]:
+        sections: dict[str, Any] = {
+            "model": {"name": LARGE.name}, "adapter": {"kind": "lora"}, "run": {"devices": 2}, "data": {"max_length": 2048},
+            "optim": {"per_device_train_batch_size": 4}, "memory": {"gradient_checkpointing": True},
+        }  # fmt: skip
+        facts = Facts(machine=parse_machine(machine), model=LARGE)
+        config = read({**sections, **more, "distributed": {"strategy": "fsdp2", **more.get("distributed", {})}}).config
+        entry = next(each for each in effective(config, facts) if each.path == path)
+        return entry.effective, entry.reason, estimate(config, facts)
+
+    kept, why, held = chosen("2xH200-141GB")
+    assert (kept, "of 139 GiB on each GPU with layers kept together" in why) == (False, True), why
+    apart, why, less = chosen("2xRTX4090")
+    assert (apart, why.startswith("it would be ")) == (True, True), why
+    assert held.memory["weights"] - less.memory["weights"] > 12 * GiB
+    assert chosen("2xH200-141GB", distributed={"cpu_offload": True})[0] is True
+    # What is spared being computed again comes first, and is not taken back for it.
+    spared = {"gradient_checkpointing": True, "recompute_num_layers": "auto"}
+    assert chosen("2xH100-80GB", memory=spared)[0] is True
+    assert chosen("2xH100-80GB")[0] is False
+    alone = read({"model": {"name": LARGE.name}, "run": {"devices": 2}}).config
+    facts = Facts(machine=parse_machine("2xH200-141GB"), model=LARGE)
+    assert path not in {entry.path for entry in effective(alone, facts)}, "nothing is said of it where it has no effect"
+    assert resolved(alone, facts).distributed.reshard_after_forward is True
 
 
 def test_replicas_hold_more_each_and_ask_for_shares() -> None:
@@ -408,8 +532,9 @@ def test_devices_that_divide_rows_keep_their_parts_activations() -> None:
     )
     assert not [each for each in halves.findings if each.path.startswith("distributed")]
     before, after = (estimate(each.config, facts) for each in (whole, halves))
-    # What goes round the ring comes on top of half the activations.
-    assert 0.5 < after.memory["activations"] / before.memory["activations"] < 0.58
+    # What goes round the ring finds room where the block's own was (measured 0.51, `context_parallel` of benchmarks/results.csv).
+    taken = [each.memory["activations"] + each.memory["logits"] for each in (before, after)]
+    assert 0.5 <= taken[1] / taken[0] < 0.55
     assert after.memory["weights"] == before.memory["weights"]
     accumulated = halves.config.optim.gradient_accumulation_steps
     assert (before.effective_batch, after.effective_batch) == (2 * accumulated, accumulated)
@@ -491,7 +616,7 @@ def test_who_samples_answers_has_all_layers_meanwhile() -> None:
         "optim": {"per_device_train_batch_size": 8},
     }
     sections["adapter"] = {"kind": "lora"}
-    asked = read(sections).config
+    asked = read(sections | {"distributed": {"reshard_after_forward": True}}).config
     held, whole = (of_config(asked, strategy, facts) for strategy in ("fsdp2", "ddp"))
     assert held["weights"] < whole["weights"] / 2
     assert sum(held.values()) > whole["weights"], "while it samples, beside which there is little"

@@ -183,5 +183,5 @@ def test_a_mixture_of_30b_in_16_bits_is_shared_out_over_two_cards(tmp_path: Path
     need = memory(config, facts, "full")
     assert need is not None
     half, layer = 30.53e9, 2 * 0.61e9  # bytes of 16 bits: a share, and a layer whose experts are put together
-    head = 2 * 2 * 2048 * 151_936
-    assert need["weights"] == pytest.approx(half + 2 * layer + head, rel=0.02)
+    # Its head is let go of before a layer takes more than it (20 of its layers, shorter rows: 17.2 GiB measured, 17.1 told).
+    assert need["weights"] == pytest.approx(half + 2 * layer, rel=0.02)

@@ -67,8 +67,12 @@ def test_a_reward_model_scores_the_whole_conversation(judge: Path) -> None:
 
 
 @pytest.mark.parametrize("break_at", ["compile", pytest.param("render", marks=pytest.mark.slow)])
-def test_the_template_of_a_reward_model_cannot_hold_the_run_up(judge: Path, tmp_path: Path, break_at: str) -> None:
+def test_the_template_of_a_reward_model_cannot_hold_the_run_up(
+    judge: Path, tmp_path: Path, break_at: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     import shutil
+
+    monkeypatch.setattr("engine.data.rendering.SECONDS", 0.3)
 
     folder = tmp_path / "judge"
     shutil.copytree(judge, folder)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from collections.abc import Iterator
 from dataclasses import replace
 from importlib import import_module
 from typing import Any
@@ -28,7 +29,6 @@ BY_GROUP = {
     for name in dict.fromkeys(rule.group for rule in RULES)
 }
 CASES: dict[str, list[Case]] = {name: cases for found in BY_GROUP.values() for name, cases in found.items()}
-ALL = [(name, number) for name, cases in CASES.items() for number in range(len(cases))]
 
 
 def mapping_of(changes: dict[str, Any]) -> dict[str, Any]:
@@ -44,38 +44,45 @@ def test_every_rule_has_a_case_in_the_file_of_its_own_files_name() -> None:
     assert len({rule.name for rule in RULES}) == len({(rule.module, rule.name) for rule in RULES})
 
 
-@pytest.mark.parametrize(("name", "number"), ALL)
-def test_a_rule_speaks_where_it_should_and_its_fix_mends_it(name: str, number: int) -> None:
-    changes, facts, path, severity = CASES[name][number]
-    draft = Draft(as_yaml(mapping_of(changes)))
-    draft.learn(facts)
-    found = [finding for finding in draft.findings if finding.rule == name]
-    assert [(finding.path, finding.severity) for finding in found] == [(path, severity)]
-    finding = found[0]
-    assert finding.message.startswith(f"{path}: ")
-    assert finding.message.endswith((".", "?"))
-    if finding.fix and name != "it-fits-into-memory":
-        draft.apply(finding.fix)
-        left = [each.severity for each in draft.findings if each.rule == name and each.path == path]
-        assert all(RANK[after] > RANK[severity] for after in left)
-        assert draft.reading.invalid == frozenset()
+def cases_of(group: str) -> Iterator[tuple[str, Case]]:
+    """Each case of a group with its rule's name and its number, which a failure shows."""
+    for name, cases in BY_GROUP[group].items():
+        for number, case in enumerate(cases):
+            yield f"{name} {number}", case
 
 
-@pytest.mark.parametrize(("name", "number"), ALL)
-def test_what_is_launched_is_refused_by_no_worker_that_check_let_through(name: str, number: int) -> None:
-    changes, facts, _, _ = CASES[name][number]
-    asked = read(mapping_of(changes), facts)
-    before = {found.path for found in asked.findings if found.severity == "error"}
-    if not asked.invalid:
-        stored = read(as_mapping(resolved(asked.config, facts)))
-        assert {found.path for found in stored.findings if found.severity == "error"} <= before
+@pytest.mark.parametrize("group", BY_GROUP)
+def test_a_rule_speaks_where_it_should_and_its_fix_mends_it(group: str) -> None:
+    for which, (changes, facts, path, severity) in cases_of(group):
+        name = which.partition(" ")[0]
+        draft = Draft(as_yaml(mapping_of(changes)))
+        draft.learn(facts)
+        found = [finding for finding in draft.findings if finding.rule == name]
+        assert (which, [(finding.path, finding.severity) for finding in found]) == (which, [(path, severity)])
+        finding = found[0]
+        assert finding.message.startswith(f"{path}: "), which
+        assert finding.message.endswith((".", "?")), which
+        if finding.fix and name != "it-fits-into-memory":
+            draft.apply(finding.fix)
+            left = [each.severity for each in draft.findings if each.rule == name and each.path == path]
+            assert all(RANK[after] > RANK[severity] for after in left), which
+            assert (which, draft.reading.invalid) == (which, frozenset())
 
 
-@pytest.mark.parametrize("name", CASES)
-def test_a_rule_is_quiet_on_a_plain_config_and_without_facts(name: str) -> None:
+@pytest.mark.parametrize("group", BY_GROUP)
+def test_what_is_launched_is_refused_by_no_worker_that_check_let_through(group: str) -> None:
+    for which, (changes, facts, _, _) in cases_of(group):
+        asked = read(mapping_of(changes), facts)
+        before = {found.path for found in asked.findings if found.severity == "error"}
+        if not asked.invalid:
+            stored = read(as_mapping(resolved(asked.config, facts)))
+            assert {found.path for found in stored.findings if found.severity == "error"} <= before, which
+
+
+def test_rules_are_quiet_on_a_plain_config_and_without_facts() -> None:
     plain = Facts(machine=replace(H100, disk_free_bytes=100 * GiB), model=TINY_FACTS, packages={})
     for facts in (Facts(), plain, source(rows=100_000, format="messages")):
-        assert [finding for finding in read(GOOD, facts).findings if finding.rule == name] == []
+        assert [finding for finding in read(GOOD, facts).findings if finding.rule in CASES] == []
 
 
 TWO_CARDS, QWEN = Facts(machine=parse_machine("2xH100-80GB")), {"model.name": LARGE.name}

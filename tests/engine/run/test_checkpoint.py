@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import threading
 from pathlib import Path
 
 import pytest
@@ -49,6 +50,20 @@ def test_a_commit_shows_file_by_file_that_it_gets_on(run, monkeypatch):
     monkeypatch.setattr(checkpoint, "_hash", looking)
     checkpoint.commit(tmp, {})
     assert [sum(each) for each in seen] == [1, 2, 3]
+
+
+def test_files_of_a_large_checkpoint_are_hashed_side_by_side(run, monkeypatch):
+    together, real = threading.Barrier(2, timeout=10), checkpoint._hash
+
+    def waiting(handle):
+        together.wait()  # a second thread that is not there breaks it
+        return real(handle)
+
+    monkeypatch.setattr(checkpoint, "LARGE", 1000)
+    monkeypatch.setattr(checkpoint, "_hash", waiting)
+    path = save(run, 10)
+    monkeypatch.undo()
+    assert checkpoint.is_valid(path, hashes=True)
 
 
 def truncate(size):

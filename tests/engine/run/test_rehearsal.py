@@ -21,7 +21,8 @@ from engine.config.recipes import recipe_mapping
 from engine.errors import WorkbenchError
 from engine.rules import read
 from engine.run import rehearsal, spawn
-from engine.run.rehearsal import kept, last, rehearse
+from engine.run.rehearsal import rehearse
+from engine.run.rehearsed import kept, last
 from tests.caches import own_cache
 
 RECIPES = [path.stem for path in (Path(engine.config.recipes.__file__).parent).glob("*.yaml")]
@@ -119,7 +120,7 @@ def test_an_interrupt_ends_the_child_and_leaves_nothing(worker: Any, tmp_path: P
     finally:
         signal.signal(signal.SIGINT, before)
     assert nothing_left(tmp_path, mark)
-    assert rehearsal.kept().exists() is False
+    assert kept().exists() is False
 
 
 @pytest.mark.parametrize(

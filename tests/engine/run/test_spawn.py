@@ -16,7 +16,7 @@ from engine.errors import WorkbenchError
 from engine.facts import compiler_waits, step_times
 from engine.kernels import tuned
 from engine.rules import read
-from engine.run import rehearsal
+from engine.run import rehearsed
 from engine.run.devices import Choice
 from engine.run.from_config import secrets_of
 from engine.run.spawn import HUB_TOKENS, NO_HUB_TOKEN, environment
@@ -72,7 +72,7 @@ def test_all_that_is_kept_lies_in_one_folder(tmp_path: Path, monkeypatch: pytest
     assert values["TORCHINDUCTOR_CACHE_DIR"] == f"{folder}/inductor{own}"
     assert (folder / f"triton{own}").stat().st_mode & 0o777 == 0o700
     assert compiler_waits.place() == compiler_waits.place(values) == folder / f"inductor{own}" / compiler_waits.FILE
-    places = (rehearsal.kept(), step_times.own(), cache_folder(None), import_scans.place(), tuned.folder())
+    places = (rehearsed.kept(), step_times.own(), cache_folder(None), import_scans.place(), tuned.folder())
     assert {place.parent for place in places} == {folder}
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from engine.data.plan import source_rows
-from engine.session.first_rows import condensed, look_at
+from engine.session.first_rows import condensed, first_rows_of
 from workbench.panels.raw_rows import RawRows
 
 
@@ -19,7 +19,7 @@ def _in_a_folder_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
 
 def test_a_look_says_format_and_shows_three_rows() -> None:
     Path("a.jsonl").write_text("".join(json.dumps({"question": f"q{n}", "answer": f"a{n}"}) + "\n" for n in range(9)))
-    look = look_at({"path": "a.jsonl", "columns": {"prompt": "question", "completion": "answer"}}, Path.cwd())
+    look = first_rows_of({"path": "a.jsonl", "columns": {"prompt": "question", "completion": "answer"}}, Path.cwd())
     assert look.format == "prompt_completion"
     assert look.count == 9
     assert look.rows == ("question: q0  answer: a0", "question: q1  answer: a1", "question: q2  answer: a2")
@@ -37,24 +37,24 @@ def test_a_look_says_format_and_shows_three_rows() -> None:
 )
 def test_a_bad_file_is_a_problem_in_words_and_no_exception(name: str, content: bytes) -> None:
     Path(name).write_bytes(content)
-    look = look_at({"path": name}, Path.cwd())
+    look = first_rows_of({"path": name}, Path.cwd())
     assert look.problems
     assert name in look.problems[0]
 
 
 def test_a_missing_file_is_named_and_a_hub_name_is_left_to_launch() -> None:
-    assert "no such file" in look_at({"path": "./gone.jsonl"}, Path.cwd()).problems[0]
-    elsewhere = look_at({"path": "s3://bucket/rows.jsonl"}, Path.cwd())
+    assert "no such file" in first_rows_of({"path": "./gone.jsonl"}, Path.cwd()).problems[0]
+    elsewhere = first_rows_of({"path": "s3://bucket/rows.jsonl"}, Path.cwd())
     assert elsewhere.later
     assert "fetched when its rows are shown or counted" in elsewhere.problems[0]
-    assert look_at({"path": "someone/something"}, Path.cwd()).later
-    below = look_at({"path": "a/folder/below"}, Path.cwd())
+    assert first_rows_of({"path": "someone/something"}, Path.cwd()).later
+    below = first_rows_of({"path": "a/folder/below"}, Path.cwd())
     assert (below.later, "no such file" in below.problems[0]) == (False, True), "the hub's names have two parts"
 
 
 def test_the_built_in_rows_that_are_shown_are_those_that_are_trained() -> None:
     trained = source_rows("builtin/dates", seed=42)
-    shown = look_at({"path": "builtin/dates"}, Path.cwd(), seed=42).rows
+    shown = first_rows_of({"path": "builtin/dates"}, Path.cwd(), seed=42).rows
     assert shown == tuple(condensed(trained[number]) for number in range(len(shown)))
 
 

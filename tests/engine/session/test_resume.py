@@ -75,9 +75,25 @@ def test_what_fits_goes_on_and_what_was_not_changed_is_not_judged_again(
     resuming.resume(run, settings={"run.devices": 4, "optim.gradient_accumulation_steps": 2})
     assert "devices: 4" in resumed[0]
     run.update_json(config=run.read_config(), state="stopped")
-    monkeypatch.setattr("engine.data.gather_facts.look_at", None)
+    monkeypatch.setattr("engine.data.gather_facts.gather_facts", None)
     resuming.resume(run)
     assert len(resumed) == 2
+
+
+def test_layers_that_were_kept_together_for_other_cards_are_chosen_for_these(
+    run: RunFolder, resumed: list[str]
+) -> None:
+    """On eight cards there was room; on fewer there is less, and with ddp it would be refused."""
+    run.config.write_text(run.read_config() + "  reshard_after_forward: false\n")
+    run.update_json(config=run.read_config(), auto={"distributed.reshard_after_forward": {"value": False}})
+    resuming.resume(run, settings={"run.devices": 4})
+    assert "reshard_after_forward: auto" in resumed[0]
+    run.update_json(auto={})
+    resuming.resume(run, settings={"distributed.reshard_after_forward": False})
+    assert "reshard_after_forward: false" in resumed[1], "what was asked for stays"
+    run.update_json(auto={"distributed.reshard_after_forward": {"value": True}})
+    resuming.resume(run, settings={"run.devices": 4})
+    assert "reshard_after_forward: false" in resumed[2], "also where it had been chosen before"
 
 
 def test_a_job_of_a_cluster_is_not_judged_by_this_machine(run: RunFolder, resumed: list[str]) -> None:

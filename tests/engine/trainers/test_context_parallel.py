@@ -6,6 +6,7 @@ itself is tried on cards by `benchmarks/context_parallel.py`.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
@@ -18,7 +19,7 @@ from transformers import AutoModelForCausalLM, MistralConfig, Qwen3Config
 from engine.trainers.context_parallel import lacking, part_of
 from tests.caches import own_cache
 from tests.engine.trainers.conftest import CONVERSATIONS, lines
-from tests.engine.trainers.test_fsdp2 import LORA, READ, Place, alike, curve
+from tests.engine.trainers.test_fsdp2 import LORA, PROMPTED, READ, Place, alike, curve
 from tests.engine.trainers.two_ranks import FourRanks, TwoRanks, run_folder
 
 SHORT = {"optim.max_steps": 4, "run.save_steps": 2, "optim.per_device_train_batch_size": 2}
@@ -80,7 +81,7 @@ def both(place: Place, rows: list[Any], more: dict[str, Any], split: dict[str, A
 
 def test_two_processes_divide_rows_and_learn_what_one_would(place: Place) -> None:
     more = {"data.val_set_size": 5, "run.eval_steps": 2, "optim.gradient_accumulation_steps": 2}
-    more |= {"memory.gradient_checkpointing": True, "run.prompts": ["What comes after 3?"]}
+    more |= {"memory.gradient_checkpointing": True, **PROMPTED}
     divided, alone = both(place, CONVERSATIONS, more, SPLIT)
     alike(divided, alone)
     for name in ("eval_loss", "grad_norm"):
@@ -96,22 +97,27 @@ def test_two_processes_divide_rows_and_learn_what_one_would(place: Place) -> Non
     assert entries["attention"]["effective"] == "sdpa"
 
 
-@pytest.mark.parametrize("name", ["pretrain", "lora", "fsdp2", "kernels", "stream"])
+@pytest.mark.parametrize("name", ["pretrain", "lora", "fsdp2", "kernels", "kernels on shares", "stream"])
 @pytest.mark.slow
 def test_what_computes_single_tokens_serves_divided_rows(place: Place, name: str) -> None:
+    kernels = {**LORA, "kernels.use_cut_ce": True, "kernels.fused_lora": True, "memory.tiled_mlp": True}
     more: dict[str, Any] = {
         "pretrain": {"method.kind": "pretrain", "data.max_length": 32},
         "lora": LORA,
         "fsdp2": {"distributed.strategy": "fsdp2"},
         "stream": {"data.streaming": True, "optim.gradient_accumulation_steps": 2},
-        "kernels": {**LORA, "kernels.use_cut_ce": True, "kernels.fused_lora": True, "memory.tiled_mlp": True,
-                    "memory.gradient_checkpointing": "selective"},
-    }[name]  # fmt: skip
+        "kernels": {**kernels, "memory.gradient_checkpointing": "selective"},
+        "kernels on shares": {**kernels, "memory.gradient_checkpointing": True, "distributed.strategy": "fsdp2"},
+    }[name]
     rows = READ if name == "pretrain" else CONVERSATIONS
     given = {**SHORT, "data.train": place.rows(rows), **more}
     alone = {name: value for name, value in given.items() if not name.startswith("distributed")}
     divided = place.two.train(run_folder(place.root / "runs", SPLIT | given))
     alike(divided, place.two.train_alone(run_folder(place.root / "runs", alone)), tolerance=1e-3)
+    entries = {entry["feature"]: entry for entry in lines(divided, "receipt")[-1]["entries"]}
+    assert entries["context parallelism"]["count"] == 2
+    if "distributed.strategy" in more:
+        assert re.match(r"of \d+ weights are shares \(DTensor\)", entries["strategy"]["detail"])
 
 
 @pytest.mark.slow

@@ -7,7 +7,7 @@ import json
 from click.testing import CliRunner
 
 from engine.config.files import parse
-from engine.data.gather_facts import look_at
+from engine.data.gather_facts import gather_facts
 from engine.rules import read
 from tests.engine.trainers.conftest import CONVERSATIONS
 from workbench.cli.check import command as check
@@ -19,7 +19,7 @@ def test_a_runs_own_counts_are_found_by_a_later_check(train, source, tmp_path):
     settings = {"data.train": [{"path": source(CONVERSATIONS)}], "data.eval": [{"path": str(held_out)}]}
     run = train({**settings, "optim.max_steps": 2, "data.max_length": 36, "data.excess_length": "truncate"})
     config = read(parse(run.read_config()).mapping).config
-    known = look_at(config, tmp_path).data
+    known = gather_facts(config, tmp_path).data
     assert known is not None
     assert (known.counted, known.exact, known.read) == ("all", True, len(CONVERSATIONS))
     assert known.truncated > 0
@@ -31,6 +31,6 @@ def test_a_runs_own_counts_are_found_by_a_later_check(train, source, tmp_path):
 
 def test_the_built_in_rows_are_known_too_once_a_run_has_counted_them(train, tmp_path):
     run = train({"data.train": [{"path": "builtin/dates", "rows": 64}], "optim.max_steps": 2})
-    known = look_at(read(parse(run.read_config()).mapping).config, tmp_path).data
+    known = gather_facts(read(parse(run.read_config()).mapping).config, tmp_path).data
     assert known is not None
     assert (known.counted, known.read) == ("all", 64)

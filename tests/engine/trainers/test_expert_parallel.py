@@ -24,7 +24,7 @@ from tests.caches import own_cache
 from tests.engine.features.families import made, stored_in_mxfp4
 from tests.engine.models.test_stored_fp8 import folders
 from tests.engine.trainers.conftest import CONVERSATIONS, PAIRS, RATED, STEPS, TAUGHT, TEXTS, lines
-from tests.engine.trainers.test_fsdp2 import ONCE, READ, Pair, Place, alike, curve, weights
+from tests.engine.trainers.test_fsdp2 import ONCE, PROMPTED, READ, Pair, Place, alike, curve, weights
 from tests.engine.trainers.test_fsdp2_mixtures import LORA, ON_EXPERTS, mixture
 from tests.engine.trainers.test_grpo import GRPO
 from tests.engine.trainers.two_ranks import FourRanks, TwoRanks, run_folder
@@ -54,7 +54,7 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Divided]:
 
 @pytest.fixture(scope="module")
 def lora(place: Divided) -> Pair:
-    more = {"run.prompts": ["What comes after 3?"], "data.val_set_size": 8, "run.eval_steps": 2}
+    more = {**PROMPTED, "data.val_set_size": 8, "run.eval_steps": 2}
     more |= {"memory.gradient_checkpointing": True, "optim.gradient_accumulation_steps": 2}
     return place.both(CONVERSATIONS, {"model.name": mixture(place, "qwen3_moe"), **ON_EXPERTS, **more})
 

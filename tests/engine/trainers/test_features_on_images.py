@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 
 import pytest
 
@@ -91,6 +92,58 @@ def test_text_with_images_and_its_tokens_teach_the_same_and_the_pixels_count(tra
     for number in range(4):
         Image.new("RGB", (40, 30), (255, 255, 255)).save(tmp_path / f"{number}.png")
     assert losses(raw)[0] != first[0]
+
+
+@pytest.mark.parametrize("family", ["gemma3", pytest.param("qwen2_5_vl", marks=pytest.mark.slow)])
+def test_nf4_serves_images_as_the_numbers_that_its_codes_stand_for(train, source, tmp_path, shared_data, family):
+    folder = FAMILIES[family](shared_data / "tokenizers/minimind", tmp_path / family)
+    rows = source(images_with_answers(tmp_path, 8))
+    base = {**LORA, "data.max_length": 512, "optim.max_steps": 2, "data.shuffle": False, "data.train": [{"path": rows}]}
+
+    def taught(folder, **settings):
+        run = train({**base, "model.name": str(folder), "optim.gradient_accumulation_steps": 1, **settings})
+        found = [(event["loss"], event["grad_norm"]) for event in lines(run, "metrics") if "loss" in event]
+        told = {entry["feature"]: entry for entry in lines(run, "receipt")[0]["entries"]}
+        return [number for each in found for number in each], told
+
+    packed, told = taught(folder, **{"model.quantization": "nf4"})
+    twin, _ = taught(dequantized(folder, tmp_path / "twin", "float32"))
+    plain, _ = taught(folder)
+    assert packed == pytest.approx(twin, rel=1e-3)
+    assert packed != pytest.approx(plain, rel=1e-3)
+    assert told["quantization"]["count"] == len(in_four_bits(folder, "float32"))
+
+
+def in_four_bits(folder, dtype):
+    """By name the numbers of the layers that `model.quantization: nf4` packs: of the language model, the projector and the
+    tower."""
+    from bitsandbytes.functional import dequantize_4bit
+    from bitsandbytes.nn import Linear4bit
+
+    from engine.features.load import load_model
+    from engine.rules import read
+
+    asked = {"name": str(folder), "dtype": dtype, "quantization": "nf4"}
+    data = {"train": [{"path": "builtin/shapes"}]}
+    model = load_model(read({"version": 1, "model": asked, "data": data, "adapter": {"kind": "lora"}}).config)
+    packed = {name: each.weight for name, each in model.named_modules() if isinstance(each, Linear4bit)}
+    towers = {name for name in packed if "vision" in name or "visual" in name}
+    assert towers
+    assert packed.keys() - towers
+    return {name: dequantize_4bit(each.data, each.quant_state).cpu() for name, each in packed.items()}
+
+
+def dequantized(folder, target, dtype):
+    """A copy of the model with the numbers that its layers' codes stand for in NF4."""
+    import torch
+    from transformers import AutoModelForImageTextToText
+
+    shutil.copytree(folder, target)
+    model = AutoModelForImageTextToText.from_pretrained(folder, dtype=getattr(torch, dtype))
+    for name, numbers in in_four_bits(folder, dtype).items():
+        model.get_submodule(name).weight.data.copy_(numbers)
+    model.save_pretrained(target)
+    return target
 
 
 def _nested(settings):

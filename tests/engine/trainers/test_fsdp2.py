@@ -53,6 +53,8 @@ HALF = {"run.devices": 2, "distributed.strategy": "fsdp2"}
 ALONE = {"optim.per_device_train_batch_size": 4}
 ONCE = {"optim.gradient_accumulation_steps": 1}
 LORA = {"adapter.kind": "lora", "adapter.r": 4}
+PROMPTED = {"run.prompts": ["What comes after 3?"], "run.prompts_steps": 2, "run.max_new_tokens": 8}
+"""By itself a run of four steps answers five times, with up to 64 tokens: twice the time of its steps."""
 READ = [{"text": f"After {number} comes {number + 1}, and then {number + 2}."} for number in range(48)]
 
 
@@ -104,14 +106,18 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Place]:
 
 @pytest.fixture(scope="module")
 def full(place: Place) -> Pair:
-    more = {"run.prompts": ["What comes after 3?"], "data.val_set_size": 8, "run.eval_steps": 2}
+    more = {**PROMPTED, "data.val_set_size": 8, "run.eval_steps": 2}
     more |= {"memory.gradient_checkpointing": True, "optim.gradient_accumulation_steps": 2}
+    # Evaluations and samples leave layers together, too; a save and the next step find them so.
+    more |= {"distributed.reshard_after_forward": False}
     return place.both(CONVERSATIONS, more)
 
 
 @pytest.fixture(scope="module")
 def lora(place: Place) -> Pair:
-    return place.both(CONVERSATIONS, LORA | ONCE | {"model.dtype": "bfloat16"})
+    return place.both(
+        CONVERSATIONS, LORA | ONCE | {"model.dtype": "bfloat16", "distributed.reshard_after_forward": True}
+    )
 
 
 def curve(run: RunFolder, name: str = "loss", segment: int | None = None) -> dict[int, float]:
@@ -151,7 +157,10 @@ def strategy(run: RunFolder) -> dict[str, Any]:
 def test_full_weights_learn_what_one_process_would(full: Pair) -> None:
     entry = strategy(full.shared)
     assert (entry["requested"], entry["effective"], entry["count"]) == ("fsdp2", "fsdp2", 46)
-    assert entry["detail"] == ("of 46 weights are shares (DTensor); the first process holds 98,656 of 197,312 numbers")
+    assert entry["detail"] == (
+        "of 46 weights are shares (DTensor); the first process holds 98,656 of 197,312 numbers; layers stay together between "
+        "forward and backward pass"
+    )
     alike(*full)
     assert curve(full.shared, "eval_loss") == pytest.approx(curve(full.alone, "eval_loss"), rel=1e-4)
     told = [[event["completion"] for event in lines(run, "sample")] for run in full]
@@ -249,6 +258,7 @@ def test_other_numbers_of_processes_go_on_to_rounding(place: Place, kind: str, r
 
 def test_an_adapter_is_one_plain_folder(lora: Pair) -> None:
     assert strategy(lora.shared)["count"] == 102
+    assert "together" not in strategy(lora.shared)["detail"], "as its setting says"
     at = [run.checkpoints / "checkpoint-4" for run in lora]
     names = [{path.name for path in each.iterdir() if path.name.startswith("adapter")} for each in at]
     assert names[0] == names[1] == {"adapter_config.json", "adapter_model.safetensors"}
@@ -514,7 +524,7 @@ DDP = {"run.devices": 2, "distributed.strategy": "ddp"}
 ASKED = CONVERSATIONS[:12]
 KERNELS = {"kernels.fused_lora": True, "kernels.use_cut_ce": True, "memory.tiled_mlp": True}
 MORE: dict[str, tuple[list[Any], dict[str, Any]]] = {
-    "pretrain": (READ, {"method.kind": "pretrain", "distributed.reshard_after_forward": False}),
+    "pretrain": (READ, {"method.kind": "pretrain"}),
     "dpo": (PAIRS, {"method.kind": "dpo"}),
     "dpo lora": (PAIRS, {"method.kind": "dpo", **LORA}),
     "ipo": (PAIRS, {"method.kind": "ipo", **LORA}),

@@ -6,6 +6,7 @@ By default each method runs once plain and once with all that goes together, ada
 from __future__ import annotations
 
 import math
+from importlib.util import find_spec
 
 import pytest
 import torch
@@ -57,6 +58,7 @@ REFUSED = {
     "memory.layer_offloading": True,
     "optim.tf32": True,
     "kernels.fused_attn_kernel": True,
+    "kernels.use_liger_kernel": True,
     "kernels.quantization_aware": "fp8",
 }
 HEADLESS = ("reward", "embedding", "prm")
@@ -224,14 +226,18 @@ def test_fp8_acts_in_each_method(train, source, number, method):
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
 @pytest.mark.parametrize(("number", "method"), enumerate(METHODS), ids=list(METHODS))
 def test_what_a_card_alone_has_acts_in_each_method(train, source, number, method):
-    """Activations on the host, the fused norm and rotation, TF32 and norms in float32 together."""
+    """Activations on the host, the fused norm and rotation, TF32 and norms in float32 together, and of Liger's kernels, where
+    they are installed, what those leave."""
     base = {**settings(source, method, list(ADAPTERS)[number % len(ADAPTERS)]), "model.dtype": "bfloat16"}
     more = {"memory.activation_offloading": "cpu", "kernels.fused_attn_kernel": True, "optim.tf32": True}
+    more |= {"kernels.use_liger_kernel": True} if find_spec("liger_kernel") else {}
     plain, run = losses(train(base)), train({**base, **more, "memory.fp32_norms": True})
     said = receipt(run)
     times = 2 if "reference: copy" in said["loss"]["detail"] else 1
     assert said["activation offloading"]["count"] > 0  # bytes of the first batch
     assert (said["fused norm and rotary"]["count"], said["norms in float32"]["count"]) == (4 * times, NORMS * times)
+    if "kernels.use_liger_kernel" in more:
+        assert (said["Liger kernels"]["effective"], said["Liger kernels"]["count"]) == ("swiglu", 4 * times)
     assert "TF32 on" in said["precision"]["detail"]
     assert all(math.isfinite(loss) for loss in losses(run))
     if method not in SAMPLED:

@@ -11,7 +11,7 @@ from safetensors.torch import load_file
 from engine.builtin import tiny
 from engine.config.facts import Facts
 from engine.config.files import dump
-from engine.data.gather_facts import look_at
+from engine.data.gather_facts import gather_facts
 from engine.planning.auto import choices, resolved
 from engine.rules import read
 from engine.run.store import create
@@ -37,7 +37,7 @@ def of_an_object(path, config):
 
 
 @pytest.mark.parametrize("settings", [
-    {"method.kind": "sft", "data.val_set_size": 8, "run.prompts": ["What comes after 3?"]},
+    {"method.kind": "sft", "data.val_set_size": 8, "run.prompts": ["What comes after 3?"], "run.max_new_tokens": 4},
     {"method.kind": "dpo", "adapter.kind": "lora"},
     {"method.kind": "sft", "kernels.use_cut_ce": True, "memory.gradient_checkpointing": True,
      "memory.recompute_num_layers": "auto"},
@@ -51,7 +51,7 @@ def test_each_choice_that_was_left_to_auto_is_told_with_its_reason(train, source
         section, name = path.split(".")
         mapping.setdefault(section, {})[name] = value
     asked = read(mapping).config
-    facts = look_at(asked, tmp_path)
+    facts = gather_facts(asked, tmp_path)
     chosen, complete = choices(asked, facts), resolved(asked, facts)
     folder = create(
         tmp_path / "runs", dump(complete), {"method": asked.method.kind, "model": "builtin/tiny", "auto": chosen}

@@ -15,7 +15,7 @@ from engine.config.files import put
 from engine.config.method import METHODS
 from engine.config.recipes import recipe_mapping, recipes
 from engine.config.tree import fields
-from engine.data.gather_facts import look_at
+from engine.data.gather_facts import gather_facts
 from engine.rules import read
 from engine.run.curves import LEADING, leading, ordered, words
 from engine.run.rollouts import read_group
@@ -100,7 +100,7 @@ def test_a_recipe_checks_trains_and_shows_its_methods_curves(train, source, mixt
     mapping = {"version": 1}
     for path, value in settings.items():
         put(mapping, path, value)
-    facts = look_at(read(mapping).config, tmp_path)
+    facts = gather_facts(read(mapping).config, tmp_path)
     assert [finding.message for finding in read(mapping, facts).findings if finding.severity == "error"] == []
     run = train(settings)
     told = lines(run, "metrics")

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import pytest
+import torch
+from peft.tuners import tuners_utils
 from safetensors.torch import load_file
 
 from tests.engine.trainers.conftest import CONVERSATIONS, PAIRS, RATED, STEPS, TAUGHT, TEXTS, lines, resumed_from
@@ -118,10 +120,35 @@ def test_means_over_steps_are_the_same_after_a_resume_between_two_logged_steps(t
     assert curves(again, 1) == curves(whole, 0)
 
 
+def test_an_adapter_in_16_bits_goes_on_whatever_peft_does_to_its_weights_as_it_loads_them(
+    train, source, tmp_path, monkeypatch
+):
+    """PEFT 0.21.2 puts parameters of float32 in the place of those whose gradients are clipped; 0.21.0 raised these."""
+
+    def replaces(model, adapter_name, autocast_adapter_dtype=True):
+        for module in list(model.modules()) if autocast_adapter_dtype else ():
+            for name, weight in list(module.named_parameters(recurse=False)):
+                if weight.requires_grad and weight.dtype == torch.bfloat16:
+                    setattr(module, name, torch.nn.Parameter(weight.data.float()))
+
+    monkeypatch.setattr(tuners_utils, "cast_adapter_dtype", replaces)
+    given = {"model.dtype": "bfloat16", **LORA, "optim.max_steps": 4, "run.save_steps": 2, "optim.learning_rate": 1e-2}
+    whole = train({**given, "optim.gradient_accumulation_steps": 1, "data.train": [{"path": source(CONVERSATIONS)}]})
+    copied = train(folder=resumed_from(whole, 2, tmp_path / "copy"))
+    half, end, again = (
+        load_file(run.checkpoints / f"checkpoint-{step}/adapter_model.safetensors")
+        for run, step in ((whole, 2), (whole, 4), (copied, 4))
+    )
+    assert not any(torch.equal(weight, half[name]) for name, weight in end.items())
+    assert all(torch.equal(weight, end[name]) and weight.dtype == torch.bfloat16 for name, weight in again.items())
+
+
 def test_samples_leave_no_trace_in_the_training(train, source):
     settings = {"data.train": [{"path": source(CONVERSATIONS)}], "optim.max_steps": 4}
     plain = train(settings)
-    sampled = train({**settings, "run.prompts": ["What comes after 7?"], "run.prompts_steps": 2})
+    sampled = train(
+        {**settings, "run.prompts": ["What comes after 7?"], "run.prompts_steps": 2, "run.max_new_tokens": 8}
+    )
     assert [event["step"] for event in lines(sampled, "sample")] == [0, 2, 4]
     assert [event["loss"] for event in lines(plain, "metrics")] == [
         event["loss"] for event in lines(sampled, "metrics")

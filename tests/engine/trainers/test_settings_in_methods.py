@@ -251,6 +251,10 @@ ON_A_CARD = {
         True,
         f"{F}/fused_experts/test_apply.py::test_the_kernels_themselves_train_adapters_of_experts",
     ),
+    "kernels.use_liger_kernel": (
+        True,
+        f"{F}/liger_kernel/test_on_gpu.py::test_a_run_learns_the_same_and_its_receipt_tells_parts",
+    ),
     "kernels.fp8_recipe_name": (
         "rowwise",
         f"{F}/quantization_aware/test_on_gpu.py::test_the_cards_products_are_those_of_the_emulation",
@@ -258,6 +262,7 @@ ON_A_CARD = {
 }
 # What such a run cannot show, and the test that does.
 ELSEWHERE = {
+    "method.cache_implementation": "tests/engine/trainers/test_recorded_tokens.py::test_the_same_answers_are_sampled_in_room_for_the_longest",
     # where the run goes and who looks after it
     "run.devices": f"{T}/test_ranks.py::test_a_step_of_two_processes_is_that_of_one",
     "distributed.nodes": "tests/end_to_end/test_nodes.py::test_two_nodes_train_as_one_process",
@@ -268,7 +273,7 @@ ELSEWHERE = {
     "distributed.expert_parallel_size": f"{T}/test_expert_parallel.py::test_each_process_holds_half_of_the_experts",
     "distributed.cpu_offload": f"{T}/test_fsdp2.py::test_shares_in_main_memory_are_asked_of_accelerate",
     "distributed.ddp_timeout": "tests/fault/test_real_worker.py::test_a_stopped_rank_is_named_and_the_run_goes_on",
-    "distributed.reshard_after_forward": f"{T}/test_fsdp2.py::test_other_methods_learn_what_one_process_would",
+    "distributed.reshard_after_forward": f"{T}/test_fsdp2.py::test_full_weights_learn_what_one_process_would",
     "run.output_dir": "tests/engine/run/test_store.py::test_where_runs_lie",
     "run.name": (
         "tests/workbench/cli/test_run_commands.py::"
@@ -315,6 +320,10 @@ ELSEWHERE = {
         "tests/engine/models/test_adapters.py::test_experts_of_three_dimensions_get_an_adapter_by_their_names"
     ),
     "adapter.bias": "tests/engine/models/test_adapters.py::test_biases_are_trained_as_asked",
+    # it says more of use_liger_kernel, which needs a card
+    "kernels.liger_kernel_config": (
+        f"{F}/liger_kernel/test_apply.py::test_the_receipt_tells_parts_and_version_and_one_that_is_off_is_not_there"
+    ),
     # timing and compiling take a minute
     "kernels.kernel_auto_compose": f"{T}/test_matrix.py::test_each_feature_with_each_adapter_in_each_method",
     "kernels.torch_compile": f"{T}/test_compiled_methods.py::test_compiled_layers_learn_the_same",

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+
 import pytest
 import torch
+from transformers import Qwen3Config
 
 from engine.features.built import base_model
 from engine.run.store import RunFolder
-from engine.trainers.shared_prompts import answers_each
+from engine.trainers.shared_prompts import answers_each, is_worth_a_pass
 from tests.caches import own_cache
 from tests.engine.trainers.building import Built, apart
 from tests.engine.trainers.test_grpo import GRPO, LORA, ROWS
@@ -140,3 +143,18 @@ def test_prompts_are_shared_only_where_each_has_as_many_answers():
     assert answers_each(prompts[[0, 2, 1, 3]], seen) == 1
     seen[1, 0] = 0
     assert answers_each(prompts, seen) == 1
+
+
+def test_a_card_shares_prompts_that_earn_a_pass_more() -> None:
+    """A pass is worth what it spares the card, and costs what the host takes to launch it."""
+    small = Qwen3Config(
+        hidden_size=1024, intermediate_size=3072, num_attention_heads=16, num_key_value_heads=8, head_dim=128
+    )
+    large = Qwen3Config(hidden_size=4096, intermediate_size=12_288, num_attention_heads=32, num_key_value_heads=8)
+
+    def shares(config: Qwen3Config, prompt: int, device: str = "cuda") -> bool:
+        return is_worth_a_pass(SimpleNamespace(config=config, device=torch.device(device)), 16, prompt, 8)
+
+    assert [shares(small, prompt) for prompt in (25, 500, 2000)] == [False, False, True]
+    assert [shares(large, prompt) for prompt in (25, 500, 2000)] == [False, True, True]
+    assert shares(small, 25, "cpu")

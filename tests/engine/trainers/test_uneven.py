@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import inspect
 import json
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import torch
 from torch.utils.data import BatchSampler, SequentialSampler
+from trl import KTOTrainer
 
 from engine.run.store import RunFolder
-from engine.trainers import late_metrics
+from engine.trainers import late_metrics, uneven
 from engine.trainers.stream_loader import Dealt
 from engine.trainers.uneven import UnevenShare
 from tests.caches import own_cache
@@ -90,8 +94,7 @@ def test_each_row_counts_once(tmp_path: Path, two: TwoRanks, rows: list[Any], se
     shared, alone = both(tmp_path, two, rows, **settings)
     assert len(told(alone)) > 3
     assert "eval_loss" in told(alone)[-1] or "eval_loss" in told(alone)[-2]
-    # That of steps is between those of a process's batch.
-    more = ("margin", "eval_margin") if settings.get("method.kind") == "reward" else ()
+    more = ("margin", "eval_margin") if settings.get("method.kind") in ("reward", "prm") else ()
     for ours, theirs in zip(told(shared, *more), told(alone, *more), strict=True):
         assert ours == pytest.approx(theirs, rel=1e-4, abs=1e-6)
 
@@ -111,6 +114,44 @@ def test_what_is_compared_within_a_batch_is_counted_once_too(
         assert all(7 * share == pytest.approx(round(7 * share), abs=1e-5) for share in found), (
             "of seven rows, not eight"
         )
+
+
+def test_a_baseline_is_the_mean_over_rows_and_a_sum_behind_it_stays_one() -> None:
+    """Of three rows two are here and one is at another process, which sends its own as this one does."""
+    here, there = uneven.part_of(2, 3, 2), uneven.part_of(1, 3, 2)
+
+    def ask(own: torch.Tensor) -> torch.Tensor:
+        if own.shape == (1, 2) and own.is_floating_point():
+            return torch.cat([own, torch.tensor([[0.6 * there.weight, there.weight]])])
+        return torch.cat([own, own if own.shape == (1, 2) else torch.tensor([5.0])])
+
+    accelerator: Any = SimpleNamespace(gather=ask, gather_for_metrics=ask)
+    with uneven.gathering(accelerator, here, means=1):
+        assert accelerator.gather_for_metrics(torch.tensor(0.3)).tolist() == pytest.approx([(2 * 0.3 + 0.6) / 3])
+        assert accelerator.gather_for_metrics(torch.tensor(7.0)).tolist() == [7.0, 5.0]
+    source = inspect.getsource(KTOTrainer._compute_loss)
+    assert source.index("gather_for_metrics(kl)") == source.index("gather_for_metrics("), "TRL asks for it first"
+
+
+def test_a_mean_over_processes_counts_rows_and_not_who_fills_in() -> None:
+    """The experts' auxiliary loss: that of a process without a row was 0, and the mean of two half of the one that was."""
+
+    class Late(late_metrics.LateMetrics):
+        def __init__(self, part: uneven.Part) -> None:
+            self._asked, self.batch_part = [], part
+
+    found = []
+    for parts in (
+        (uneven.part_of(2, 3, 2), uneven.part_of(1, 3, 2)),
+        (uneven.part_of(1, 1, 2), uneven.part_of(0, 1, 2)),
+    ):
+        asked, value = [], None
+        for part, own in zip(parts, (0.3, 0.6), strict=True):
+            late = Late(part)
+            value = late._note(torch.tensor(own)).mean().item()
+            asked.append(late._asked)
+        found.append(value.value([torch.stack(each) for each in zip(*asked, strict=True)]))
+    assert found == pytest.approx([(2 * 0.3 + 0.6) / 3, 0.3])
 
 
 def test_the_rows_of_a_last_round_are_dealt_out_once() -> None:

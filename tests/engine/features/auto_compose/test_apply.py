@@ -136,6 +136,66 @@ def test_of_what_is_as_fast_the_plainest_is_taken():
     assert auto_compose.choose([plain, cut]) is cut
 
 
+def test_ligers_kernels_are_taken_only_where_they_are_more_than_3_percent_faster_than_all_without():
+    plain, fused, liger = (auto_compose.Trial(on) for on in ((), ("fused_attn_kernel",), (auto_compose.LIGER,)))
+    for trial, seconds in ((plain, 1.2), (fused, 1.03), (liger, 1.0)):
+        trial.forward, trial.both = [seconds], [seconds]
+    assert auto_compose.choose([plain, fused, liger]) is fused
+    liger.both = [0.99]
+    assert auto_compose.choose([plain, fused, liger]) is liger
+    fused.why = plain.why = "it failed"
+    liger.both = [5.0]
+    assert auto_compose.choose([plain, fused, liger]) is liger
+
+
+def with_parts(monkeypatch, clock, seconds):
+    """Liger's kernels planted: each part that is on takes so much more of a pass."""
+
+    def apply(config, built):
+        if config.kernels.use_liger_kernel is not True:
+            return None
+        on = [part for part in seconds if config.kernels.liger_kernel_config.get(part, True)]
+        taken = sum(seconds[part] for part in on)
+        hook = built.policy.model.layers[0].register_forward_pre_hook(
+            lambda *args: setattr(clock, "now", clock.now + taken)
+        )
+        return Applied("", True, "", 1, "", hook.remove)
+
+    choice = auto_compose.Choice(auto_compose.LIGER, "Liger kernels", apply, lambda config, built: None)
+    monkeypatch.setattr(auto_compose, "CHOICES", (choice,))
+
+
+def test_of_ligers_parts_those_that_are_faster_alone_are_combined_told_and_kept(monkeypatch, clock, tmp_path):
+    with_parts(monkeypatch, clock, {"rms_norm": -0.1, "rope": 0.2, "swiglu": -0.2, "geglu": 0.0})
+    trainer = Trainer(fused(layers=1), clock)
+    chosen, said = auto_compose.compose(config(), built_of(trainer, folder=tmp_path))
+    assert chosen.kernels.use_liger_kernel is True
+    assert chosen.kernels.liger_kernel_config == {"rms_norm": True, "rope": False, "swiglu": True, "geglu": False}
+    assert "plain 1,000.0 ms" in said.detail
+    assert "Liger kernels 700.0 ms" in said.detail
+    assert (
+        "Liger's parts by themselves: rms_norm 900.0 ms, rope 1,200.0 ms, swiglu 800.0 ms, geglu 1,000.0 ms; "
+        "without 1,000.0 ms; combined: rms_norm, swiglu"
+    ) in said.detail
+    # A resumed run has the same parts without a pass; a damaged table is timed anew.
+    before = clock.now
+    again = auto_compose.compose(config(), built_of(trainer, folder=tmp_path))
+    assert (again[0], again[1].detail, clock.now) == (chosen, said.detail, before)
+    kept = json.loads((tmp_path / stored.FILE).read_text())
+    for damage in ({"parts": ["norms"]}, {"parts": None}, {"parts_table": [7]}, {"liger_kernel": "9.9"}):
+        (tmp_path / stored.FILE).write_text(json.dumps({**kept, **damage}))
+        before = clock.now
+        assert auto_compose.compose(config(), built_of(trainer, folder=tmp_path))[0] == chosen
+        assert clock.now > before
+
+
+def test_where_no_part_is_faster_ligers_kernels_are_off_and_the_table_tells_why(monkeypatch, clock, tmp_path):
+    with_parts(monkeypatch, clock, {"rms_norm": 0.1, "rope": 0.2, "swiglu": 0.0, "geglu": 0.0})
+    chosen, said = auto_compose.compose(config(), built_of(Trainer(fused(layers=1), clock), folder=tmp_path))
+    assert (chosen.kernels.use_liger_kernel, said.effective, said.count) == (False, "plain", 1)
+    assert "combined: none is faster" in said.detail
+
+
 @pytest.mark.parametrize(
     ("act", "why"),
     [
@@ -326,7 +386,7 @@ def test_tiles_shared_prompts_and_models_without_a_head_say_why(tmp_path):
     assert (said.effective, said.count) == ("nothing to choose", None)
     assert "no vocabulary head" in said.detail
     assert "A tile is differentiated" in said.detail
-    assert [getattr(chosen.kernels, choice.setting) for choice in auto_compose.CHOICES] == [False] * 5
+    assert [getattr(chosen.kernels, choice.setting) for choice in auto_compose.CHOICES] == [False] * 6
     assert "fused LoRA not tried: the model has no decoder layer with a LoRA adapter" in said.detail
     trainer.shares_prompts = True
     assert "share their prompt" in auto_compose._no_compile(config(), built_of(trainer))

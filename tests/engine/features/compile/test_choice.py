@@ -10,6 +10,7 @@ import pytest
 from engine.config.facts import CompilerWait, Facts, ModelFacts
 from engine.config.tree import fields
 from engine.facts.model_shape import model_facts
+from engine.features import compile
 from engine.features.compile import EARNS, EARNS_PADDED
 from engine.hardware import GiB, Machine, parse_machine
 from engine.planning.auto import choices, resolved
@@ -175,13 +176,16 @@ def test_recomputation_follows_what_is_compiled_and_the_room_there_is() -> None:
 
 
 @pytest.mark.parametrize(("tier", "measured"), [(False, 55_356), ("medium", 28_261), (True, 20_551)])
-def test_the_estimate_of_compiled_layers_is_near_what_a_card_measured(tier: bool | str, measured: int) -> None:
-    """MiB at the peak of an 8B LoRA step of 4 x 2,048 tokens on an H200, without the card's context."""
+def test_the_estimate_of_compiled_layers_is_near_what_a_card_measured(
+    tier: bool | str, measured: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """MiB at the peak of an 8B LoRA step of 4 x 2,048 tokens on an H200, without the card's context, before gated blocks."""
+    monkeypatch.setattr(compile, "OF_GATED", compile.OF_BLOCK)
     mapping = {**GOOD, "kernels": {"use_cut_ce": True, "torch_compile": True}}
     classes = memory(read(mapping).config, Facts(machine=H100, model=QWEN), checkpointing=tier)
     assert classes is not None
     estimated = sum(size for name, size in classes.items() if name != "overhead") / 2**20
-    assert estimated == pytest.approx(measured, rel=0.1)
+    assert estimated == pytest.approx(measured, rel=0.05)
 
 
 def test_the_help_tells_from_when_on_auto_compiles() -> None:

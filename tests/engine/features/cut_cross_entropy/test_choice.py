@@ -89,7 +89,7 @@ def room(mapping: dict[str, Any], machine: str | Machine = "1xH100-80GB") -> tup
         (FULL, Machine(cpu_count=4), None, "near its caches"),
         ({**FULL, "run": {"devices": 2}}, "2xH100-80GB", 2374, "fit into 78.8 GiB of each card"),
         (
-            {**FULL, "run": {"devices": 2}, "optim": {**GOOD["optim"], "per_device_train_batch_size": 22}},
+            {**FULL, "run": {"devices": 2}, "optim": {**GOOD["optim"], "per_device_train_batch_size": 25}},
             "2xH100-80GB",
             None,
             "not every card has room",
@@ -105,7 +105,7 @@ def test_a_trained_head_gets_room_for_its_scores_where_that_was_measured(
 
 @pytest.mark.parametrize(
     ("rows", "taken", "tier"),
-    [(20, None, False), (8, 2374, False), (16, 2374, False), (22, None, False), (24, 3561, "selective")],
+    [(24, None, False), (8, 2374, False), (16, 2374, False), (26, None, False), (27, 4006, "selective")],
 )
 def test_the_head_gets_what_layers_leave_and_the_estimate_counts_it(rows: int, taken: Any, tier: Any) -> None:
     """Half or a quarter of the scores of more tokens; never so much that more of the layers is computed again."""

@@ -5,7 +5,12 @@ from __future__ import annotations
 from dataclasses import replace
 
 from engine.config.facts import Facts
-from tests.engine.rules.rule_cases.shared import CLUSTER, CPU, H100, TINY_FACTS, Case
+from engine.planning.memory_model import checkpoint_bytes
+from engine.rules import read
+from tests.engine.rules.rule_cases.shared import CLUSTER, CPU, GOOD, H100, LARGE, TINY_FACTS, Case
+
+EACH = checkpoint_bytes(read({**GOOD, "model": {"name": LARGE.name}}).config, Facts(model=LARGE)) or 0
+"""Bytes of a checkpoint of it; four of them are nine tenths of the disk below."""
 
 CASES: dict[str, list[Case]] = {
     "mlx-is-not-a-backend-here": [({"run.backend": "mlx"}, Facts(), "run.backend", "error")],
@@ -84,7 +89,13 @@ CASES: dict[str, list[Case]] = {
             Facts(machine=replace(CPU, disk_free_bytes=2 * 1024**2), model=TINY_FACTS),
             "run.save_total_limit",
             "error",
-        )
+        ),
+        (
+            {"model.name": LARGE.name, "run.save_total_limit": 3},
+            Facts(machine=replace(CPU, disk_free_bytes=4 * EACH * 10 // 9), model=LARGE),
+            "run.save_total_limit",
+            "warning",
+        ),
     ],
     "a-sample-falls-in-the-run": [
         (

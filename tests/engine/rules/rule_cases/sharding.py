@@ -13,6 +13,7 @@ _BESIDE: dict[str, dict[str, Any]] = {
     "quantized-weights": {**LORA, "model.quantization": "int8"},
     "float16": {"model.dtype": "float16"},
     "fused-attention": {"kernels.fused_attn_kernel": True},
+    "liger-kernels": {"kernels.use_liger_kernel": True},
     "timed-kernels": {"kernels.kernel_auto_compose": True},
     "quantization-aware": {"kernels.quantization_aware": True},
     "offloaded-layers": {**LORA, "memory.layer_offloading": True},
