@@ -4,7 +4,7 @@ TRL asks all ranks for four numbers of each batch, one message each, and reads t
 the host waits for the card, and each rank for all others. Here these questions are noted where TRL asks them, and what it
 computes from the answers is computed from the same numbers once they are logged, by one message for all batches since. And a step
 is logged within the next one, once the device has that one's forward pass to do: at its own end the host would wait for it, and then
-the device for the host, a hundredth of an 8B step and a tenth of a 0.6B's.
+the device for the host.
 """
 
 from __future__ import annotations

@@ -126,7 +126,8 @@ def _in_place(graph: torch.fx.Graph, node: torch.fx.Node) -> bool:
         args[at] = place
     outputs = {each.args[1]: each for each in node.users}
     with graph.inserting_before(node):
-        graph.call_function(GRADIENTS_IN_PLACE, tuple(args)).meta["val"] = None
+        inwards = graph.call_function(GRADIENTS_IN_PLACE, tuple(args))
+    inwards.meta["val"] = node.meta["val"][3]
     for at, place in zip((2, 0, 1), places, strict=True):
         if at not in outputs:
             continue
@@ -137,6 +138,8 @@ def _in_place(graph: torch.fx.Graph, node: torch.fx.Node) -> bool:
             shaped = graph.call_function(_ATEN.reshape.default, (place, shape))
         shaped.meta.update(outputs[at].meta)
         outputs[at].replace_all_uses_with(shaped)
+    if 3 in outputs:
+        outputs[3].replace_all_uses_with(inwards)
     for each in (*outputs.values(), node):
         graph.erase_node(each)
     return True

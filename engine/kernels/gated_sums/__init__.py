@@ -1,13 +1,11 @@
 """A gated activation of sums: `act(gate + inner_g outer_g^T) * (up + inner_u outer_u^T)` in one launch, gradients in another.
 
 What a gated block with low-rank adapters multiplies are two wide products and two thin ones. Adding the thin ones to the wide
-is a pass over 2 x [..., I] for each; here they are formed where the sums are read, and the sums are never written. The gradient that
-comes in may be such a sum too. The backward launch gives the product again and can write all three over what it read. Sums
-are rounded nowhere: they are nearer to exact ones than those of two products added in 16 bits. float64 and what has no kernel get
-plain torch.
-
-What adapters take of the product, and of its gradients, are products of their own: forming them in the same launches took a loop
-over columns, and the backward one 0.9 ms in place of a third of that and two times 0.05 (H200, [8192, 12288], rank 16).
+is a pass over 2 x [..., I] for each; here they are formed where the sums are read, and the sums are never written. What the block's
+last adapter takes of the result, and what leads from the gradients into the others' inner products, are formed where these are
+written, and the gradient that comes in may be a sum as well. The backward launch gives the result again and can write all
+three over what it read. Sums are rounded nowhere: they are nearer to exact ones than those of two products added in 16 bits. float64
+and what has no kernel get plain torch.
 """
 
 from __future__ import annotations
@@ -19,7 +17,12 @@ import torch
 
 from engine.kernels.device import interpreted, kernel_serves
 from engine.kernels.gated.reference import ACTIVATIONS
-from engine.kernels.gated_sums.reference import Thin, gated_sums_gradients_reference, gated_sums_reference
+from engine.kernels.gated_sums.reference import (
+    Thin,
+    gated_sums_gradients_reference,
+    gated_sums_reference,
+    led_inwards,
+)
 from engine.kernels.shapes import refuse_formats
 from engine.kernels.tuner import TUNER, Cost, Tile, Tiles, bucket
 
@@ -32,18 +35,25 @@ _LEAST_RANK = 16
 def _cost(tiles: int) -> Callable[[Tile], Cost]:
     # Registers of a thread by the elements it holds, from above: float32 tiles that live at once.
     def cost(tile: Tile) -> Cost:
-        rows, columns, warps = tile
-        return Cost(48 + tiles * (rows * columns // (32 * warps)), 32 * warps, 4 * rows * columns)
+        rows, columns, _, warps, _ = tile
+        return Cost(min(255, 136 + tiles * (rows * columns // (32 * warps))), 32 * warps, 8 * rows * columns)
 
     return cost
 
 
-_NAMES = ("rows", "columns", "warps")
-_TILES = (
-    (32, 128, 8), (32, 64, 4), (32, 128, 4), (64, 64, 4), (64, 64, 8), (64, 128, 8), (32, 256, 8), (16, 128, 4), (64, 32, 4),
+_NAMES = ("rows", "columns", "span", "warps", "stages")
+FORWARD = Tiles(
+    "gated_sums_fwd", 1, _NAMES,
+    ((64, 64, 24, 4, 1), (64, 32, 48, 4, 1), (64, 32, 48, 4, 2), (64, 64, 12, 4, 1), (64, 64, 48, 4, 1), (32, 64, 24, 4, 1),
+     (128, 64, 24, 8, 1), (64, 64, 24, 8, 1), (64, 32, 24, 4, 1)),
+    _cost(6),
 )  # fmt: skip
-FORWARD = Tiles("gated_sums_fwd", 1, _NAMES, _TILES, _cost(3))
-BACKWARD = Tiles("gated_sums_bwd", 1, _NAMES, _TILES, _cost(5))
+BACKWARD = Tiles(
+    "gated_sums_bwd", 1, _NAMES,
+    ((64, 32, 48, 4, 1), (64, 64, 24, 4, 1), (64, 32, 24, 4, 1), (64, 32, 48, 4, 2), (64, 32, 96, 4, 1), (128, 32, 48, 8, 1),
+     (64, 64, 24, 8, 1), (64, 32, 16, 4, 1)),
+    _cost(7),
+)  # fmt: skip
 
 
 def gated_sums(
@@ -121,8 +131,17 @@ def _rounded(rank: int) -> int:
     return max(_LEAST_RANK, bucket(rank))
 
 
+def _parts(columns: int, tile: Tile) -> int:
+    return -(-columns // (tile[1] * tile[2]))
+
+
 def _grid(rows: int, columns: int, tile: Tile) -> tuple[int]:
-    return (-(-rows // tile[0]) * -(-columns // tile[1]),)
+    return (-(-rows // tile[0]) * _parts(columns, tile),)
+
+
+def _fitted(tile: Tile, columns: int) -> Tile:
+    """The same, with no more tiles of columns than there are."""
+    return (*tile[:2], min(tile[2], -(-columns // tile[1])), *tile[3:])
 
 
 def _tile(tiles: Tiles, x: torch.Tensor, kind: str, launch: Any) -> Tile:
@@ -139,6 +158,18 @@ def _thin(inner: torch.Tensor | None, outer: torch.Tensor | None) -> Thin:
     return None if inner is None or outer is None else (inner, outer)
 
 
+def _ended(shares: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    """The sum of the programs' shares [parts, rows, R]."""
+    from engine.kernels.gated_sums.kernels import gated_sums_end_kernel
+
+    out = torch.empty(shares.shape[1:], dtype=dtype, device=shares.device)
+    if not out.numel():
+        return out
+    block = 1024
+    gated_sums_end_kernel[(-(-out.numel() // block),)](shares, out, out.numel(), shares.shape[0], block)
+    return out
+
+
 # The two passes are registered operations, which compiled layers hold as they are.
 @torch.library.custom_op("workbench::gated_sums", mutates_args=())
 def _gated_sums(
@@ -146,14 +177,15 @@ def _gated_sums(
     up: torch.Tensor, up_inner: torch.Tensor | None, up_outer: torch.Tensor | None,
     right: torch.Tensor | None, outer: torch.Tensor | None, activation: str,
 ) -> tuple[torch.Tensor, torch.Tensor]:  # fmt: skip
-    if _served(gate):
-        out = _forward((gate, gate_inner, gate_outer), (up, up_inner, up_outer), activation)
-    else:
+    down = None if right is None else right.t()
+    if not _served(gate):
         out = gated_sums_reference(gate, _thin(gate_inner, gate_outer), up, _thin(up_inner, up_outer), activation)
-    if right is None or outer is None:
+        inner = None if down is None else led_inwards(out, (down, down))
+    else:
+        out, inner = _forward((gate, gate_inner, gate_outer), (up, up_inner, up_outer), down, activation)
+    if inner is None or outer is None:
         return out, out.new_empty(0)
-    answer = out.view(-1, out.shape[-1]) @ right.t() @ outer.t()
-    return out, answer.view(*gate.shape[:-1], outer.shape[0])
+    return out, (inner.view(-1, inner.shape[-1]) @ outer.t()).view(*gate.shape[:-1], outer.shape[0])
 
 
 @_gated_sums.register_fake
@@ -175,22 +207,33 @@ def _(
 _Sum = tuple[torch.Tensor, torch.Tensor | None, torch.Tensor | None]
 
 
-def _forward(gate: _Sum, up: _Sum, activation: str) -> torch.Tensor:
+def _forward(
+    gate: _Sum, up: _Sum, down: torch.Tensor | None, activation: str
+) -> tuple[torch.Tensor, torch.Tensor | None]:
+    """The result, and its product with `down` [I, R] where there is one."""
     from engine.kernels.gated_sums.kernels import gated_sums_fwd_kernel
 
     wide, other = (x[0].contiguous().view(-1, x[0].shape[-1]) for x in (gate, up))
     out = torch.empty(gate[0].shape, dtype=wide.dtype, device=wide.device)
     first, second = _Added(*gate[1:], wide), _Added(*up[1:], wide)
     rows, columns = wide.shape
+    rank = 0 if down is None else down.shape[1]
+    shares = wide
 
     def launch(tile: Tile) -> None:
+        nonlocal shares
+        tile = _fitted(tile, columns)
+        if down is not None:
+            shares = torch.empty(_parts(columns, tile), rows, rank, dtype=torch.float32, device=wide.device)
         gated_sums_fwd_kernel[_grid(rows, columns, tile)](
-            wide, *first.tensors, other, *second.tensors, out, *first.strides, *second.strides, rows, columns,
-            ACTIVATIONS.index(activation), *first.ranks, *second.ranks, tile[0], tile[1], interpreted(), num_warps=tile[2],
+            wide, *first.tensors, other, *second.tensors, wide if down is None else down, out, shares,
+            *first.strides, *second.strides, *((0, 0) if down is None else down.stride()), rows, columns,
+            ACTIVATIONS.index(activation), *first.ranks, *second.ranks, rank, _rounded(rank),
+            *tile[:3], interpreted(), num_warps=tile[3], num_stages=tile[4],
         )  # fmt: skip
 
-    launch(_tile(FORWARD, wide, activation, launch))
-    return out
+    launch(_tile(FORWARD, wide, f"{activation}{rank}", launch))
+    return out, None if down is None else _ended(shares, wide.dtype)
 
 
 @torch.library.custom_op("workbench::gated_sums_backward", mutates_args=())
@@ -198,16 +241,21 @@ def _gated_sums_backward(
     grad: torch.Tensor, grad_inner: torch.Tensor | None, right: torch.Tensor | None,
     gate: torch.Tensor, gate_inner: torch.Tensor | None, gate_outer: torch.Tensor | None,
     up: torch.Tensor, up_inner: torch.Tensor | None, up_outer: torch.Tensor | None, activation: str,
-) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:  # fmt: skip
-    """Gradients of gate and up for `grad + grad_inner @ right`, and the result itself where that is a sum: there an adapter
-    learns from it."""
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:  # fmt: skip
+    """Gradients of gate and up for `grad + grad_inner @ right`, the result itself where that is a sum, and what leads into the
+    factors [rows, R_gate + R_up + R]."""
     dgate, dup = (torch.empty(gate.shape, dtype=gate.dtype, device=gate.device) for _ in range(2))
     product = torch.empty_like(dgate) if right is not None else None
-    _gradients(
+    inwards = _gradients(
         (grad, grad_inner, right), (gate, gate_inner, gate_outer), (up, up_inner, up_outer), activation,
         (dgate, dup, product),
     )  # fmt: skip
-    return dgate, dup, dgate.new_empty(0) if product is None else product
+    return dgate, dup, dgate.new_empty(0) if product is None else product, inwards
+
+
+def _led(gate: Any, *inners: Any) -> Any:
+    """The form of what leads into these factors."""
+    return gate.new_empty(gate.shape[:-1].numel(), sum(0 if x is None else x.shape[-1] for x in inners))
 
 
 @_gated_sums_backward.register_fake
@@ -215,7 +263,9 @@ def _(
     grad: Any, grad_inner: Any, right: Any, gate: Any, gate_inner: Any, gate_outer: Any, up: Any, up_inner: Any,
     up_outer: Any, activation: str,
 ) -> Any:  # fmt: skip
-    return gate.new_empty(gate.shape), gate.new_empty(gate.shape), gate.new_empty(0 if right is None else gate.shape)
+    wide = [gate.new_empty(gate.shape) for _ in range(2)]
+    product = gate.new_empty(0 if right is None else gate.shape)
+    return *wide, product, _led(gate, gate_inner, up_inner, grad_inner)
 
 
 @torch.library.custom_op("workbench::gated_sums_backward_", mutates_args=("grad", "gate", "up"))
@@ -223,12 +273,20 @@ def _gated_sums_backward_in_place(
     grad: torch.Tensor, grad_inner: torch.Tensor | None, right: torch.Tensor | None,
     gate: torch.Tensor, gate_inner: torch.Tensor | None, gate_outer: torch.Tensor | None,
     up: torch.Tensor, up_inner: torch.Tensor | None, up_outer: torch.Tensor | None, activation: str,
-) -> None:  # fmt: skip
+) -> torch.Tensor:  # fmt: skip
     """The same, written over `gate`, `up` and, where the product is asked for, `grad`."""
-    _gradients(
+    return _gradients(
         (grad, grad_inner, right), (gate, gate_inner, gate_outer), (up, up_inner, up_outer), activation,
         (gate, up, None if right is None else grad),
     )  # fmt: skip
+
+
+@_gated_sums_backward_in_place.register_fake
+def _(
+    grad: Any, grad_inner: Any, right: Any, gate: Any, gate_inner: Any, gate_outer: Any, up: Any, up_inner: Any,
+    up_outer: Any, activation: str,
+) -> Any:  # fmt: skip
+    return _led(gate, gate_inner, up_inner, grad_inner)
 
 
 GATED_SUMS = torch.ops.workbench.gated_sums.default
@@ -238,19 +296,19 @@ GRADIENTS_IN_PLACE = torch.ops.workbench.gated_sums_backward_.default
 
 def _gradients(
     grad: _Sum, gate: _Sum, up: _Sum, activation: str, wanted: tuple[torch.Tensor, torch.Tensor, torch.Tensor | None]
-) -> None:
-    """One launch into `wanted`: gradients of gate and up, and the product where a place for it is given."""
+) -> torch.Tensor:
+    """One launch into `wanted`: gradients of gate and up, and the product where a place for it is given; what leads inwards."""
     right = None if grad[2] is None else grad[2].t()
     if not _served(gate[0]):
         (wide, thin), (x, x_thin), (y, y_thin) = (
             (_rows(wide), None if inner is None or outer is None else (_rows(inner), outer))
             for wide, inner, outer in ((*grad[:2], right), gate, up)
         )
-        found = gated_sums_gradients_reference(wide, thin, x, x_thin, y, y_thin, activation)
+        *found, inwards = gated_sums_gradients_reference(wide, thin, x, x_thin, y, y_thin, activation)
         for place, value in zip(wanted, found, strict=True):
             if place is not None:
                 place.copy_(value.view_as(place))
-        return
+        return inwards
     from engine.kernels.gated_sums.kernels import gated_sums_bwd_kernel
 
     wides = [x[0].contiguous().view(-1, x[0].shape[-1]) for x in (grad, gate, up)]
@@ -261,21 +319,27 @@ def _gradients(
         wides[0] if x is None else x if x.is_contiguous() else torch.empty_like(x, memory_format=fresh) for x in wanted
     ]
     rows, columns = wides[1].shape
+    led = sum(thin.ranks[0] for thin in added)
+    shares = wides[0]
 
     def launch(tile: Tile, places: list[torch.Tensor]) -> None:
+        nonlocal shares
+        tile = _fitted(tile, columns)
+        shares = torch.empty(_parts(columns, tile), rows, led, dtype=torch.float32, device=wides[0].device)
         gated_sums_bwd_kernel[_grid(rows, columns, tile)](
-            *(each for wide, thin in zip(wides, added, strict=True) for each in (wide, *thin.tensors)), *places,
+            *(each for wide, thin in zip(wides, added, strict=True) for each in (wide, *thin.tensors)), *places, shares,
             *(stride for thin in added for stride in thin.strides), rows, columns,
-            ACTIVATIONS.index(activation), wanted[2] is not None, *(rank for thin in added for rank in thin.ranks),
-            tile[0], tile[1], interpreted(), num_warps=tile[2],
+            ACTIVATIONS.index(activation), *(rank for thin in added for rank in thin.ranks),
+            *tile[:3], interpreted(), num_warps=tile[3], num_stages=tile[4],
         )  # fmt: skip
 
     spare = [torch.empty_like(x) for x in written] if TUNER.on else written
-    tile = _tile(BACKWARD, wides[1], f"{activation}{int(wanted[2] is not None)}", lambda tile: launch(tile, spare))
-    launch(tile, written)
+    kind = "".join(f" {thin.ranks[0]}" for thin in added)
+    launch(_tile(BACKWARD, wides[1], f"{activation}{kind}", lambda tile: launch(tile, spare)), written)
     for place, held in zip(wanted, written, strict=True):
         if place is not None and held is not place:
             place.copy_(held)
+    return _ended(shares, wides[1].dtype)
 
 
 def _remember(ctx: Any, inputs: Any, output: Any) -> None:
@@ -286,23 +350,24 @@ def _remember(ctx: Any, inputs: Any, output: Any) -> None:
 def _differentiate(ctx: Any, grad: torch.Tensor, behind: torch.Tensor) -> Any:
     gate, gate_inner, gate_outer, up, up_inner, up_outer, right, outer = ctx.saved_tensors
     low = None if outer is None else behind.reshape(-1, behind.shape[-1]) @ outer
-    dgate, dup, product = _gated_sums_backward(
+    dgate, dup, product, inwards = _gated_sums_backward(
         grad, low, right, gate, gate_inner, gate_outer, up, up_inner, up_outer, ctx.activation
     )
+    ranks = [0 if x is None else x.shape[-1] for x in (gate_inner, up_inner, low)]
+    of_gate, of_up, inner = inwards.split(ranks, -1)
     of_down: tuple[Any, Any] = None, None
     if low is not None:
-        flat = product.view(-1, product.shape[-1])
-        of_down = low.t() @ flat, behind.reshape(-1, behind.shape[-1]).t() @ (flat @ right.t())
-    of_gate, of_up = _into_factors(dgate, gate_inner, gate_outer), _into_factors(dup, up_inner, up_outer)
-    return dgate, *of_gate, dup, *of_up, *of_down, None
+        of_down = low.t() @ product.view(-1, product.shape[-1]), behind.reshape(-1, behind.shape[-1]).t() @ inner
+    return (
+        dgate, *_into_factors(dgate, of_gate, gate_inner), dup, *_into_factors(dup, of_up, up_inner), *of_down, None,
+    )  # fmt: skip
 
 
-def _into_factors(slope: torch.Tensor, inner: torch.Tensor | None, outer: torch.Tensor | None) -> tuple[Any, Any]:
+def _into_factors(slope: torch.Tensor, inwards: torch.Tensor, inner: torch.Tensor | None) -> tuple[Any, Any]:
     """Gradients of the two factors that a sum was given."""
-    if inner is None or outer is None:
+    if inner is None:
         return None, None
-    flat = slope.reshape(-1, slope.shape[-1])
-    return (flat @ outer).view(inner.shape), flat.t() @ inner.reshape(-1, inner.shape[-1])
+    return inwards.view(inner.shape), slope.reshape(-1, slope.shape[-1]).t() @ inner.reshape(-1, inner.shape[-1])
 
 
 _gated_sums.register_autograd(_differentiate, setup_context=_remember)

@@ -14,7 +14,7 @@ Thin = tuple[torch.Tensor, torch.Tensor] | None
 
 def total(wide: torch.Tensor, thin: Thin) -> torch.Tensor:
     """`wide + inner @ outer.T` [..., I] in float32, float64 for float64; rounded nowhere."""
-    found = wide.to(torch.float64 if wide.dtype == torch.float64 else torch.float32)
+    found = wide.to(_format(wide))
     return found if thin is None else found + thin[0].to(found.dtype) @ thin[1].to(found.dtype).t()
 
 
@@ -28,12 +28,25 @@ def gated_sums_reference(
 def gated_sums_gradients_reference(
     grad: torch.Tensor, grad_thin: Thin, gate: torch.Tensor, gate_thin: Thin, up: torch.Tensor, up_thin: Thin,
     activation: str = "silu",
-) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:  # fmt: skip
-    """Gradients of both sums for the result's gradient, itself a sum, and the result; each rounded once."""
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:  # fmt: skip
+    """Gradients of both sums for the result's gradient, itself a sum, the result, and what of them leads into the factors
+    [..., sum of R]: `dgate @ outer_g`, `dup @ outer_u`, `result @ outer` of the gradient's; each rounded once."""
     given, x, by = total(grad, grad_thin), total(gate, gate_thin), total(up, up_thin)
     act = gated_reference(x, torch.ones_like(x), activation)
     dgate, dup, product = (each.to(gate.dtype) for each in (given * by * _slope(x, activation), given * act, act * by))
-    return dgate, dup, product
+    pairs = ((dgate, gate_thin), (dup, up_thin), (product, grad_thin))
+    return dgate, dup, product, torch.cat([led_inwards(wide, thin) for wide, thin in pairs], -1)
+
+
+def led_inwards(wide: torch.Tensor, thin: Thin) -> torch.Tensor:
+    """`wide @ outer` [..., R], summed in float32 and rounded once; nothing [..., 0] without factors."""
+    if thin is None:
+        return wide.new_empty(*wide.shape[:-1], 0)
+    return (wide.to(_format(wide)) @ thin[1].to(_format(wide))).to(wide.dtype)
+
+
+def _format(x: torch.Tensor) -> torch.dtype:
+    return torch.float64 if x.dtype == torch.float64 else torch.float32
 
 
 def _slope(x: torch.Tensor, activation: str) -> torch.Tensor:

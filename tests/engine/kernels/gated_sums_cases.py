@@ -68,14 +68,14 @@ def gated_sums_again() -> None:
                 for each in arguments]  # fmt: skip
         truth = gated_sums_gradients_reference(*wide, activation)
         eager = gated_sums_gradients_reference(*arguments, activation)
-        for what, a, b, c in zip(("dgate", "dup", "product"), truth, eager, fresh, strict=True):
+        for what, a, b, c in zip(("dgate", "dup", "product", "inwards"), truth, eager, fresh, strict=True):
             if what == "product" and not thin:
                 said(c.numel() == 0, f"gated_sums without the product {activation}")
             else:
                 judge(f"gated_sums again {activation} {thin} {what}", a, b, c, torch.bfloat16)
         spent = [x.clone() for x in (grad, gate, up)]
-        GRADIENTS_IN_PLACE(spent[0], low, right, spent[1], *sums[1:3], spent[2], None, None, activation)
-        found = (*spent[1:], spent[0] if thin else fresh[2])
+        inwards = GRADIENTS_IN_PLACE(spent[0], low, right, spent[1], *sums[1:3], spent[2], None, None, activation)
+        found = (*spent[1:], spent[0], inwards) if thin else (*spent[1:], fresh[2], inwards)
         said(all(map(torch.equal, found, fresh)), f"gated_sums in place {activation} {thin}")
         said(thin or torch.equal(spent[0], grad), f"gated_sums leave a gradient as it is {activation} {thin}")
 
@@ -95,8 +95,8 @@ def gated_sums_tiles() -> None:
 
     def run():
         spent = [x.clone() for x in (grad, gate, up)]
-        GRADIENTS_IN_PLACE(spent[0], thin[0], down[0], spent[1], *thin, spent[2], *thin, "silu")
-        return *GATED_SUMS(gate, *thin, up, *thin, *down, "silu"), *spent
+        inwards = GRADIENTS_IN_PLACE(spent[0], thin[0], down[0], spent[1], *thin, spent[2], *thin, "silu")
+        return *GATED_SUMS(gate, *thin, up, *thin, *down, "silu"), *spent, inwards
 
     wanted = run()
     for place in range(len(FORWARD.candidates)):

@@ -37,8 +37,8 @@ KERNELS = {
     "rope_kernel": (ROTATION, ("BLOCK_HQ", "num_warps")),
     "gated_fwd_kernel": (GATED_FORWARD, ("BLOCK", "num_warps")),
     "gated_bwd_kernel": (GATED_BACKWARD, ("BLOCK", "num_warps")),
-    "gated_sums_fwd_kernel": (SUMS_FORWARD, ("ROWS", "COLUMNS", "num_warps")),
-    "gated_sums_bwd_kernel": (SUMS_BACKWARD, ("ROWS", "COLUMNS", "num_warps")),
+    "gated_sums_fwd_kernel": (SUMS_FORWARD, ("ROWS", "COLUMNS", "SPAN", "num_warps", "num_stages")),
+    "gated_sums_bwd_kernel": (SUMS_BACKWARD, ("ROWS", "COLUMNS", "SPAN", "num_warps", "num_stages")),
 }
 
 EXPERTS = {
@@ -59,7 +59,13 @@ def built(*arguments: str) -> list[dict]:
 @pytest.mark.parametrize("capability", ["80", "89", "100"])
 def test_every_kernel_compiles_for_an_a100_an_l40_and_a_b200(capability):
     found = built(capability, "by hand")
-    assert {each["kernel"] for each in found} == {*KERNELS, *EXPERTS, "rounded_rows_kernel", "transpose_kernel"}
+    assert {each["kernel"] for each in found} == {
+        *KERNELS,
+        *EXPERTS,
+        "rounded_rows_kernel",
+        "transpose_kernel",
+        "gated_sums_end_kernel",
+    }
 
 
 @pytest.mark.timeout(3000)
