@@ -206,6 +206,7 @@ def _inline(value: Any) -> str:
     writer.default_flow_style = True
     writer.allow_unicode = True
     writer.width = 1_000_000
+    writer.brace_single_entry_mapping_in_flow_sequence = True
     out = io.StringIO()
     writer.dump([value], out)
     return out.getvalue().strip()[1:-1]
@@ -216,6 +217,7 @@ def _round_trip(text: str, before: Mapping[str, Any], after: Mapping[str, Any]) 
     yaml = YAML(typ="rt", pure=True)
     yaml.preserve_quotes = True
     yaml.width = 4096
+    yaml.brace_single_entry_mapping_in_flow_sequence = True
     document = yaml.load(text)
     for path, value in changes(before, after):
         place = document

@@ -446,3 +446,14 @@ def test_an_edit_is_judged_within_3_ms() -> None:
         times.append(ended - started)
         known.append(time.process_time() - ended)
     assert sorted(times)[150] < 0.003 * max(1.0, sorted(known)[150] / 0.0009)
+
+
+def test_a_fix_leaves_rows_in_brackets_as_they_were_written() -> None:
+    text = "version: 1\ndata: {train: [{path: a.jsonl}]}  # mine\noptim: {learning_rte: 0.1}\n"
+    draft = Draft(text)
+    (fix,) = (finding.fix for finding in draft.findings if finding.path == "optim.learning_rte")
+    assert fix is not None
+    draft.apply(fix)
+    assert draft.text() == text.replace("rte", "rate")
+    draft.set("data.train", [{"path": "b.jsonl"}])
+    assert draft.text() == text.replace("rte", "rate").replace("a.jsonl", "b.jsonl")
