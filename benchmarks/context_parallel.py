@@ -480,7 +480,9 @@ def main() -> int:
     parser.add_argument("--steps", type=int, default=2, help="of the long row")
     parser.add_argument("--arms", nargs="+", choices=ARMS, default=["ddp", "one"], help="of the long row")
     parser.add_argument("--cards", type=int, default=2, help="that divide the long row")
-    parser.add_argument("--warm", type=int, default=0, metavar="TOKENS", help="of a row before the long ones, which is not timed")
+    parser.add_argument(
+        "--warm", type=int, default=0, metavar="TOKENS", help="of a row before the long ones, which is not timed"
+    )
     parser.add_argument("--tiled", action="store_true", help="the long row's feed-forward blocks run in tiles")
     parser.add_argument("--keep", type=Path, metavar="FOLDER", help="where the runs are left, with their logs")
     result_options(parser)

@@ -115,7 +115,7 @@ FAULTS = (
     Fault("engine/session/resume.py", " or data_record.files_unchanged(record)", " or not data_record.files_unchanged(record)", "end_to_end/test_resumed_rows.py"),
     Fault("engine/session/rows.py", "self._asked + ASK_SECONDS - time.monotonic()", "time.monotonic() - self._asked - ASK_SECONDS", "engine/session/test_rows.py"),
     Fault("engine/session/template.py", "self.problem and same else found", "self.problem else found", "engine/session/test_template.py"),
-    Fault("engine/trainers/clock.py", "self.now() - self._began - self._paused)", "self.now() - self._began)", "engine/trainers/test_effects.py"),
+    Fault("engine/trainers/clock.py", "end.at - self._began - end.paused)", "end.at - self._began)", "engine/trainers/test_effects.py"),
     Fault("engine/trainers/kto.py", "return max(1.0, bad / good), max(1.0, good / bad)", "return max(1.0, good / bad), max(1.0, bad / good)", "engine/trainers/test_methods.py engine/trainers/test_losses.py"),
     Fault("engine/trainers/optimizers/galore.py", 'made.ortho_matrix, made.last_svd_step = found["basis"], found["renewed"]', 'made.last_svd_step = found["renewed"]', "engine/trainers/optimizers/test_building.py"),
     Fault("engine/trainers/receipt.py", "detail = \"; \".join(filter(None, (auto, replaced)))", "detail = replaced", "engine/trainers/test_receipt.py"),

@@ -174,6 +174,7 @@ class FormPart(Part):
             "working": session.facts.working,
             "words": session.facts.asking,
             "counting": session.facts.counting,
+            "stopped": session.facts.stopped,
         }
 
     def summary(self) -> str:
@@ -193,7 +194,7 @@ def version_of(session: BuildSession, step: str) -> str:
     draft, facts = session.draft, session.facts
     words = (
         f"{facts.asking}|{'|'.join(facts.trouble)}|{facts.working}|{sorted(facts.looks)}|{bool(facts.tokenizer)}"
-        f"|{session.warm.words()}"
+        f"|{session.warm.words()}|{facts.stopped}"
     )
     return f"{draft.version}.{step}.{draft.dirty}.{abs(hash(words)) % 10**8}"
 

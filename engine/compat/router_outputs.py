@@ -27,20 +27,25 @@ def hand_on_router_logits(backbone: torch.nn.Module) -> Callable[[], None] | Non
     of_granite = kind.__module__.startswith("transformers.models.granitemoe")
     if not of_granite or KEY in (getattr(kind, "_can_record_outputs", None) or {}):
         return None
-    heard: list[Tensor] = []
+    passes: list[list[Tensor]] = []
     plain: Any = backbone.forward
     settings: Any = backbone.config
 
     def hear(router: torch.nn.Module, args: Any, chosen: tuple[Tensor, Tensor, Tensor]) -> None:
-        heard.append(chosen[2])
+        # What is computed again for its gradients is nobody's answer, and would hold all that it was computed from.
+        if passes:
+            passes[-1].append(chosen[2])
 
     def forward(*args: Any, output_router_logits: bool | None = None, **kwargs: Any) -> Any:
         wanted = settings.output_router_logits if output_router_logits is None else output_router_logits
-        heard.clear()
-        out = plain(*args, **kwargs)
+        heard: list[Tensor] = []
+        passes.append(heard)
+        try:
+            out = plain(*args, **kwargs)
+        finally:
+            passes.pop()
         if wanted:
             out[KEY] = tuple(heard)
-        heard.clear()
         return out
 
     routers = [module for module in backbone.modules() if type(module).__name__.endswith("TopKRouter")]

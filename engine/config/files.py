@@ -18,6 +18,7 @@ from typing import Any
 
 from ruamel.yaml import YAML
 from ruamel.yaml.error import MarkedYAMLError, YAMLError
+from ruamel.yaml.reader import ReaderError
 
 from engine.config.facts import Facts
 from engine.config.nodes import TooMuch, plain
@@ -98,6 +99,8 @@ def parse(text: str, *, path: Path | None = None) -> Document:
         raise ConfigUnreadable(
             f"{where}:{problem.line}: {problem.sentence}" if problem.line else f"{where}: {problem.sentence}"
         ) from None
+    except ReaderError as problem:
+        raise ConfigUnreadable(_unprintable(where, text.removeprefix("\ufeff"), problem)) from None
     except MarkedYAMLError as problem:
         raise ConfigUnreadable(_sentence(where, text, problem)) from None
     except (YAMLError, ValueError) as problem:
@@ -107,7 +110,8 @@ def parse(text: str, *, path: Path | None = None) -> Document:
         value = {}
     if not isinstance(value, dict):
         raise ConfigUnreadable(
-            f"{where}: must be settings by section, such as `model:` and `data:`; got a {_kind(value)}."
+            f"{where}: must be settings by section, such as `model:` and `data:`; got a {_kind(value)}. Start from a recipe: "
+            "`workbench recipes` lists them."
         )
     return Document(text, value, lines, path)
 
@@ -128,6 +132,17 @@ def _sentence(where: str, text: str, problem: MarkedYAMLError) -> str:
     elif "mapping values are not allowed" in what:
         hint = "Put a space after the colon, and quote texts that hold a colon."
     return f"{place}: must be YAML; got a line where {visible(what)}. {hint}"
+
+
+def _unprintable(where: str, text: str, problem: ReaderError) -> str:
+    """A character that no YAML may hold, as one sentence with its line."""
+    character = chr(problem.character) if isinstance(problem.character, int) else str(problem.character)[:1]
+    line = text.count("\n", 0, problem.position) + 1
+    code = f"\\x{ord(character):02x}" if ord(character) < 256 else f"\\u{ord(character):04x}"
+    return (
+        f"{where}:{line}: must be text that can be printed; got the character {visible(character)}. "
+        f"Remove it, or write it as {code} between double quotes."
+    )
 
 
 def parse_value(text: str) -> Any:

@@ -83,7 +83,10 @@ class _Builder:
             if type(event).__name__ == "DocumentStartEvent":
                 documents += 1
                 if documents > 1:
-                    raise TooMuch("must be one document; got a second one after `---`.", event.start_mark.line + 1)
+                    raise TooMuch(
+                        "must be one document; got a second one after `---`. Keep one, and a file for each.",
+                        event.start_mark.line + 1,
+                    )
             elif isinstance(event, (ScalarEvent, MappingStartEvent, SequenceStartEvent, AliasEvent)):
                 value = self.value(event, "", 1)
         if self.twice:
@@ -93,13 +96,19 @@ class _Builder:
     def add(self, number: int, line: int) -> None:
         self.count += number
         if self.count > MOST_VALUES:
-            raise TooMuch(f"must hold at most {MOST_VALUES:,} values, aliases counted in full; got more.", line)
+            rule = f"must hold at most {MOST_VALUES:,} values, aliases counted in full"
+            raise TooMuch(f"{rule}; got more. Write out only what is needed, and put rows into a data file.", line)
 
     def value(self, event: Any, path: str, depth: int) -> Any:
         line = event.start_mark.line + 1
         if isinstance(event, AliasEvent):
             if event.anchor not in self.anchors:
-                raise TooMuch(f"must name an anchor that is whole; got *{visible(str(event.anchor))}.", line)
+                name = visible(str(event.anchor))
+                raise TooMuch(
+                    f"must name an anchor that is whole; got *{name}. Put &{name} before a value above it, "
+                    "or put the text in quotes.",
+                    line,
+                )
             value, size = self.anchors[event.anchor]
             self.add(size, line)
             return value
@@ -138,7 +147,9 @@ class _Builder:
             line = event.start_mark.line + 1
             key = self.value(event, path, depth + 1)
             if isinstance(key, (list, dict)):
-                raise TooMuch("must have names as keys; got a list or a mapping as a key.", line)
+                raise TooMuch(
+                    "must have names as keys; got a list or a mapping as a key. Quote it if it is a name.", line
+                )
             if (
                 key == "<<" and isinstance(event, ScalarEvent) and event.implicit[0]
             ):  # in quotes it is a name like others
@@ -166,7 +177,9 @@ class _Builder:
 
 def _number(text: str, whole: bool, line: int) -> Any:
     if len(text) > LONGEST_NUMBER:
-        raise TooMuch(f"must hold numbers of at most {LONGEST_NUMBER} digits; got one of {len(text):,}.", line)
+        raise TooMuch(
+            f"must hold numbers of at most {LONGEST_NUMBER} digits; got one of {len(text):,}. Shorten it.", line
+        )
     digits = text.replace("_", "")
     try:
         if not whole:

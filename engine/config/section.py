@@ -69,7 +69,12 @@ class Section:
                 found[name] = Setting(annotation, getattr(cls, name, None))
         cls.model_fields = found
         cls._defaults = {name: setting.default for name, setting in found.items()}
-        cls._copied = tuple(name for name, setting in found.items() if isinstance(setting.default, (list, dict)))
+        cls._copied = tuple(
+            name
+            for name, setting in found.items()
+            if isinstance(setting.default, (list, dict))
+            or (isinstance(setting.default, Section) and setting.default._copied)
+        )
 
     def __init__(self, **values: Any) -> None:
         if not values.keys() <= self.model_fields.keys():
@@ -78,7 +83,7 @@ class Section:
         held = self.__dict__
         held.update(self._defaults)
         for name in self._copied:
-            held[name] = copy.copy(held[name])
+            held[name] = _own(held[name])
         held.update(values)
 
     @classmethod
@@ -111,6 +116,13 @@ class Section:
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({', '.join(f'{name}={value!r}' for name, value in self.__dict__.items())})"
+
+
+def _own(value: Any) -> Any:
+    """A list, mapping or section of which nothing that could be changed in place is another's."""
+    if not isinstance(value, Section):
+        return copy.copy(value)
+    return value.model_copy(update={name: _own(value.__dict__[name]) for name in value._copied})
 
 
 def _plain(value: Any, exclude_defaults: bool) -> Any:

@@ -99,7 +99,13 @@ def as_launched(mapping: Mapping[str, Any], launched: Mapping[str, Any]) -> dict
             continue
         if spec.default == "auto" and not spec.kinds and (spec.nullable or spec.control == "bool"):
             whole[spec.section] = {**section, spec.name: None if spec.nullable else False}
+        elif spec in _BEFORE and section.get("kind") in spec.kinds:
+            whole[spec.section] = {**section, spec.name: _BEFORE[spec]}
     return whole
+
+
+_BEFORE = {fields.method.cache_implementation: "dynamic"}
+"""What methods did before they had a setting, where that is neither off nor the usual size."""
 
 
 def gather_facts(

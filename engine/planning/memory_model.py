@@ -333,9 +333,9 @@ def _activations(config: RunConfig, facts: Facts, layers: Layers, length: int) -
     layer = tokens * kept * size * (KEPT_FROZEN if config.adapter.kind == "lora" else 1.0)
     if config.model.dtype == "float32":
         layer *= KEPT_FLOAT32
-    if attention_backend.keeps_scores(config, facts):
-        layer += tokens * length * (model.heads or 1) * (size + 4)
     of_block = layer * kept_wide / kept
+    scores = tokens * length * (model.heads or 1) * (size + 4) if attention_backend.keeps_scores(config, facts) else 0
+    layer += scores
     share = 1.0 if layers.at_once is None else layers.at_once
     gradients = tokens * (GRADIENTS_HIDDEN * hidden + layers.wide_gradients * wide * share) * size
     if layers.at_once is not None:
@@ -346,7 +346,7 @@ def _activations(config: RunConfig, facts: Facts, layers: Layers, length: int) -
         round_it = tokens * (GRADIENTS_HIDDEN * hidden * size + (model.head_dim or 0) * rows)
         gradients = max(gradients, round_it - of_block)
     if layers.fused:
-        return _fused_activations(layers, gradients)
+        return _fused_activations(layers, gradients, scores)
     layer += layers.beside / max(1, count)
     if layers.in_flight is not None:
         return layers.in_flight, layer + gradients
@@ -358,22 +358,22 @@ def _activations(config: RunConfig, facts: Facts, layers: Layers, length: int) -
     return kept_again + whole, gradients + max(0.0, layer - whole)
 
 
-def _fused_activations(layers: Layers, gradients: float) -> tuple[float, float]:
-    """The same of compiled layers. What is computed again is there while it is differentiated, but for what the tier kept; the
+def _fused_activations(layers: Layers, gradients: float, scores: float) -> tuple[float, float]:
+    """The same of compiled layers, of which each holds these bytes of attention scores. What is computed again is there while it is differentiated, but for what the tier kept; the
     last product's result is the next layer's input and is not kept twice."""
     model, wide = layers.model, wide_of(layers.model)
     count, hidden = model.layers or 0, model.hidden_size or 0
     head = model.head_dim or 0
     narrow = FUSED_HIDDEN * hidden + head * (FUSED_QUERY * (model.heads or 0) + FUSED_KEYS * (model.kv_heads or 0))
     bytes_each = layers.tokens * layers.size
-    layer = bytes_each * (narrow + layers.wide_kept * wide) + layers.beside / max(1, count)
+    layer = bytes_each * (narrow + layers.wide_kept * wide) + scores + layers.beside / max(1, count)
     if layers.in_flight is not None:
         return layers.in_flight, layer + gradients
     if layers.again is None:
         return layer * count, gradients
     again = layers.again - (hidden if layers.checkpointing in ("selective", "medium") else 0)
     whole = layer * min(layers.left_out, count)
-    there = bytes_each * (narrow + (layers.wide_kept + layers.wide_gradients) * wide - (again - hidden))
+    there = scores + bytes_each * (narrow + (layers.wide_kept + layers.wide_gradients) * wide - (again - hidden))
     return bytes_each * again * max(0, count - layers.left_out) + whole, max(gradients, there - whole)
 
 

@@ -28,6 +28,9 @@ from engine.run.tail import Tail
 from engine.run.view import RunView, fold_many
 
 HEAD_BYTES = 1 << 16
+# So far back a list looks for the newest best step, which held-out rows are measured for now and then.
+BEST_BYTES = 1 << 20
+_BLOCK = 1 << 20
 POLL_SECONDS = 0.012
 FOLDER_SECONDS = 0.5
 LOADING_SECONDS = 0.02
@@ -146,11 +149,13 @@ class Watch:
         self._open()
 
     def _fold_ends(self, newest: int) -> None:
-        """The first stretch of the events and the last `newest` bytes."""
+        """The first stretch of the events, that of the newest start, and the last `newest` bytes."""
         size = self._tail.size()
         if size > newest + HEAD_BYTES:
+            start = _line_start(self.folder, size - newest)
             fold_many(self._view, _head(self.folder))
-            self._tail = Tail(self.folder.events, _line_start(self.folder, size - newest))
+            fold_many(self._view, _between(self.folder, start, self._view.segment))
+            self._tail = Tail(self.folder.events, start)
         self._folded = (self._view.state, self._view.cause)
         self._fold_until(float("inf"))
 
@@ -323,7 +328,8 @@ def open_view(folder: RunFolder, *, problem: str = "") -> Watch:
 
 
 def peek(folder: RunFolder, newest: int = HEAD_BYTES, *, problem: str = "") -> Watch:
-    """A look without staying: only the first and the last events are read. For lists of runs; `view.series` is short.
+    """A look without staying: only the first and the last events are read, and where it was
+    resumed the first since then. For lists of runs; `view.series` is short.
 
     It never fails: what is wrong with a run, or `problem` where the caller met one, becomes its cause.
     """
@@ -358,6 +364,41 @@ def _head(folder: RunFolder) -> list[dict[str, Any]]:
     with open(inside.open_file(folder, folder.events), "rb") as file:
         count = file.read(HEAD_BYTES).count(b"\n")
     return Tail(folder.events).read(count) if count else []
+
+
+def _between(folder: RunFolder, start: int, segment: int) -> list[dict[str, Any]]:
+    """What stands before `start` and still holds there: the first events since a resume that came after `segment`, with the
+    steps it goes to and its receipt, and the best step."""
+    events: list[dict[str, Any]] = []
+    began = 0
+    newest = Tail(folder.events, start).read(1)
+    if newest and newest[0].get("segment", 0) != segment:
+        began = _last_line(folder, start, b'"kind":"started"', start - HEAD_BYTES)
+        if began:
+            with open(inside.open_file(folder, folder.events), "rb") as file:
+                file.seek(began)
+                count = file.read(min(HEAD_BYTES, start - began)).count(b"\n")
+            events += Tail(folder.events, began).read(count)
+    best = _last_line(folder, start, b'"kind":"best"', BEST_BYTES)
+    if best > began:
+        events += Tail(folder.events, best).read(1)
+    return events
+
+
+def _last_line(folder: RunFolder, end: int, mark: bytes, most: int) -> int:
+    """Where the last line begins that has `mark`, in the `most` bytes before `end`; 0 where none does."""
+    low, rest = max(0, end - most), b""
+    with open(inside.open_file(folder, folder.events), "rb") as file:
+        while end > low:
+            at = max(low, end - _BLOCK)
+            file.seek(at)
+            block = file.read(end - at) + rest
+            line = block.rfind(b"\n", 0, max(0, block.rfind(mark))) + 1
+            if line:
+                return at + line
+            # The rest of a line that begins further back.
+            rest, end = block[: block.find(b"\n") + 1] or block, at
+    return 0
 
 
 def _line_start(folder: RunFolder, offset: int) -> int:

@@ -90,6 +90,8 @@ class FactsCollector:
         """How far each question is; of one that was given up it may come late, and is then shown nowhere."""
         self._troubles: dict[str, tuple[str, ...]] = {}
         self._seen = ("", 0.0)
+        self.stopped = False
+        """Whether the rows are left uncounted because a person stopped it."""
         self._closed = False
 
     @property
@@ -138,11 +140,13 @@ class FactsCollector:
             return False
         del self._tickets["counts"]
         ticket.cancel()
+        self.stopped = True
         return True
 
     def count_again(self) -> None:
         """Count the rows, also where counting was stopped."""
         self._known.pop("counts", None)
+        self.stopped = False
         self.refresh()
 
     def close(self) -> None:
@@ -206,6 +210,7 @@ class FactsCollector:
         # All that the prepared rows hang on: what the count leaves in their cache is what a launch finds there.
         about = [model, mapping.get(fields.data.train.section), config.method.kind, config.run.seed]
         if countable(draft.findings) and config.data.train and self._is_new("counts", about):
+            self.stopped = False
             self._question("counts", "counting tokens", "data", config=mapping)
 
     def _question(self, what: str, words: str, do: str, **params: Any) -> None:
@@ -223,6 +228,7 @@ class FactsCollector:
 
     def _give_up_questions(self) -> None:
         """What was asked or answered is about something else; asked again once this is known."""
+        self.stopped = False
         for ticket in self._tickets.values():
             ticket.cancel()
         self._tickets.clear()

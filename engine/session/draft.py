@@ -103,12 +103,14 @@ class Draft:
     # Changing it
 
     def set(self, path: str, value: Any) -> None:
-        """Write one setting. A text is written as the value that it means (`"3e-4"` as 0.0003)."""
+        """Write one setting. A text is written as the value that it means (`"3e-4"` as 0.0003), paths and numpy's numbers as
+        text and numbers. Raises UsageError, and changes nothing, for what no file could hold."""
+        value = _plain(path, value)
         spec = fields.get(path)
         if spec is not None and isinstance(value, str):
             meant = coerce(spec, value)
             value = value if isinstance(meant, Uncoerced) else meant
-        _edited(self, self.history.change(_with(self.history.now.mapping, path.split("."), _plain(value))))
+        _edited(self, self.history.change(_with(self.history.now.mapping, path.split("."), value)))
 
     def unset(self, path: str) -> None:
         """Take one setting out, so that its default stands; a section left empty goes too."""
@@ -120,7 +122,7 @@ class Draft:
         for path in sorted(fix.unset, key=_order, reverse=True):
             mapping = _without(mapping, [path] if path in mapping else path.split("."))
         for path, value in fix.set.items():
-            mapping = _with(mapping, path.split("."), _plain(value))
+            mapping = _with(mapping, path.split("."), _plain(path, value))
         _edited(self, self.history.change(mapping))
 
     def replace_text(self, yaml: str) -> None:
@@ -265,12 +267,28 @@ def _shown(value: Any) -> Any:
     return value
 
 
-def _plain(value: Any) -> Any:
+def _plain(path: str, value: Any) -> Any:
+    """The value as YAML writes it: a path as text, a number of numpy's as Python's. Raises UsageError for what is none."""
+    if value is None or type(value) in (bool, int, float, str):
+        return value
     if isinstance(value, Mapping):
-        return {key: _plain(item) for key, item in value.items()}
+        return {key: _plain(path, item) for key, item in value.items()}
     if isinstance(value, (list, tuple)):
-        return [_plain(item) for item in value]
-    return value
+        return [_plain(path, item) for item in value]
+    if isinstance(value, Section):
+        return _plain(path, value.model_dump(exclude_defaults=True))
+    if isinstance(value, os.PathLike):
+        return os.fspath(value)
+    if isinstance(value, str):
+        return str.__str__(value)
+    listed = value.tolist() if callable(getattr(value, "tolist", None)) else None
+    if type(listed) in (bool, int, float, str, list):
+        return _plain(path, listed)
+    kind = type(value).__name__
+    raise UsageError(
+        f"{path}: must be text, a number, a truth, nothing, a list or a mapping of such; got a value of type {kind}.",
+        "Give it as one of these.",
+    )
 
 
 def _order(path: str) -> tuple[Any, ...]:

@@ -14,12 +14,13 @@ from typing import Any
 
 from engine.client import ask_once
 from engine.config.files import absolute, load, parse, put
+from engine.config.tree import fields
 from engine.errors import RunBusy, UsageError, WorkbenchError, visible
 from engine.run import checkpoint, data_record, inside, launch, slurm
 from engine.run.data_record import DataChanged
 from engine.run.store import ENDED, RunFolder
 
-_TOGETHER = "distributed.reshard_after_forward"
+_TOGETHER = fields.distributed.reshard_after_forward
 Progress = Callable[[dict[str, Any]], None]
 
 
@@ -94,8 +95,9 @@ def changed_config(run: RunFolder, settings: Mapping[str, Any]) -> str:
     text = run.read_config()
     before = parse(text, path=run.config).mapping
     after = copy.deepcopy(before)
-    if isinstance(run.read_json().get("auto"), dict) and _TOGETHER in run.read_json()["auto"]:
-        put(after, _TOGETHER, "auto")  # no number hangs on it, and other devices have other room
+    chosen = (run.read_json().get("auto") or {}).get(_TOGETHER.path)
+    if isinstance(chosen, Mapping) and _TOGETHER.value(read(before).config) == chosen.get("value"):
+        put(after, _TOGETHER.path, "auto")  # no number hangs on it, and other devices have other room
     for path, value in settings.items():
         put(after, path, value)
     for finding in read(after).errors:

@@ -66,7 +66,10 @@ def at_the_card(
     config, why = by_times_of_attention(config, why, run.path, begun)
     taken = {_HEAD.path: _HEAD.value(config)} if launched is not None else {}
     timed = _ATTENTION.path in why and kept_apart(config) and torch.cuda.is_available()
-    taken |= {_ATTENTION.path: _ATTENTION.value(config)} if timed else {}
+    if timed:
+        taken[_ATTENTION.path] = _ATTENTION.value(config)
+    elif _ATTENTION.path in why and _ATTENTION.path in begun:
+        taken[_ATTENTION.path] = begun[_ATTENTION.path]  # a start without a card leaves it to the next with one
     if taken and taken != begun and _processes() == 1:
         inside.replace(run, BEGUN_WITH, json.dumps(taken) + "\n")
     return config, why
@@ -96,7 +99,9 @@ def _begun_with(run: RunFolder) -> dict[str, Any]:
         found = json.loads(inside.read(run, BEGUN_WITH, 2**16)) if inside.exists(run, BEGUN_WITH) else {}
     except ValueError:
         return {}
-    return found if isinstance(found, dict) else {}
+    found = found if isinstance(found, dict) else {}
+    known = found.get(_ATTENTION.path) in _ATTENTION.choices
+    return found if known else {path: value for path, value in found.items() if path != _ATTENTION.path}
 
 
 def _processes() -> int:

@@ -11,7 +11,15 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, NamedTuple
+
+
+class Moment(NamedTuple):
+    """The end of a step: when that was, and what had been paused and read since the last one that was logged, in seconds."""
+
+    at: float
+    paused: float
+    read: float
 
 
 class StepClock:
@@ -24,13 +32,17 @@ class StepClock:
         """Seconds that belonged to no step, since the beginning."""
         self.settle: Callable[[], None] = lambda: None
         """Waits until the device has done what it was given."""
-        self.ended: float | None = None
+        self.ended: Moment | None = None
         """When the step that is being logged was over, where that is a while ago."""
         self.start(0)
 
+    def moment(self) -> Moment:
+        """This moment, for a step that is over now and logged later."""
+        return Moment(time.monotonic(), self._paused, self._read)
+
     def now(self) -> float:
         """The end of the step that is being logged."""
-        return time.monotonic() if self.ended is None else self.ended
+        return time.monotonic() if self.ended is None else self.ended.at
 
     @property
     def paused(self) -> bool:
@@ -39,7 +51,7 @@ class StepClock:
 
     def start(self, step: int) -> None:
         """Steps are measured from now on; `step` is the last one made."""
-        self._began, self._step = self.now(), step
+        self._began, self._step = time.monotonic(), step
         self._paused = self._read = 0.0
         self._pauses = 0
 
@@ -76,8 +88,11 @@ class StepClock:
 
     def lap(self, step: int) -> tuple[float, float]:
         """Seconds of one step and seconds of it that waited for data, as means over the steps since the last lap."""
+        end = self.moment() if self.ended is None else self.ended
         steps = max(1, step - self._step)
-        seconds = max(0.0, self.now() - self._began - self._paused) / steps
-        read = min(self._read / steps, seconds)
-        self.start(step)
+        seconds = max(0.0, end.at - self._began - end.paused) / steps
+        read = min(end.read / steps, seconds)
+        self._began, self._step = end.at, step
+        # What came behind the end is the next step's: its batch is read before this one is logged.
+        self._paused, self._read = self._paused - end.paused, self._read - end.read
         return seconds, read

@@ -16,6 +16,7 @@ from typing import Any, NamedTuple
 
 import torch
 
+from engine.trainers.clock import Moment
 from engine.trainers.run_trainer import RunTrainer
 
 UNREAD = 512
@@ -81,13 +82,21 @@ class LateMetrics(RunTrainer):
     def training_step(self, *args: Any, **kwargs: Any) -> torch.Tensor:
         # Before the batch: within it what a rank that only fills in has, also of batches before, would be left out.
         if len(self._asked) >= UNREAD:
+            self.log_over()  # its numbers may still be on their way
             self.read_metrics()
-        try:
-            step: torch.Tensor = super().training_step(*args, **kwargs)
-        finally:
-            # Of a batch that asks nothing, or is not ended: behind it the state is that of the next step.
-            self.log_over()
+        step: torch.Tensor = super().training_step(*args, **kwargs)
+        self.log_over()  # of a batch that asks nothing: behind it the state is that of the next step
         return step
+
+    def train(self, *args: Any, **kwargs: Any) -> Any:
+        try:
+            return super().train(*args, **kwargs)
+        except BaseException:
+            # What ended the next step, or the reading of its rows, takes no line of this one; and what a device that has
+            # failed says meanwhile is not what the run ends by.
+            with contextlib.suppress(RuntimeError):
+                self.log_over()
+            raise
 
     def compute_loss(self, model: torch.nn.Module, *args: Any, **kwargs: Any) -> Any:
         if not self.model.training:
@@ -155,7 +164,7 @@ class LateMetrics(RunTrainer):
         if tr_loss.is_cuda:
             arrived = torch.cuda.Event()
             arrived.record()
-        self._over = _Over(loss, norm, args, kwargs, arrived, time.monotonic())
+        self._over = _Over(loss, norm, args, kwargs, arrived, self.clock.moment())
 
     def log_over(self) -> None:
         """Logs the step that is over and was not logged at its end, if there is one."""
@@ -165,7 +174,7 @@ class LateMetrics(RunTrainer):
         ended = over.ended
         if over.arrived is not None and not over.arrived.query():
             over.arrived.synchronize()
-            ended = time.monotonic()
+            ended = ended._replace(at=time.monotonic())
         control = self.control
         wanted = control.should_log, control.should_evaluate, control.should_save
         self.clock.ended = ended
@@ -188,14 +197,14 @@ class LateMetrics(RunTrainer):
 
 class _Over(NamedTuple):
     """A step that is over: its loss and gradient norm on the host, what else is said of it, the moment on the device when
-    they are there, and the host's time."""
+    they are there, and that of the host."""
 
     loss: torch.Tensor
     norm: Any
     args: tuple[Any, ...]
     kwargs: dict[str, Any]
     arrived: Any
-    ended: float
+    ended: Moment
 
 
 def _to_host(number: Any) -> Any:

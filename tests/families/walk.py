@@ -8,6 +8,7 @@ What a library or the engine raises is caught on purpose: a page of a family tha
 from __future__ import annotations
 
 import contextlib
+import importlib.util
 import json
 import shutil
 import signal
@@ -108,11 +109,16 @@ class Way:
     def mapping(self, **more: dict[str, Any]) -> dict[str, Any]:
         """The config of a run, as its file has it; what is not named is as the workbench chooses."""
         kind = self.family.method if self.family.talks or self.family.method != "sft" else "pretrain"
+        # As a launch writes it: no `auto` is left in a run.
+        sees = self.family.sees and importlib.util.find_spec("torchvision")
+        read_by = {"image_backend": "torchvision"} if sees else {}
         return {
             "version": 1,
             "model": {"name": str(self.folder), "dtype": "float32", **more.get("model", {})},
             "method": {"kind": kind},
-            "data": {"train": [{"path": str(self.rows)}], "max_length": 1024 if self.name == "cohere2" else 128},
+            "data": {
+                "train": [{"path": str(self.rows)}], "max_length": 1024 if self.name == "cohere2" else 128, **read_by,
+            },
             "adapter": more.get("adapter", {"kind": "lora", "r": 4}),
             "optim": {
                 "max_steps": STEPS, "per_device_train_batch_size": 2, "gradient_accumulation_steps": 1,

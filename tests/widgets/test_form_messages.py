@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
@@ -16,7 +19,8 @@ from engine.planning.auto import resolved
 from engine.run.rehearsed import Rehearsal, keep
 from engine.session.draft import Draft
 from tests.caches import own_cache
-from widgets import ConfigForm
+from widgets import ConfigForm, asking
+from widgets.form import FormPart
 from widgets.wire import options
 
 LEARNING_RATE = fields.optim.learning_rate.path
@@ -217,6 +221,36 @@ def test_a_goal_and_a_method_say_what_they_are_for_what_rows_they_need_and_show_
     assert kinds[fields.adapter.kind.path]["about"][0]
     assert "`" not in str(kinds) + str(goals)
     assert ask.edit("step", step="data")["kinds"] == {}
+
+
+def test_counting_is_told_stopped_and_begun_again(draft: Draft) -> None:
+    told: list[Callable[[dict[str, object]], None]] = []
+    cancelled: list[bool] = []
+
+    class Silent(asking.Asker):
+        """Of an inspector that never answers."""
+
+        def ask(self, do: str, **params: Any) -> Any:
+            if do == "data":
+                told.append(params["on_progress"])
+            return SimpleNamespace(done=False, cancel=lambda: cancelled.append(True), add_done_callback=lambda do: None)
+
+    form = FormPart(draft, Silent())
+    try:
+        end = time.monotonic() + 60
+        while not form.state()["counting"]:
+            assert time.monotonic() < end
+            time.sleep(0.02)
+        told[-1]({"stage": "tokenize", "done": 12_000, "total": 24_000})
+        state = form.state()
+        assert "12,000 of 24,000" in state["words"]
+        assert not state["stopped"]
+        state = form.count()
+        assert (state["counting"], state["stopped"], cancelled) == (False, True, [True])
+        state = form.count()
+        assert (state["counting"], state["stopped"], len(told)) == (True, False, 2)
+    finally:
+        form.session.close()
 
 
 def test_yaml_that_cannot_be_read_changes_nothing_and_says_where(ask: Asker, draft: Draft) -> None:

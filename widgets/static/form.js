@@ -55,7 +55,8 @@ export function formParts(stage, link, more = null) {
     say(state, bad ? `✗ ${bad} ${bad === 1 ? "error" : "errors"}` : soft ? `? ${soft} to look at` : "✓ ready");
     state.dataset.kind = bad ? "error" : soft ? "hint" : "ok";
     say(working, now.words);
-    stop.hidden = !now.counting;
+    stop.hidden = !now.counting && !now.stopped;
+    say(stop, now.counting ? "Stop counting" : "Count the rows");
     undo.disabled = !now.undo;
     redo.disabled = !now.redo;
     steps.set([...now.steps.map((step) => ({ ...step, here: step.id === now.step && !more?.current() })), ...(more?.tabs() ?? [])]);

@@ -56,7 +56,10 @@ def command(
     if data is not None:
         data = data.expanduser().absolute()
         if not data.exists():
-            raise UsageError(f"--data: must be a file with rows; got nothing there: {visible(redact(str(data)))}.")
+            raise UsageError(
+                f"--data: must be a file with rows; got nothing there: {visible(redact(str(data)))}.",
+                "Give its path, or leave --data out for the rows that the run held out.",
+            )
     if tasks and data is not None:
         raise UsageError("--tasks: a task names its own rows; got --data beside it.", "Leave one of them out.")
     files = tasks_of(tasks)

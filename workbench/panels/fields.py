@@ -14,6 +14,7 @@ from engine.config.data import DataSource
 from engine.config.files import short_path
 from engine.config.findings import Finding
 from engine.config.section import Section
+from engine.config.text_values import as_typed
 from engine.config.tree import FieldSpec, RunConfig
 from engine.planning.auto import Effective
 from workbench.panels.form import Row
@@ -105,7 +106,7 @@ def in_words(spec: FieldSpec, value: Any) -> str:
     if isinstance(value, str):
         return clean(spec.labels.get(value, short_path(value) if spec.control == "path" else value))
     if isinstance(value, Mapping):
-        return ", ".join(f"{clean(key)}: {clean(item)}" for key, item in value.items())
+        return clean(as_typed(value))
     if isinstance(value, (list, tuple)):
         if not value:
             return "none"

@@ -43,7 +43,8 @@ class FindingsScreen(Dialog[tuple[str, Finding]]):
             title = "Nothing to mend." if not count else f"{count} finding{'s' if count > 1 else ''}"
             yield Static(title, id="title", markup=False)
             yield OptionList(*(Option(self._words(finding)) for finding in self._findings), compact=True, markup=False)
-            yield Static("enter go there   f apply its fix   esc back", classes="note", markup=False)
+            keys = ["enter go there"] * bool(count) + ["f apply its fix"] * any(known.fix for known in self._findings)
+            yield Static("   ".join([*keys, "esc back"]), classes="note", markup=False)
 
     @staticmethod
     def _words(finding: Finding) -> Content:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Literal
 
+from engine.config.coercion import coerce
 from engine.config.facts import Facts
 from engine.config.findings import Finding, Fix, must
 from engine.config.kernels import LIGER_PARTS
@@ -149,7 +150,10 @@ def liger_kernel_config_names_parts(config: RunConfig, facts: Facts) -> Iterator
                 path, f"one of {', '.join(LIGER_PARTS)}", key, f"Did you mean {close}?" if close else "Remove it."
             )
         elif not isinstance(value, bool):
-            yield must(path, "true or false", value, "Each part is a switch.")
+            switch = coerce(fields.kernels.kernel_auto_compose, value)
+            meant = Fix(f"write it as {str(switch).lower()}", {path: switch}) if isinstance(switch, bool) else None
+            todo = f"Write {str(switch).lower()}." if meant else "Change it, or leave it out for true."
+            yield must(path, "true or false", value, todo, fix=meant)
 
 
 @rule(

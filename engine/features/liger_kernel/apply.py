@@ -191,7 +191,6 @@ def _normed(offset: float, casting: str) -> Forward:
 # -- gates -------------------------------------------------------------------------------------------------------------
 def _gated(built: Built, part: str) -> list[tuple[Any, Forward]]:
     """Gated blocks of two projections whose gate this part computes."""
-    forms: dict[type, str | None] = {}
     served = []
     for module in built.modules():
         names = block_names(module)
@@ -202,10 +201,8 @@ def _gated(built: Built, part: str) -> list[tuple[Any, Forward]]:
             or any(_hooked(module, name) for name in names[:2])
         ):
             continue
-        kind = type(module)
-        if kind not in forms:
-            forms[kind] = gated_form(module)
-        if _GATES.get(forms[kind] or "") == part:
+        # Each by itself: two models of one class may have other activations.
+        if _GATES.get(gated_form(module) or "") == part:
             served.append((module, _block(part)))
     return served
 

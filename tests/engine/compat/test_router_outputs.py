@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import weakref
 from types import SimpleNamespace
 
 import torch
 from torch import nn
+from torch.utils.checkpoint import checkpoint
 
 from engine.compat.router_outputs import hand_on_router_logits
 
@@ -42,6 +44,28 @@ def test_routers_that_are_not_recorded_are_heard_where_they_are_asked_for():
     undo()
     assert "router_logits" not in backbone(x)
     assert not any(layer._forward_hooks for layer in backbone.layers)
+
+
+def test_nothing_that_is_computed_again_is_held(monkeypatch):
+    """Held logits would keep what each layer that is computed again was computed from, until the next forward pass."""
+    made, plain = [], TopKRouter.forward
+    monkeypatch.setattr(
+        TopKRouter, "forward", lambda self, x: (out := plain(self, x), made.append(weakref.ref(out[2])))[0]
+    )
+    backbone, x = Backbone(), torch.randn(5, 4, requires_grad=True)
+
+    def behind(layer, x):
+        return layer(x)[1].sin()
+
+    monkeypatch.setattr(
+        Backbone,
+        "forward",
+        lambda self, x: {"out": sum(checkpoint(behind, layer, x, use_reentrant=False) for layer in self.layers)},
+    )
+    hand_on_router_logits(backbone)
+    backbone(x)["out"].sum().backward()
+    assert len(made) == 4
+    assert [each() for each in made] == [None] * 4
 
 
 def test_models_whose_routers_are_recorded_are_left_alone(monkeypatch):

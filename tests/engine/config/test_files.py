@@ -28,19 +28,28 @@ HOSTILE = {
     "alias of itself": ("a: &a [*a]\n", "anchor"),
     "too large": ("# " + "x" * (1024 * 1024) + "\n", "1 MiB"),
     "too many lines": ("\n".join(f"k{number}: {number}" for number in range(20_000)), "values"),
+    "too many values by aliases": (f"a: &a [{'1,' * 90}]\nb: [{'*a,' * 50}]\n", "into a data file"),
     "too many items": ("a: [" + "1," * 200_000 + "]", "values"),
     "same key twice": ("model:\n  name: a\n  name: b\n", "line 2 and again on line 3"),
     "tab": ("model:\n\tname: a\n", "spaces"),
     "open bracket": ("a: [1\n", "YAML"),
     "open quote": ("a: 'x\n", "YAML"),
     "colon": ("a: b: c\n", "colon"),
-    "list": ("- a\n- b\n", "a list"),
+    "list": ("- a\n- b\n", "a list. Start from a recipe"),
     "text": ("hello\n", "text"),
-    "two documents": ("a: 1\n---\nb: 2\n", "second"),
+    "two documents": ("a: 1\n---\nb: 2\n", "second one after `---`. Keep one"),
     "merge key": ("a: &a {b: 1}\nc:\n  <<: *a\n", "merge"),
-    "long number": ("a: " + "9" * 5000, "digits"),
-    "key that is a list": ("? [1, 2]\n: 3\n", "names as keys"),
-    "control character": ("a: \x07\n", "YAML"),
+    "long number": ("a: " + "9" * 5000, "of 5,000. Shorten it"),
+    "key that is a list": ("? [1, 2]\n: 3\n", "names as keys; got a list or a mapping as a key. Quote it"),
+    "control character": (
+        "a: 1\nb: \x07\n",
+        ":2: must be text that can be printed; got the character \u2407. Remove it, or write it as \\x07",
+    ),
+    "control character behind a byte order mark": ("\ufeffa: 1\n\x1b\n", ":2: must be text that can be printed"),
+    "a name with a star": (
+        "data:\n  train: *.jsonl\n",
+        "got *.jsonl. Put &.jsonl before a value above it, or put the text in quotes",
+    ),
 }
 
 

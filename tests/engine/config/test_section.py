@@ -39,6 +39,8 @@ def test_a_default_that_could_be_changed_is_each_sections_own() -> None:
     one, other = DataSource(), DataSource()
     one.columns["prompt"] = "question"
     assert other.columns == {} == DataSource().columns
+    RunConfig().data.train.append(one)
+    assert RunConfig().data.train == []
     dumped = Data(train=[one]).model_dump()
     dumped["train"][0]["columns"]["answer"] = "reply"
     assert one.columns == {"prompt": "question"}

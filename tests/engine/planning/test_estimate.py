@@ -425,6 +425,24 @@ def test_what_compiled_layers_of_8b_take_is_what_was_measured(tier: Any, rows: i
     assert sum(classes.values()) - classes["overhead"] == pytest.approx(gib * GiB, rel=0.025)
 
 
+@pytest.mark.parametrize(("tier", "layers"), [(False, LARGE.layers), (True, 1)])
+def test_compiled_layers_that_keep_scores_of_all_pairs_are_counted_with_them(tier: Any, layers: int) -> None:
+    """Gemma 2 attends eagerly, also where its layers are compiled."""
+    config = read({
+        "model": {"name": LARGE.name}, "adapter": {"kind": "lora"}, "data": {"max_length": 4096},
+        "memory": {"gradient_checkpointing": tier}, "optim": {"per_device_train_batch_size": 1},
+        "kernels": {"use_cut_ce": True, "torch_compile": True},
+    }).config  # fmt: skip
+    fused, eager = (
+        memory(config, Facts(machine=parse_machine("1xH200-141GB"), model=model), tier)
+        for model in (LARGE, replace(LARGE, model_type="gemma2"))
+    )
+    assert fused is not None
+    assert eager is not None
+    scores = 4096 * 4096 * (LARGE.heads or 0) * 6
+    assert eager["activations"] - fused["activations"] == pytest.approx(layers * scores, rel=0.01)
+
+
 @pytest.mark.parametrize(
     ("devices", "length", "shares", "gib"),
     [

@@ -16,7 +16,7 @@ from engine.facts.model_shape import model_facts
 from engine.planning.memory_model import memory
 from engine.rules import read
 from tests.engine.seeing import BUILDERS, qwen2_5_vl
-from tests.families.vision import FAMILIES as MORE
+from tests.families.vision import FAMILIES
 
 H, W, LAYERS, SIDE = 96, 384, 4, 16
 """Width, MLP's width and layers of a tower, and patches a side of an image."""
@@ -139,7 +139,7 @@ def test_nothing_is_kept_of_a_frozen_tower_or_of_rows_without_images() -> None:
 def test_pixtrals_tower_is_known_also_where_its_config_leaves_out_its_usual_sizes(
     tmp_path: Path, shared_data: Path
 ) -> None:
-    folder = MORE["pixtral"](shared_data / "tokenizers/minimind", tmp_path / "pixtral")
+    folder = FAMILIES["pixtral"](shared_data / "tokenizers/minimind", tmp_path / "pixtral")
     found = model_facts(str(folder))
     assert found is not None
     assert found.vision == VisionFacts(32, 2, 64, gated=True, rotary=True, patches=1)
@@ -163,6 +163,33 @@ def test_a_tower_is_known_by_every_familys_own_names(family: str, tmp_path: Path
     assert found.vision.patches == 4
     assert model_facts("builtin/tiny") is not None
     assert model_facts("builtin/tiny").vision is None  # type: ignore[union-attr]
+
+
+def test_pixtrals_tower_is_known_where_its_config_leaves_sizes_out(tmp_path: Path, shared_data: Path) -> None:
+    """transformers' own sizes are meant then. Each patch is a token; Mistral Small 3.1 takes four for one."""
+    for family, patches in (("pixtral", 1), ("mistral3", 4)):
+        folder = FAMILIES[family](shared_data / "tokenizers/minimind", tmp_path / family)
+        told = json.loads((folder / "config.json").read_text())
+        found = model_facts(str(folder))
+        assert found is not None
+        assert found.vision == VisionFacts(32, 2, 64, True, True, patches)
+        tower, projector = ({name for name, *_ in part} for part in (found.tower, found.projector))
+        assert tower == {"q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"}
+        assert {"linear_1", "linear_2"} <= projector
+        for name in ("hidden_size", "intermediate_size", "num_hidden_layers"):
+            del told["vision_config"][name]
+        (folder / "config.json").write_text(json.dumps(told))
+        found = model_facts(str(folder))
+        assert found is not None
+        assert found.vision == VisionFacts(1024, 24, 4096, True, True, patches)
+
+
+def test_the_layer_that_reads_patches_counts_where_it_is_linear(tmp_path: Path, shared_data: Path) -> None:
+    """LFM2-VL's tower, SigLIP 2, has an adapter beside it."""
+    found = model_facts(str(FAMILIES["lfm2_vl"](shared_data / "tokenizers/minimind", tmp_path / "model")))
+    assert found is not None
+    assert ("patch_embedding", 192, 32, 1) in found.tower
+    assert sum(count for *_, count in found.tower) == 13, "six layers of two blocks each"
 
 
 def test_the_built_in_models_tower_is_told_as_it_is_built() -> None:

@@ -12,7 +12,7 @@ import pytest
 
 from engine.run import snapshot
 from engine.run.events import EventWriter
-from engine.run.index import Watch, open_view, peek
+from engine.run.index import HEAD_BYTES, Watch, open_view, peek
 from engine.run.tail import Tail
 from engine.run.view import RunView, fold_many
 
@@ -176,6 +176,26 @@ def test_peek_reads_only_the_ends(run):
     write(run, LONG)
     view = peek(run).view
     assert (view.state, view.step, view.method, view.model) == ("finished", LONG, "sft", "tiny")
+    assert len(view.series["loss"]) < 5_000
+
+
+def test_peek_knows_what_a_resume_between_the_ends_changed(run):
+    write(run, LONG, final="stopped")
+    with EventWriter(run, segment=1) as writer:
+        writer.write("phase", name="load")
+        writer.write("started", method="sft", model="tiny", max_steps=3 * LONG, resumed_from_step=LONG)
+        writer.write("receipt", entries=[{"feature": "attention", "effective": "flex_attention"}])
+        writer.write("best", step=9_000, metric="eval_loss", value=0.5)
+    write(run, LONG // 2, first=LONG + 1, segment=1, final=None)
+    with EventWriter(run, segment=1) as writer:
+        writer.write("best", step=LONG + 7, metric="eval_loss", value=0.25)
+    write(run, LONG // 2, first=LONG * 3 // 2 + 1, segment=1, final="stopped")
+    view, known = peek(run).view, whole(run)
+    assert run.events.stat().st_size - (1 << 20) > 2 * HEAD_BYTES  # the resume lies blocks before the end
+    assert (view.step, view.max_steps, view.segment) == (2 * LONG, 3 * LONG, 1)
+    assert view.best == known.best == {"step": LONG + 7, "metric": "eval_loss", "value": 0.25}
+    assert view.receipt == known.receipt
+    assert view.receipt[0]["effective"] == "flex_attention"
     assert len(view.series["loss"]) < 5_000
 
 

@@ -117,14 +117,16 @@ def test_counting_is_stopped_until_an_edit_or_a_person_asks_for_it(tmp_path: Pat
         assert asked() == 1
         assert facts.counting
         assert facts.stop_counting()
-        assert (silent.cancelled, facts.counting) == (1, False)
+        assert (silent.cancelled, facts.counting, facts.stopped) == (1, False, True)
         silent.progress({"stage": "tokenize", "done": 5, "total": 9})
         assert asked() == 1, "it stays stopped"
         assert facts.asking == "reading the tokenizer …", "progress that comes late is of nothing that goes on"
         facts.count_again()
         assert asked() == 2
+        assert not facts.stopped
         facts.stop_counting()
         draft.set(fields.data.max_length.path, 77)
         assert asked() == 3, "other rows are counted by themselves"
+        assert not facts.stopped
     finally:
         facts.close()

@@ -7,11 +7,13 @@ import stat
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
+from engine.config.data import DataSource
 from engine.config.edit import rewrite
 from engine.config.facts import Facts
 from engine.config.files import parse
@@ -115,6 +117,24 @@ def test_a_section_left_empty_goes_too() -> None:
     draft = Draft("model:\n  name: x\nrun:\n  seed: 3\n")
     draft.unset("run.seed")
     assert draft.text() == "model:\n  name: x\n"
+
+
+def test_a_script_may_give_paths_and_numbers_of_numpy() -> None:
+    draft = Draft.new("sft-lora")
+    draft.set("optim.learning_rate", np.float64(1e-4))
+    draft.set("optim.max_steps", np.int64(20))
+    draft.set("optim.tf32", np.bool_(True))
+    draft.set("adapter.target_modules", np.array(["q_proj", "v_proj"]))
+    draft.set("data.train", [{"path": Path("rows.jsonl")}, DataSource(path="more.jsonl", weight=np.float64(2))])
+    mapping = parse(draft.text()).mapping
+    assert mapping["optim"]["learning_rate"] == 1e-4
+    assert (mapping["optim"]["max_steps"], mapping["optim"]["tf32"]) == (20, True)
+    assert mapping["adapter"]["target_modules"] == ["q_proj", "v_proj"]
+    assert mapping["data"]["train"] == [{"path": "rows.jsonl"}, {"path": "more.jsonl", "weight": 2.0}]
+    before = draft.text()
+    with pytest.raises(UsageError, match=r"run\.seed: must be text, a number, .* got a value of type object\."):
+        draft.set("run.seed", object())
+    assert draft.text() == before
 
 
 def test_a_fix_is_one_change_and_one_undo() -> None:

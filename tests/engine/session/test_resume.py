@@ -91,6 +91,9 @@ def test_layers_that_were_kept_together_for_other_cards_are_chosen_for_these(
     run.update_json(auto={})
     resuming.resume(run, settings={"distributed.reshard_after_forward": False})
     assert "reshard_after_forward: false" in resumed[1], "what was asked for stays"
+    run.update_json(auto={"distributed.reshard_after_forward": {"value": True}})
+    resuming.resume(run, settings={"run.devices": 4})
+    assert "reshard_after_forward: false" in resumed[2], "also where it had been chosen before"
 
 
 def test_a_job_of_a_cluster_is_not_judged_by_this_machine(run: RunFolder, resumed: list[str]) -> None:

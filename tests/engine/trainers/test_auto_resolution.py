@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
 from pathlib import Path
 
@@ -15,7 +16,7 @@ from engine.facts.model_shape import model_facts
 from engine.hardware import GiB, parse_machine
 from engine.planning.auto import choices, resolved
 from engine.rules import read
-from engine.run import from_config
+from engine.run import from_config, inside
 from engine.run.store import RunFolder, create
 from engine.trainers import auto_resolution
 from engine.trainers.auto_resolution import at_the_card, by_free_memory, launched_for, reasons
@@ -71,7 +72,7 @@ def test_more_is_computed_again_where_others_hold_the_cards_memory(run, tmp_path
     assert found.kernels == config.kernels
 
 
-@pytest.mark.parametrize(("gib", "tier"), [(80, False), (48, "medium"), (24, True)])
+@pytest.mark.parametrize(("gib", "tier"), [(80, False), (48, "selective"), (40, "medium"), (24, True)])
 def test_a_run_that_goes_on_on_a_smaller_card_computes_more_again_and_says_so(tmp_path, monkeypatch, gib, tier):
     launched = []
     monkeypatch.setattr(from_config, "launch", lambda text, **given: launched.append(given["info"]))
@@ -183,6 +184,15 @@ def test_a_run_of_version_0_1_0_knew_no_size_of_scores_no_fused_experts_and_no_l
     assert {**meant, "kernels": None} == {**stored, "kernels": None}
 
 
+def test_answers_of_a_run_that_knew_no_static_cache_are_sampled_as_before():
+    """A static cache gives the same numbers but for rounding, and other answers by that."""
+    stored = {"method": {"kind": "grpo"}}
+    assert gather_facts.as_launched(stored, {})["method"] == {"kind": "grpo", "cache_implementation": "dynamic"}
+    for method in ({"kind": "grpo", "cache_implementation": "static"}, {"kind": "dpo"}):
+        assert gather_facts.as_launched({"method": method}, {})["method"] == method
+    assert gather_facts.as_launched(stored, {"method.cache_implementation": {}}) == stored
+
+
 def packed_run(tmp_path, monkeypatch, answers):
     """A run whose rows are packed and kept apart, launched for a card, and what a measurement there answers in turn."""
     packages = {"nvidia-cudnn-frontend": "1.18.0"}
@@ -196,12 +206,20 @@ def packed_run(tmp_path, monkeypatch, answers):
 
 
 def test_attention_over_packs_is_taken_by_its_times_and_a_run_keeps_what_it_began_with(tmp_path, monkeypatch):
-    run = packed_run(tmp_path, monkeypatch, [("varlen", "measured here"), ("cudnn", "measured here")])
+    run = packed_run(tmp_path, monkeypatch, [("varlen", "measured here"), *[("cudnn", "measured here")] * 2])
     assert stored(run).model.attention == "cudnn"
     whole = (80 * GiB, 80 * GiB)
     for why in ("measured here", "this run began with it"):
         config, reasons_now = at_the_card(run, stored(run), whole)
         assert (config.model.attention, reasons_now["model.attention"]) == ("varlen", why)
+    # A start without a card forgets nothing, and a name that no setting has is none.
+    monkeypatch.setattr(auto_resolution.torch.cuda, "is_available", lambda: False)
+    at_the_card(run, stored(run), whole)
+    monkeypatch.setattr(auto_resolution.torch.cuda, "is_available", lambda: True)
+    assert at_the_card(run, stored(run), whole)[0].model.attention == "varlen"
+    for name in ("somebody/kernel", ["varlen"]):
+        inside.replace(run, auto_resolution.BEGUN_WITH, json.dumps({"model.attention": name}))
+        assert at_the_card(run, stored(run), whole)[0].model.attention == "cudnn"
     # Another process of a run with several takes what all were launched with.
     monkeypatch.setenv("WORLD_SIZE", "2")
     assert at_the_card(run, stored(run), whole)[0].model.attention == "cudnn"

@@ -289,6 +289,21 @@ def test_what_a_device_still_computes_of_a_step_is_no_part_of_the_pause_behind_i
     assert 0.2 <= clock.out < 0.3
 
 
+def test_a_step_that_is_logged_late_keeps_its_end_and_the_reading_behind_it_is_the_next_ones():
+    clock = StepClock()
+    clock.start(0)
+    time.sleep(0.02)
+    end = clock.moment()
+    clock.reads(time.sleep)(0.1)
+    clock.ended = end
+    seconds, read = clock.lap(1)
+    clock.ended = None
+    assert 0.02 <= seconds < 0.1
+    assert read == 0
+    seconds, read = clock.lap(2)
+    assert seconds >= read >= 0.1
+
+
 def test_saving_and_evaluating_are_no_part_of_a_step(train, source, monkeypatch):
     from engine.run import checkpoint
 

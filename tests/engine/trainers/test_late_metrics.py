@@ -14,6 +14,7 @@ from trl import SFTTrainer
 
 from engine.compat.trl_head import FusedForward
 from engine.run.store import RunFolder
+from engine.trainers import late_metrics
 from engine.trainers.late_metrics import LateMetrics, Later
 from tests.engine.trainers.building import Built
 from tests.engine.trainers.conftest import CONVERSATIONS
@@ -66,6 +67,38 @@ def test_they_are_those_of_each_batch_and_nobody_is_asked_meanwhile(tmp_path: An
     assert isinstance(same, int)
     assert asked
     assert not none
+
+
+EACH_STEP = {**SETTINGS, "run.logging_steps": 1, "optim.gradient_accumulation_steps": 1}
+
+
+def test_a_step_has_its_line_though_the_rows_of_the_next_cannot_be_read(tmp_path: Any, monkeypatch: Any) -> None:
+    trainer = Built(EACH_STEP, [{"messages": row} for row in CONVERSATIONS], tmp_path).trainer
+    trainer.attach(RunFolder(tmp_path), None, 1, {})
+    take, heard = trainer.get_batch_samples, []
+
+    def reads(*args: Any) -> Any:
+        if trainer.state.global_step == 2:
+            raise OSError("the disk is gone")
+        return take(*args)
+
+    monkeypatch.setattr(trainer, "get_batch_samples", reads)
+    monkeypatch.setattr(trainer, "log", lambda logs, *_: heard.append(trainer.state.global_step))
+    with pytest.raises(OSError, match="the disk is gone"):
+        trainer.train()
+    assert heard == [1, 2]
+
+
+def test_numbers_are_read_once_they_have_come_also_where_many_wait(tmp_path: Any, monkeypatch: Any) -> None:
+    monkeypatch.setattr(late_metrics, "UNREAD", 4)
+    trainer = Built(EACH_STEP, [{"messages": row} for row in CONVERSATIONS], tmp_path).trainer
+    trainer.attach(RunFolder(tmp_path), None, 1, {})
+    read, come = trainer.read_metrics, []
+    monkeypatch.setattr(trainer, "read_metrics", lambda: (come.append(trainer._over is None), read()))
+    monkeypatch.setattr(trainer, "_save_checkpoint", lambda *_: None)
+    trainer.train()
+    assert len(come) >= 4
+    assert all(come), "while a step is not logged, its numbers are on their way from the device"
 
 
 def test_the_head_knows_how_many_tokens_of_a_batch_have_a_label(tmp_path: Any, monkeypatch: Any) -> None:

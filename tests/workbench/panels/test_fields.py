@@ -22,6 +22,10 @@ def test_values_are_short_and_whole() -> None:
     assert [in_words(length, value) for value in (512, 10_000, None, True)] == ["512", "10,000", "none", "yes"]
     assert in_words(seed, 123_456) == "123456", "no number of things"
     assert in_words(fields.optim.learning_rate, 2e-05) == "2e-05"
+    parts = fields.kernels.liger_kernel_config
+    assert in_words(parts, {"rope": False, "geglu": True}) == "rope: false, geglu: true", (
+        "as it is typed and stands in the file"
+    )
     assert in_words(fields.run.report_to, ["wandb", "tensorboard"]) == "wandb, tensorboard"
     assert in_words(fields.run.prompts, ["Who?", "When?"]) == "Who? +1"
 

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 from textual import events
-from textual.widgets import Input, OptionList
+from textual.widgets import Input, OptionList, Static
 
 from engine.config.facts import DataFacts, Facts
 from engine.config.findings import RANK
@@ -426,6 +426,7 @@ async def test_the_list_of_findings_jumps_to_the_setting() -> None:
         await pilot.press("exclamation_mark")
         await pilot.pause()
         assert isinstance(app.screen, FindingsScreen)
+        assert str(app.screen.query_one(".note", Static).render()) == "enter go there   esc back", "it has no fix"
         await pilot.press("enter")
         await pilot.pause()
         row = build(app).pane.form.row
@@ -538,6 +539,7 @@ async def test_the_fix_of_the_finding_under_the_cursor_is_applied_the_gravest_fi
         await pilot.pause()
         screen = app.screen
         assert isinstance(screen, FindingsScreen)
+        assert "f apply its fix" in str(screen.query_one(".note", Static).render())
         ranks = [RANK[finding.severity] for finding in screen._findings]
         assert ranks == sorted(ranks)
         assert [finding.path for finding in screen._findings][:2] == ["optim.warmup_steps", "optim.learning_rate"]
@@ -882,6 +884,37 @@ async def test_a_model_that_is_not_here_is_not_asked_about_and_what_was_asked_of
         build(app).look()
         await until(pilot, lambda: "counting tokens" not in shown(app))
         assert {name for _, name in asked} == {"builtin/tiny"}
+
+
+async def test_a_key_stops_the_counting_which_says_how_far_it_is_and_begins_it_again(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    told: list[Callable[[dict[str, Any]], None]] = []
+    cancelled: list[bool] = []
+
+    class Silent:
+        """An inspector that never answers."""
+
+        def ask(self, do: str, **params: Any) -> Any:
+            if do == "data":
+                told.append(params["on_progress"])
+            cancel = lambda: cancelled.append(True)  # noqa: E731
+            return SimpleNamespace(done=False, cancel=cancel, add_done_callback=lambda done: None)
+
+    monkeypatch.setattr(WorkbenchApp, "inspector", property(lambda app: Silent()))
+    app = app_of()
+    async with app.run_test(size=(80, 40)) as pilot:
+        await pilot.press("3")
+        await until(pilot, lambda: "counting tokens" in shown(app))
+        told[-1]({"stage": "tokenize", "done": 12_000, "total": 24_000})
+        await until(pilot, lambda: "12,000 of 24,000" in shown(app))
+        await pilot.press("c")
+        await until(pilot, lambda: "12,000 of 24,000" not in shown(app))
+        assert message(app) == "The rows are not counted; c counts them."
+        assert (len(told), cancelled) == (1, [True])
+        await pilot.press("c")
+        await until(pilot, lambda: "counting tokens" in shown(app))
+        assert len(told) == 2
 
 
 async def test_what_was_counted_of_other_rows_is_not_shown_for_a_recipe_taken_since(

@@ -89,6 +89,15 @@ def test_what_was_measured_here_decides_and_the_order_within_3_percent(times, na
         assert taken(replace(H100, packages=packages, attention_times=times), compiled="auto")[0] == "varlen"
 
 
+def test_where_numbers_must_repeat_no_time_decides():
+    given = config()
+    given = given.model_copy(update={"run": given.run.model_copy(update={"full_determinism": True})})
+    facts = replace(H100, packages={"flash-attn": "2.8"})
+    known = replace(facts, attention_times={"flash_attention_2": 2.0, "varlen": 1.0})
+    assert taken(known)[0] == "varlen"
+    assert resolved(given, known).model.attention == resolved(given, facts).model.attention
+
+
 def test_wide_heads_and_float32_fall_back_with_the_reason():
     wide = replace(H100, model=ModelFacts("builtin/tiny", head_dim=512))
     got, reason = taken(wide)

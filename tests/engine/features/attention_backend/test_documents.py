@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import gc
 import inspect
+import weakref
 from types import SimpleNamespace
 
 import pytest
@@ -100,6 +102,18 @@ def test_bounds_that_the_host_knows_are_not_asked_of_the_device():
     found, wanted = attention_backend.beginnings(far), attention_backend.beginnings(known)
     assert torch.equal(found["cu_seq_lens_q"], wanted["cu_seq_lens_q"])
     assert found["max_length_q"] == wanted["max_length_q"]
+
+
+def test_positions_that_are_on_the_host_themselves_hold_no_circle():
+    positions = torch.arange(4)
+    tell_positions(positions, positions)
+    gone = weakref.ref(positions)
+    gc.disable()
+    try:
+        del positions
+        assert gone() is None
+    finally:
+        gc.enable()
 
 
 @pytest.fixture

@@ -142,6 +142,19 @@ def test_logits_and_gradients_are_the_classes_and_nothing_stays(package, family)
     assert (found["logits"] < 1e-6, found["gradients"] < 3e-6, found["again"]) == (True, True, 0.0), found
 
 
+def test_blocks_of_one_class_are_told_apart_by_their_activations(package):
+    """A policy's and a reward model's may differ."""
+    model, ids = made("qwen3"), IDS
+    first, second = (layer.mlp for layer in model.model.layers[:2])
+    second.act_fn = torch.nn.GELU(approximate="tanh")
+    plain = model(ids).logits
+    found, undo = liger.use(config(), of(model))
+    assert (found.taken["swiglu"], found.taken["geglu"]) == (len(model.model.layers) - 1, 1)
+    assert "forward" in vars(first)
+    assert difference(model(ids).logits, plain) < 1e-5
+    undo()
+
+
 def test_a_gradient_written_over_the_one_that_came_in_would_be_found_out(package, monkeypatch):
     """Why norms are asked not to: what stands behind a norm of Gemma 2 adds a residual stream."""
     plain = Norm.apply

@@ -33,7 +33,13 @@ CASES: dict[str, list[Case]] = {
     ],
     "liger-kernel-config-names-parts": [
         ({"kernels.liger_kernel_config": {key: value}}, Facts(), f"kernels.liger_kernel_config.{key}", "error")
-        for key, value in (("rmsnorm", True), ("rope", "on"), ("fused_linear_cross_entropy", True))
+        for key, value in (
+            ("rmsnorm", True),
+            ("rope", "on"),
+            ("rope", "no"),
+            ("rope", 5),
+            ("fused_linear_cross_entropy", True),
+        )
     ],
     "liger-kernel-has-a-part": [
         ({**ON, "kernels.liger_kernel_config": OFF}, Facts(), "kernels.use_liger_kernel", "error"),
