@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
-from engine.config.facts import Facts
+from engine.config.facts import Facts, ModelFacts
 from engine.config.findings import Finding, Fix, must
 from engine.config.kinds import BUILTIN_MODELS
 from engine.config.rule import Refused, leave_out, one_of, other_than, refused, rule
@@ -124,6 +124,17 @@ def the_head_has_no_adapter(config: RunConfig, facts: Facts) -> Iterator[Finding
 _OF_ONE_EXPERT = re.compile(r"experts\.(\d+\.|(gate_proj|up_proj|w[123])$)")
 
 
+def _meant(model: ModelFacts | None, targets: Sequence[str]) -> dict[str, str]:
+    """Those that nearly name a weight of the model's experts, and the name; families have others too, which only a model tells."""
+    names = [name for name, *_ in model.expert_weights] if model is not None else []
+    found = {}
+    for target in targets:
+        module, _, leaf = target.rpartition(".")
+        if leaf not in names and not leaf.endswith("_bias") and (near := nearest(leaf, names, cutoff=0.85)):
+            found[target] = f"{module}.{near}"
+    return found
+
+
 @rule(
     reads=(
         fields.adapter.kind,
@@ -161,6 +172,10 @@ def target_parameters_are_plain_lora(config: RunConfig, facts: Facts) -> Iterato
             "mlp.experts.gate_up_proj and mlp.experts.down_proj."
         )
         yield must(path, "names of weights that hold all experts", split, todo)
+    elif meant := _meant(model, of_experts):
+        todo = f"Did you mean {' and '.join(meant.values())}?"
+        fix = Fix("take these", {path: [meant.get(target, target) for target in adapter.target_parameters]})
+        yield must(path, "names of weights of its experts", list(meant), todo, fix=fix)
     if config.model.quantization == "fp8" or (config.model.quantization != "none" and not mixture and not of_experts):
         todo = "Quantized weights cannot be added to: set model.quantization to none, or take target_modules."
         fix = Fix("leave them out", unset=(path,))

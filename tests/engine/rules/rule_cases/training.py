@@ -5,6 +5,10 @@ from __future__ import annotations
 from engine.config.facts import Facts
 from tests.engine.rules.rule_cases.shared import CPU, DPO, LORA, OLD, TINY_FACTS, Case, model
 
+MIXTURE = model(
+    model_type="qwen3_moe", experts=8, expert_weights=(("gate_up_proj", 64, 96, 2), ("down_proj", 48, 64, 2))
+)
+
 CASES: dict[str, list[Case]] = {
     "target-modules-name-layers": [
         ({**LORA, "adapter.target_modules": "(q_proj"}, Facts(), "adapter.target_modules", "error"),
@@ -62,6 +66,7 @@ CASES: dict[str, list[Case]] = {
             ("adapter.r", 4, Facts(model=TINY_FACTS)),
             ("adapter.target_parameters", ["mlp.experts.gate_proj"], Facts()),
             ("adapter.target_parameters", ["mlp.experts.3.up_proj.weight"], Facts()),
+            ("adapter.target_parameters", ["mlp.experts.gate_up_projj"], MIXTURE),
         )
     ],
     "float32-adapters-stand-beside-bfloat16": [
