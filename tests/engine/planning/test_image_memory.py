@@ -136,22 +136,6 @@ def test_nothing_is_kept_of_a_frozen_tower_or_of_rows_without_images() -> None:
     assert planned(seeing, method__kind="dpo") == pytest.approx(2 * planned(seeing), rel=1e-6)
 
 
-def test_pixtrals_tower_is_known_also_where_its_config_leaves_out_its_usual_sizes(
-    tmp_path: Path, shared_data: Path
-) -> None:
-    folder = FAMILIES["pixtral"](shared_data / "tokenizers/minimind", tmp_path / "pixtral")
-    found = model_facts(str(folder))
-    assert found is not None
-    assert found.vision == VisionFacts(32, 2, 64, gated=True, rotary=True, patches=1)
-    assert found.tower
-    told = json.loads((folder / "config.json").read_text())
-    told["vision_config"] = {"model_type": "pixtral", "image_size": 1024, "patch_size": 16}
-    (tmp_path / "config.json").write_text(json.dumps(told))
-    usual = model_facts(str(tmp_path))
-    assert usual is not None
-    assert usual.vision == VisionFacts(1024, 24, 4096, gated=True, rotary=True, patches=1)
-
-
 @pytest.mark.parametrize("family", list(BUILDERS))
 def test_a_tower_is_known_by_every_familys_own_names(family: str, tmp_path: Path, shared_data: Path) -> None:
     folder = BUILDERS[family](shared_data / "tokenizers/minimind", tmp_path / family)
