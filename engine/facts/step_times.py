@@ -1,9 +1,10 @@
 """Steps that were measured on cards, and what they say about a step of another shape: the table of `benchmarks/scale_curves.py`.
 
-A batch takes `max(a * layers, b * F + c * A + d * P)`: the host launches layers while the card computes, which takes time for
-products with weights (F floating-point operations), attention (A) and what goes over all weights once a batch (P of them:
-the optimizer, weights that are unpacked). For each card, and each way of holding and computing weights, the four are fitted to
-its rows by least squares of the relative error, none of them negative. Own measurements in the user's cache come before those
+A batch takes `max(a * layers, b * F + c * A + e * E + d * P)`: the host launches layers while the card computes, which takes time
+for products with weights (F floating-point operations), attention (A), what stands between the products (E numbers of a
+layer's width, the side of a square of its weights, for each token) and what goes over all weights once a batch (P of them: the
+optimizer, weights that are unpacked). For each card, and each way of holding and computing weights, these are fitted to its
+rows by least squares of the relative error, none of them negative. Own measurements in the user's cache come before those
 that are shipped. What is not readable counts as not there.
 """
 
@@ -33,7 +34,8 @@ ATTENTION_STAYS = ("False", "selective", "medium")
 """Tiers that do not compute attention again."""
 BACKWARD = 2.5
 """Attention's backward pass in forward passes: five products for two (arXiv:2307.08691)."""
-Numbers = tuple[float, float, float, float]
+Numbers = tuple[float, ...]
+_OF_CARD = 4
 
 
 def own() -> Path:
@@ -83,16 +85,17 @@ def kind(row: StepTime) -> tuple[str, str, bool]:
 
 
 def terms(row: StepTime) -> Numbers:
-    """Layers, operations with weights, operations of attention, and weights in one batch."""
+    """Layers, operations with weights and of attention, numbers between products, and weights in one batch."""
     products = (4.0 if row.weights == "lora" else 6.0) + _share(row) * AGAIN.get(_tier(row), 2.0) + row.reference
+    between = row.tokens * math.sqrt(row.parameters * row.layers) * products
     passes = 1 + BACKWARD + (0.0 if _tier(row) in ATTENTION_STAYS else _share(row)) + row.reference / 2
     attention = 2.0 * row.layers * row.width * row.length * row.tokens * passes
-    return float(row.layers), products * row.parameters * row.tokens, attention, float(row.parameters)
+    return float(row.layers), products * row.parameters * row.tokens, attention, between, float(row.parameters)
 
 
 @lru_cache(maxsize=64)
 def fitted(rows: tuple[StepTime, ...]) -> Numbers | None:
-    """The four numbers for rows of one kind; None where they are too few.
+    """The numbers for rows of one kind; None where they are too few.
 
     Rows that wait for the host are those with the least work a layer: each share of the rows is tried.
     """
@@ -112,21 +115,22 @@ def fitted(rows: tuple[StepTime, ...]) -> Numbers | None:
     return best
 
 
-def _on_card(known: Sequence[tuple[Numbers, float]]) -> tuple[float, float, float] | None:
-    """What products, attention and weights take of these batches' seconds; fewer of them where that is all they tell."""
+def _on_card(known: Sequence[tuple[Numbers, float]]) -> Numbers | None:
+    """What each of these batches' terms takes of their seconds but for the layers; fewer where that is all they tell."""
     lines = [[value / took for value in each[1:]] for each, took in known]
-    best, least = None, math.inf
-    for size in range(1, min(3, len(lines) - 1) + 1):
-        for taken in itertools.combinations(range(3), size):
+    best: Numbers | None = None
+    least = math.inf
+    for size in range(1, min(_OF_CARD, len(lines) - 1) + 1):
+        for taken in itertools.combinations(range(_OF_CARD), size):
             found = _least_squares([[line[at] for at in taken] for line in lines])
             if found is None or min(found) < 0:
                 continue
-            numbers = [0.0, 0.0, 0.0]
+            numbers = [0.0] * _OF_CARD
             for at, value in zip(taken, found, strict=True):
                 numbers[at] = value
             missed = sum((sum(map(_times, numbers, line)) - 1) ** 2 for line in lines)
             if missed < least:
-                best, least = (numbers[0], numbers[1], numbers[2]), missed
+                best, least = tuple(numbers), missed
     return best
 
 
