@@ -72,13 +72,13 @@ def table(card: str, found: Sequence[Judged]) -> list[str]:
     first = found[0].measured
     lines = [f"## {card}", "", f"torch {first.torch}, transformers {first.transformers}, {first.date}.", ""]
     lines += [
-        "| point | tokens/s | s a step | GiB | checkpointing | compiled | time by the fit | memory by the estimate |"
+        "| point | tokens/s | s a step (fastest to slowest) | GiB | checkpointing | compiled | time by the fit | memory by the estimate |"
     ]
     lines += ["| - | -: | -: | -: | - | - | -: | -: |"]
     for each in found:
         step, point = each.measured.step, each.measured.point
         lines.append(
-            f"| {point.name}{STAR * point.kept_out} | {step.tokens / step.seconds:,.0f} | {step.seconds:.4g} | "
+            f"| {point.name}{STAR * point.kept_out} | {step.tokens / step.seconds:,.0f} | {step.seconds:.4g}{f' ({each.measured.slow})' if each.measured.slow else ''} | "
             f"{step.peak_mib / 1024:.2f} | {step.again} | {'yes' if step.compiled else 'no'} | {_off(each.time_off)} | "
             f"{_off(each.memory_off)}{f' ({each.note})' if each.note else ''} |"
         )

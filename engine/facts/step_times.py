@@ -1,9 +1,11 @@
 """Steps that were measured on cards, and what they say about a step of another shape: the table of `benchmarks/scale_curves.py`.
 
-A batch takes `max(a * layers, b * F + c * A + d * P)`: the host launches layers while the card computes, which takes time for
-products with weights (F floating-point operations), attention (A) and what goes over all weights once a batch (P of them:
-the optimizer, weights that are unpacked). For each card, and each way of holding and computing weights, the four are fitted to
-its rows by least squares of the relative error, none of them negative. Own measurements in the user's cache come before those
+A batch takes `max(a * layers, b * F + c * A + e * E + d * P)`: the host launches layers while the card computes, which takes time
+for products with weights (F floating-point operations), attention (A), what stands between the products (E numbers of a
+layer's width, the side of a square of its weights, for each token) and what goes over all weights once a batch (P of them: the
+optimizer, weights that are unpacked). For each card, and each way of holding and computing weights, these are fitted to its
+rows by least squares of the relative error, none of them negative. What attention takes, and compiled layers between products, is
+the same for each way: where rows are few it is taken from the way with the most. Own measurements in the user's cache come before those
 that are shipped. What is not readable counts as not there.
 """
 
@@ -33,7 +35,8 @@ ATTENTION_STAYS = ("False", "selective", "medium")
 """Tiers that do not compute attention again."""
 BACKWARD = 2.5
 """Attention's backward pass in forward passes: five products for two (arXiv:2307.08691)."""
-Numbers = tuple[float, float, float, float]
+Numbers = tuple[float, ...]
+_OF_CARD = 4
 
 
 def own() -> Path:
@@ -83,26 +86,29 @@ def kind(row: StepTime) -> tuple[str, str, bool]:
 
 
 def terms(row: StepTime) -> Numbers:
-    """Layers, operations with weights, operations of attention, and weights in one batch."""
+    """Layers, operations with weights and of attention, numbers between products, and weights in one batch."""
     products = (4.0 if row.weights == "lora" else 6.0) + _share(row) * AGAIN.get(_tier(row), 2.0) + row.reference
+    between = row.tokens * math.sqrt(row.parameters * row.layers) * products
     passes = 1 + BACKWARD + (0.0 if _tier(row) in ATTENTION_STAYS else _share(row)) + row.reference / 2
     attention = 2.0 * row.layers * row.width * row.length * row.tokens * passes
-    return float(row.layers), products * row.parameters * row.tokens, attention, float(row.parameters)
+    return float(row.layers), products * row.parameters * row.tokens, attention, between, float(row.parameters)
 
 
 @lru_cache(maxsize=64)
-def fitted(rows: tuple[StepTime, ...]) -> Numbers | None:
-    """The four numbers for rows of one kind; None where they are too few.
+def fitted(rows: tuple[StepTime, ...], leading: tuple[StepTime, ...] = ()) -> Numbers | None:
+    """The numbers for rows of one kind; None where they are too few. `leading` are those of the kind with the most rows.
 
     Rows that wait for the host are those with the least work a layer: each share of the rows is tried.
     """
     if len(rows) < FEWEST:
         return None
+    held = _held(rows, leading)
     known = sorted(((terms(row), row.seconds) for row in rows), key=lambda each: each[0][1] / each[0][0])
-    best, least = None, math.inf
+    best: Numbers | None = None
+    least = math.inf
     for waiting in range(len(known) - 1):
         host = _least_squares([[each[0] / took] for each, took in known[:waiting]]) if waiting else [0.0]
-        card = _on_card(known[waiting:])
+        card = _on_card(known[waiting:], held) or _on_card(known[waiting:], {})
         if host is None or card is None:
             continue
         numbers = (host[0], *card)
@@ -112,21 +118,37 @@ def fitted(rows: tuple[StepTime, ...]) -> Numbers | None:
     return best
 
 
-def _on_card(known: Sequence[tuple[Numbers, float]]) -> tuple[float, float, float] | None:
-    """What products, attention and weights take of these batches' seconds; fewer of them where that is all they tell."""
+MANY = 8
+"""Rows of one kind that tell all of its numbers."""
+_ATTENTION, _BETWEEN = 1, 2
+
+
+def _held(rows: Sequence[StepTime], leading: tuple[StepTime, ...]) -> dict[int, float]:
+    """The numbers that rows too few to tell them take from those of another kind, by their place among the card's."""
+    if len(rows) >= MANY or len(leading) < MANY or (numbers := fitted(leading)) is None:
+        return {}
+    both = (_ATTENTION, _BETWEEN) if rows[0].compiled == leading[0].compiled else (_ATTENTION,)
+    return {at: numbers[1 + at] for at in both}
+
+
+def _on_card(known: Sequence[tuple[Numbers, float]], held: Mapping[int, float]) -> Numbers | None:
+    """What each of these batches' terms takes of their seconds but for the layers; fewer where that is all they tell."""
     lines = [[value / took for value in each[1:]] for each, took in known]
-    best, least = None, math.inf
-    for size in range(1, min(3, len(lines) - 1) + 1):
-        for taken in itertools.combinations(range(3), size):
-            found = _least_squares([[line[at] for at in taken] for line in lines])
+    left = [1 - sum(number * line[at] for at, number in held.items()) for line in lines]
+    free = [at for at in range(_OF_CARD) if at not in held]
+    best: Numbers | None = None
+    least = math.inf
+    for size in range(1, min(len(free), len(lines) - 1) + 1):
+        for taken in itertools.combinations(free, size):
+            found = _least_squares([[line[at] for at in taken] for line in lines], left)
             if found is None or min(found) < 0:
                 continue
-            numbers = [0.0, 0.0, 0.0]
+            numbers = [held.get(at, 0.0) for at in range(_OF_CARD)]
             for at, value in zip(taken, found, strict=True):
                 numbers[at] = value
             missed = sum((sum(map(_times, numbers, line)) - 1) ** 2 for line in lines)
             if missed < least:
-                best, least = (numbers[0], numbers[1], numbers[2]), missed
+                best, least = tuple(numbers), missed
     return best
 
 
@@ -136,7 +158,11 @@ def _told(numbers: Numbers, each: Numbers) -> float:
 
 def seconds(asked: StepTime, rows: Sequence[StepTime]) -> float | None:
     """How long such a batch would take by the rows of its kind; what `asked` says of seconds is not read."""
-    numbers = fitted(tuple(row for row in rows if kind(row) == kind(asked)))
+    kinds: dict[tuple[str, str, bool], list[StepTime]] = {}
+    for row in rows:
+        kinds.setdefault(kind(row), []).append(row)
+    leading = max(kinds.values(), key=len, default=[])
+    numbers = fitted(tuple(kinds.get(kind(asked), ())), tuple(leading))
     return None if numbers is None else _told(numbers, terms(asked))
 
 
@@ -189,15 +215,18 @@ def _times(left: float, right: float) -> float:
     return left * right
 
 
-def _least_squares(lines: list[list[float]]) -> list[float] | None:
-    """What comes nearest to giving 1 for each line; None where the lines do not tell. Columns are brought to one size."""
+def _least_squares(lines: list[list[float]], wanted: Sequence[float] = ()) -> list[float] | None:
+    """What comes nearest to giving what is wanted of each line, or 1; None where the lines do not tell. Columns are brought to
+    one size."""
+    wanted = wanted or [1.0] * len(lines)
     count = len(lines[0])
     scales = [max(abs(line[at]) for line in lines) for at in range(count)]
     if not all(scales):
         return None
     even = [[value / scale for value, scale in zip(line, scales, strict=True)] for line in lines]
     matrix = [
-        [sum(line[row] * line[column] for line in even) for column in range(count)] + [sum(line[row] for line in even)]
+        [sum(line[row] * line[column] for line in even) for column in range(count)]
+        + [sum(line[row] * each for line, each in zip(even, wanted, strict=True))]
         for row in range(count)
     ]
     for at in range(count):

@@ -218,6 +218,9 @@ def _gated(config: RunConfig) -> bool:
     adapter = config.adapter
     if adapter.kind != "lora" or adapter.use_dora or adapter.lora_dropout:
         return False
+    # Weights in four or eight bits are no tensors that its kernels were given.
+    if config.model.quantization in ("nf4", "fp4", "int8"):
+        return False
     if config.model.dtype != "float32" and adapter.autocast_adapter_dtype:
         return False
     targets = adapter.target_modules

@@ -23,10 +23,10 @@ SIZES = ((28, 596_000_000, 2048), (28, 1_720_000_000, 2048), (36, 8_190_000_000,
 
 
 def made(layers: int, parameters: int, width: int, tokens: int, length: int, noise: float = 0.0) -> StepTime:
-    """What a card with these four numbers, and its host, would take."""
+    """What a card with these numbers, and its host, would take."""
     row = StepTime(CARD, "lora", "bfloat16", True, "False", layers, parameters, width, tokens, length, 1.0)
     layers_, *work = step_times.terms(row)
-    seconds = max(3e-3 * layers_, sum(map(float.__mul__, (1.6e-15, 3.1e-15, 2e-12), work)))
+    seconds = max(3e-3 * layers_, sum(map(float.__mul__, (1.6e-15, 3.1e-15, 5e-12, 2e-12), work)))
     return replace(row, seconds=seconds * random.Random(tokens * length + layers).uniform(1 - noise, 1 + noise))
 
 
@@ -43,6 +43,17 @@ def test_a_size_a_length_and_a_batch_that_were_not_measured_are_told() -> None:
         made(*SIZES[0], 1024, 256),
     ):
         assert step_times.seconds(replace(asked, seconds=1.0), MEASURED) == pytest.approx(asked.seconds, rel=1e-6)
+
+
+def test_a_way_with_few_rows_takes_what_attention_takes_from_the_way_with_the_most() -> None:
+    """Four rows of one length say nothing of longer ones by themselves."""
+    many = [*MEASURED, *(made(*size, 2048, 2048) for size in SIZES)]
+    few = [replace(made(*size, rows * 2048, 2048), held="nf4") for size in SIZES[1:3] for rows in (2, 8)]
+    asked = replace(made(*SIZES[2], 65_536, 65_536), held="nf4")
+    assert step_times.seconds(replace(asked, seconds=1.0), [*many, *few]) == pytest.approx(asked.seconds, rel=0.02)
+    alone = step_times.seconds(replace(asked, seconds=1.0), few)
+    assert alone is not None
+    assert abs(alone / asked.seconds - 1) > 0.1
 
 
 def test_times_that_scatter_by_a_twentieth_are_told_within_a_tenth() -> None:
