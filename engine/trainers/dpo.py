@@ -15,6 +15,7 @@ from engine.config.tree import RunConfig, method_of
 from engine.errors import DataError
 from engine.trainers.arguments import shared_arguments
 from engine.trainers.job import Job
+from engine.trainers.pairs import MEANS_OF_PAIRS
 from engine.trainers.reference import ReferenceTrainer, frozen_copy
 from engine.trainers.token_counts import WithRows
 
@@ -23,6 +24,7 @@ class Dpo(ReferenceTrainer, DPOTrainer):
     """TRL's trainer with our saving and our prepared pairs. With `dpo_norm_loss` all that its losses see are means over an
     answer's tokens, of model and reference; the likelihood beside them is of single tokens in any case."""
 
+    means_of_rows = MEANS_OF_PAIRS
     norm_loss = False
     likelihood = 0.0
     """The weight of the likelihood where answers are compared by means; else it is TRL's own second loss."""

@@ -40,12 +40,19 @@ class Judged:
     curves: dict[str, torch.Tensor]
 
 
+MEANS_OF_PAIRS = (
+    *("rewards/chosen", "rewards/rejected", "rewards/accuracies", "rewards/margins"), "logps/chosen", "logps/rejected",
+)  # fmt: skip
+"""Curves of pairs that are a mean over a batch's pairs, under TRL's names."""
+
+
 class ReferenceFree(RunTrainer, SFTTrainer):
     """The base of methods that compare two answers by the model's own log-probabilities."""
 
     # The loss is a mean over pairs, so that gradient accumulation averages it.
     loss_by = "ours, on SFTTrainer"
     """Whose loss it is, for the receipt."""
+    means_of_rows = MEANS_OF_PAIRS
     loss_is_scaled_for_ga: Any = False  # TRL's base declares it as None
     method: MethodSection
     """The method's section."""

@@ -24,6 +24,7 @@ class Reward(RunTrainer, RewardTrainer):
     """TRL's trainer with our saving and our prepared pairs."""
 
     gathers_means = sys.maxsize
+    means_of_rows = ("accuracy", "margin", "mean_reward")
 
     def _prepare_dataset(self, dataset: Any, *_: Any, **__: Any) -> Any:
         """TRL would join the prompt to text; the rows are `prompt_ids`, `chosen_ids` and `rejected_ids` already."""

@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import math
+import operator
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -47,6 +48,9 @@ class RunTrainer(ReadsRows):
     gathers_means = 0
     """How many of the single numbers that the library's trainer asks of all processes, those of a batch that it asks first, are
     means over the rows of each, and not sums."""
+    _metrics: dict[str, Any]
+    means_of_rows: tuple[str, ...] = ()
+    """Of the library's curves, those that are a mean over the rows of each batch of held-out rows."""
     batch_part = WHOLE
     """What this process has of the batch that is learned from, or measured, at the moment."""
 
@@ -56,6 +60,8 @@ class RunTrainer(ReadsRows):
         What is trained keeps its format: beside quantized weights TRL turns all of it into bfloat16.
         """
         self._optim = optim
+        self._held_out_rows: list[int] = []
+        """Of each batch of held-out rows that was measured since the last line, on all processes."""
         self.clock, self.finite = StepClock(), FiniteSteps()
         self.checkpoints = CheckpointWriter(self)
         self._given = model = kwargs.get("model")
@@ -219,8 +225,18 @@ class RunTrainer(ReadsRows):
         steps would grow by both."""
         if "loss" in logs and self.finite.lost_a_loss():
             logs["loss"] = math.nan
+        if self.means_of_rows and not self.model.training:
+            self._count_rows_alike()
         super().log(logs, *args, **kwargs)
         self.state.log_history.clear()
+
+    def _count_rows_alike(self) -> None:
+        """TRL takes the mean of its batches, in which a row of a smaller last one would count for more."""
+        curves, rows = self._metrics["eval"], self._held_out_rows
+        for name in self.means_of_rows:
+            if len(values := curves.get(name, ())) == len(rows) and sum(rows):
+                curves[name] = [sum(map(operator.mul, values, rows)) / sum(rows)]
+        rows.clear()
 
     def evaluate(self, *args: Any, **kwargs: Any) -> Any:
         with self.clock.pause():
@@ -230,6 +246,9 @@ class RunTrainer(ReadsRows):
         take_origin(inputs)
         self.on_progress()
         with self._with_part(self._part_of_last(self._held_out_share)):
+            if self.means_of_rows:
+                rows = len(inputs["input_ids"]) * (not self.batch_part.fills_in)
+                self._held_out_rows.append(int(self.accelerator.reduce(torch.tensor(rows, device=self.args.device))))
             if not self.sums_tokens or self.args.world_size == 1:
                 return super().prediction_step(model, inputs, *args, **kwargs)
             tokens = trained_tokens(inputs) * (not self.batch_part.fills_in)

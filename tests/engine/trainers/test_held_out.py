@@ -12,7 +12,7 @@ from engine.run.best import best_text
 from engine.run.ending import end_of
 from engine.run.store import RunFolder
 from engine.run.view import RunView, fold_many
-from tests.engine.trainers.conftest import BASE, CONVERSATIONS, lines, resumed_from
+from tests.engine.trainers.conftest import BASE, CONVERSATIONS, PAIRS, lines, resumed_from
 from widgets.telling import head, summary_of
 from workbench.cli.following import ending
 from workbench.panels.watching import StatusLine
@@ -55,6 +55,27 @@ def test_what_is_held_out_is_never_trained_on(train, source):
     assert len(trained) == 36
     assert trained <= set(range(48))
     assert len(_evaluated(run)) == 10
+
+
+@pytest.mark.parametrize(
+    ("kind", "names"),
+    [
+        ("reward", ("eval_accuracy", "eval_margin", "eval_mean_reward")),
+        ("dpo", ("eval_rewards/accuracies", "eval_rewards/margins", "eval_rewards/chosen")),
+    ],
+)
+def test_a_held_out_pair_counts_alike_in_a_smaller_last_batch(train, source, kind, names):
+    settings = {
+        "method.kind": kind,
+        "data.train": [{"path": source(PAIRS)}],
+        "data.val_set_size": 5,
+        "run.eval_steps": 2,
+    }
+    settings |= {"optim.max_steps": 2, "optim.learning_rate": 1e-2}
+    five, four = (lines(train({**settings, "optim.per_device_eval_batch_size": rows}), "metrics") for rows in (5, 4))
+    for name in names:
+        (whole,), (parts,) = ([event[name] for event in events if name in event] for events in (five, four))
+        assert parts == pytest.approx(whole, rel=1e-3, abs=1e-6), name
 
 
 # A loss that falls is never better where more is better: the first evaluation stays the best one.
