@@ -119,7 +119,7 @@ class _Added:
 
     def __init__(self, inner: torch.Tensor | None, outer: torch.Tensor | None, nothing: torch.Tensor) -> None:
         if inner is None or outer is None:
-            self.tensors, self.strides, self.ranks = (nothing, nothing), (0, 0, 0), (0, 0)
+            self.tensors, self.strides, self.ranks = (nothing, nothing), (0, 0, 0), (0, _LEAST_RANK)
             return
         inner = _rows(inner)
         rank = inner.shape[1]

@@ -5,6 +5,7 @@ are added, so that the wide results are read once and the sums never written; wh
 matrices at once, which would each read it anew. Those products are sums over columns: each program writes its share, and
 `gated_sums_end_kernel` adds the shares. Every element is read before any is written at its place, so gradients may go where
 inputs were. Names: `inner` [rows, RANK], `outer` [columns, RANK] with strides of both, `shares` [programs of a row, rows, RANKS].
+RANK 0 stands for no product: what it adds is nought.
 """
 
 from __future__ import annotations
@@ -41,6 +42,16 @@ def _outer(
 
 
 @triton.jit
+def _added(
+    x, inner, outer_ptr, column_stride, rank_stride, c, columns,
+    RANK: tl.constexpr, RANKS: tl.constexpr, WIDE: tl.constexpr,
+):  # fmt: skip
+    """The sum's tile, and the product's second factor for it."""
+    outer = _outer(outer_ptr, column_stride, rank_stride, c, columns, RANK, RANKS, WIDE)
+    return x + tl.dot(inner, outer, input_precision="ieee"), outer
+
+
+@triton.jit
 def _wide(ptr, r, c, rows, columns):
     """A tile of a contiguous wide result in float32."""
     inside = (r < rows)[:, None] & (c < columns)[None, :]
@@ -53,6 +64,14 @@ def _led_inwards(acc, tile, outer, WIDE: tl.constexpr):
     if WIDE:
         tile = tile.to(tl.float32)
     return tl.dot(tile, tl.trans(outer), acc, input_precision="ieee")
+
+
+@triton.jit
+def _write(ptr, place, inside, x, acc, outer, WIDE: tl.constexpr):
+    """Writes a tile; `acc + tile @ outer` of it as it was written."""
+    tile = x.to(ptr.dtype.element_ty)
+    tl.store(ptr + place, tile, mask=inside)
+    return _led_inwards(acc, tile, outer, WIDE)
 
 
 @triton.jit
@@ -110,62 +129,60 @@ def gated_sums_bwd_kernel(
     grad_inner_stride, grad_column_stride, grad_rank_stride, gate_inner_stride, gate_column_stride, gate_rank_stride,
     up_inner_stride, up_column_stride, up_rank_stride, rows, columns, ACTIVATION: tl.constexpr,
     GRAD_RANK: tl.constexpr, GRAD_RANKS: tl.constexpr, GATE_RANK: tl.constexpr, GATE_RANKS: tl.constexpr,
-    UP_RANK: tl.constexpr, UP_RANKS: tl.constexpr,
-    ROWS: tl.constexpr, COLUMNS: tl.constexpr, SPAN: tl.constexpr, WIDE: tl.constexpr,
+    UP_RANK: tl.constexpr, UP_RANKS: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr, SPAN: tl.constexpr, WIDE: tl.constexpr,
 ):  # fmt: skip
-    """As forward; `dgate`, `dup` and `product` may be `gate`, `up` and `grad` themselves. The product is written where the
-    gradient comes as a sum: that adapter learns from it."""
+    """As forward; `dgate`, `dup`, `product` may be `gate`, `up`, `grad`. The product is written where the gradient is a sum."""
     parts = tl.cdiv(columns, SPAN * COLUMNS)
     part = tl.program_id(0) % parts
     r = (tl.program_id(0) // parts).to(tl.int64) * ROWS + tl.arange(0, ROWS)
-    if GRAD_RANK > 0:
-        grad_inner = _inner(grad_inner_ptr, grad_inner_stride, r, rows, GRAD_RANK, GRAD_RANKS, WIDE)
-        of_product = tl.zeros((ROWS, GRAD_RANKS), tl.float32)
-    if GATE_RANK > 0:
-        gate_inner = _inner(gate_inner_ptr, gate_inner_stride, r, rows, GATE_RANK, GATE_RANKS, WIDE)
-        of_gate = tl.zeros((ROWS, GATE_RANKS), tl.float32)
-    if UP_RANK > 0:
-        up_inner = _inner(up_inner_ptr, up_inner_stride, r, rows, UP_RANK, UP_RANKS, WIDE)
-        of_up = tl.zeros((ROWS, UP_RANKS), tl.float32)
+    grad_inner = _inner(grad_inner_ptr, grad_inner_stride, r, rows, GRAD_RANK, GRAD_RANKS, WIDE)
+    gate_inner = _inner(gate_inner_ptr, gate_inner_stride, r, rows, GATE_RANK, GATE_RANKS, WIDE)
+    up_inner = _inner(up_inner_ptr, up_inner_stride, r, rows, UP_RANK, UP_RANKS, WIDE)
+    of_product = tl.zeros((ROWS, GRAD_RANKS), tl.float32)
+    of_gate, of_up = tl.zeros((ROWS, GATE_RANKS), tl.float32), tl.zeros((ROWS, UP_RANKS), tl.float32)
     for step in range(SPAN):
         c = (part * SPAN + step) * COLUMNS + tl.arange(0, COLUMNS)
         grad, gate = _wide(grad_ptr, r, c, rows, columns), _wide(gate_ptr, r, c, rows, columns)
         up = _wide(up_ptr, r, c, rows, columns)
-        if GRAD_RANK > 0:
-            grad_outer = _outer(
-                grad_outer_ptr, grad_column_stride, grad_rank_stride, c, columns, GRAD_RANK, GRAD_RANKS, WIDE
-            )
-            grad += tl.dot(grad_inner, grad_outer, input_precision="ieee")
-        if GATE_RANK > 0:
-            gate_outer = _outer(
-                gate_outer_ptr, gate_column_stride, gate_rank_stride, c, columns, GATE_RANK, GATE_RANKS, WIDE
-            )
-            gate += tl.dot(gate_inner, gate_outer, input_precision="ieee")
-        if UP_RANK > 0:
-            up_outer = _outer(up_outer_ptr, up_column_stride, up_rank_stride, c, columns, UP_RANK, UP_RANKS, WIDE)
-            up += tl.dot(up_inner, up_outer, input_precision="ieee")
+        grad, grad_outer = _added(
+            grad,
+            grad_inner,
+            grad_outer_ptr,
+            grad_column_stride,
+            grad_rank_stride,
+            c,
+            columns,
+            GRAD_RANK,
+            GRAD_RANKS,
+            WIDE,
+        )
+        gate, gate_outer = _added(
+            gate,
+            gate_inner,
+            gate_outer_ptr,
+            gate_column_stride,
+            gate_rank_stride,
+            c,
+            columns,
+            GATE_RANK,
+            GATE_RANKS,
+            WIDE,
+        )
+        up, up_outer = _added(
+            up, up_inner, up_outer_ptr, up_column_stride, up_rank_stride, c, columns, UP_RANK, UP_RANKS, WIDE
+        )
         share = _share(gate, ACTIVATION)
         act = gate * share
         place, inside = r[:, None] * columns + c[None, :], (r < rows)[:, None] & (c < columns)[None, :]
-        dgate = (grad * up * _slope(gate, share, ACTIVATION)).to(dgate_ptr.dtype.element_ty)
-        tl.store(dgate_ptr + place, dgate, mask=inside)
-        if GATE_RANK > 0:
-            of_gate = _led_inwards(of_gate, dgate, gate_outer, WIDE)
-        dup = (grad * act).to(dup_ptr.dtype.element_ty)
-        tl.store(dup_ptr + place, dup, mask=inside)
-        if UP_RANK > 0:
-            of_up = _led_inwards(of_up, dup, up_outer, WIDE)
+        slope = grad * up * _slope(gate, share, ACTIVATION)
+        of_gate = _write(dgate_ptr, place, inside, slope, of_gate, gate_outer, WIDE)
+        of_up = _write(dup_ptr, place, inside, grad * act, of_up, up_outer, WIDE)
         if GRAD_RANK > 0:
-            product = (act * up).to(product_ptr.dtype.element_ty)
-            tl.store(product_ptr + place, product, mask=inside)
-            of_product = _led_inwards(of_product, product, grad_outer, WIDE)
-    if GATE_RANK > 0:
-        _keep(shares_ptr, of_gate, part, r, rows, GATE_RANK, GATE_RANKS, 0, GATE_RANK + UP_RANK + GRAD_RANK)
-    if UP_RANK > 0:
-        _keep(shares_ptr, of_up, part, r, rows, UP_RANK, UP_RANKS, GATE_RANK, GATE_RANK + UP_RANK + GRAD_RANK)
-    if GRAD_RANK > 0:
-        at: tl.constexpr = GATE_RANK + UP_RANK
-        _keep(shares_ptr, of_product, part, r, rows, GRAD_RANK, GRAD_RANKS, at, GATE_RANK + UP_RANK + GRAD_RANK)
+            of_product = _write(product_ptr, place, inside, act * up, of_product, grad_outer, WIDE)
+    every: tl.constexpr = GATE_RANK + UP_RANK + GRAD_RANK
+    _keep(shares_ptr, of_gate, part, r, rows, GATE_RANK, GATE_RANKS, 0, every)
+    _keep(shares_ptr, of_up, part, r, rows, UP_RANK, UP_RANKS, GATE_RANK, every)
+    _keep(shares_ptr, of_product, part, r, rows, GRAD_RANK, GRAD_RANKS, GATE_RANK + UP_RANK, every)
 
 
 @triton.jit
