@@ -234,7 +234,8 @@ class RunTrainer(ReadsRows):
         """TRL takes the mean of its batches, in which a row of a smaller last one would count for more."""
         curves, rows = self._metrics["eval"], self._held_out_rows
         for name in self.means_of_rows:
-            if len(values := curves.get(name, ())) == len(rows) and sum(rows):
+            values: list[float] = curves.get(name, [])
+            if any(rows) and len(values) == len(rows):
                 curves[name] = [sum(map(operator.mul, values, rows)) / sum(rows)]
         rows.clear()
 
