@@ -104,6 +104,8 @@ def linear_in_nf4(module: torch.nn.Linear, weight: torch.Tensor) -> torch.nn.Mod
         weight.detach(), requires_grad=False, quant_type="nf4", compress_statistics=True
     ).to(weight.device)
     few.bias = module.bias
+    if module.bias is not None and module.bias.is_meta:
+        few.bias = torch.nn.Parameter(torch.zeros_like(module.bias, device=weight.device), requires_grad=False)
     return few
 
 

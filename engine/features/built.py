@@ -47,6 +47,9 @@ class Training(Protocol):
     def log(self, logs: dict[str, float], *args: Any, **kwargs: Any) -> None:
         """A line of curves."""
 
+    def logs_late(self) -> bool:
+        """Whether a step's line may be written within the next step."""
+
     def evaluate(self, *args: Any, **kwargs: Any) -> Any:
         """The curves of the held-out rows."""
 

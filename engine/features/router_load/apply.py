@@ -128,4 +128,5 @@ def _log(trainer: Training, counts: list[Tensor], pictures: Pictures | None) -> 
                 count.zero_()
         log(logs, *args, **kwargs)
 
-    return put(trainer, "log", with_load)
+    # A line that is written within the next step would hold a part of its counts.
+    return all_of([put(trainer, "log", with_load), put(trainer, "logs_late", lambda: False)])

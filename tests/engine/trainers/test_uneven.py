@@ -138,7 +138,7 @@ def test_a_mean_over_processes_counts_rows_and_not_who_fills_in() -> None:
 
     class Late(late_metrics.LateMetrics):
         def __init__(self, part: uneven.Part) -> None:
-            self._asked, self.batch_part = [], part
+            self._asked, self._over, self.batch_part = [], None, part
 
     found = []
     for parts in (
