@@ -143,12 +143,19 @@ class LateMetrics(RunTrainer):
         table: torch.Tensor = self.accelerator.gather(own.unsqueeze(0)).view(-1, len(self._asked))
         return table
 
+    @property
+    def numbers_arrive_later(self) -> bool:
+        """Whether a step's numbers are waited for. A CPU has them at once, and a run that is killed there has a line of its
+        last step."""
+        return self.args.device.type != "cpu"
+
     def logs_late(self) -> bool:
         """One process alone: several ask each other in the order of their steps. Whatever else is done at a step's end comes
         behind its line."""
         control = self.control
         other = control.should_save or control.should_evaluate or control.should_training_stop
-        return self.accelerator.num_processes == 1 and not (other or control.should_epoch_stop)
+        alone = self.accelerator.num_processes == 1
+        return self.numbers_arrive_later and alone and not (other or control.should_epoch_stop)
 
     def _maybe_log_save_evaluate(self, tr_loss: torch.Tensor, grad_norm: Any, *args: Any, **kwargs: Any) -> None:
         self.log_over()

@@ -2,15 +2,8 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
-from importlib.util import find_spec
-from pathlib import Path
+from tests.benchmarks.interpreted import needs_triton, run
 
-import pytest
-
-FOLDER = Path(__file__).parents[2] / "benchmarks"
 CODE = """
 import sys, tempfile
 from pathlib import Path
@@ -40,12 +33,6 @@ assert expert_mlp(x, ids, routing, *weights).equal(wide) and len(seen) == 1
 """
 
 
-@pytest.mark.skipif(find_spec("triton") is None, reason="triton is not installed")
+@needs_triton
 def test_narrow_kernels_run_in_the_place_of_ours() -> None:
-    done = subprocess.run(
-        [sys.executable, "-c", CODE],
-        env={**os.environ, "TRITON_INTERPRET": "1", "PYTHONPATH": f"{FOLDER}{os.pathsep}{FOLDER.parent}"},
-        capture_output=True,
-        text=True,
-    )
-    assert done.returncode == 0, done.stderr[-2000:]
+    run(CODE)

@@ -24,6 +24,12 @@ SETTINGS = {"optim.per_device_train_batch_size": 2, "optim.gradient_accumulation
             "run.logging_steps": 2, "run.save_steps": 3}  # fmt: skip
 
 
+@pytest.fixture
+def on_a_card(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Lines are written as on a device whose numbers arrive later."""
+    monkeypatch.setattr(LateMetrics, "numbers_arrive_later", True)
+
+
 def logged(
     folder: Any, monkeypatch: pytest.MonkeyPatch, *, late: bool
 ) -> tuple[list[dict[str, float]], list[int], int]:
@@ -53,6 +59,7 @@ def logged(
     return heard, asked, trainer._total_train_tokens
 
 
+@pytest.mark.usefixtures("on_a_card")
 def test_they_are_those_of_each_batch_and_nobody_is_asked_meanwhile(tmp_path: Any, monkeypatch: Any) -> None:
     (early, asked, tokens), (late, none, same) = (
         logged(tmp_path / str(each), monkeypatch, late=each) for each in (False, True)
@@ -72,6 +79,7 @@ def test_they_are_those_of_each_batch_and_nobody_is_asked_meanwhile(tmp_path: An
 EACH_STEP = {**SETTINGS, "run.logging_steps": 1, "optim.gradient_accumulation_steps": 1}
 
 
+@pytest.mark.usefixtures("on_a_card")
 def test_a_step_has_its_line_though_the_rows_of_the_next_cannot_be_read(tmp_path: Any, monkeypatch: Any) -> None:
     trainer = Built(EACH_STEP, [{"messages": row} for row in CONVERSATIONS], tmp_path).trainer
     trainer.attach(RunFolder(tmp_path), None, 1, {})
@@ -89,6 +97,23 @@ def test_a_step_has_its_line_though_the_rows_of_the_next_cannot_be_read(tmp_path
     assert heard == [1, 2]
 
 
+@pytest.mark.parametrize("later", [False, True])
+def test_on_a_cpu_a_step_has_its_line_before_the_next_one_is_computed(
+    later: bool, tmp_path: Any, monkeypatch: Any
+) -> None:
+    if later:
+        monkeypatch.setattr(LateMetrics, "numbers_arrive_later", True)
+    trainer = Built(EACH_STEP, [{"messages": row} for row in CONVERSATIONS], tmp_path).trainer
+    trainer.attach(RunFolder(tmp_path), None, 1, {})
+    compute, lines, heard = trainer.compute_loss, [], []
+    monkeypatch.setattr(trainer, "compute_loss", lambda *a, **k: (heard.append(len(lines)), compute(*a, **k))[1])
+    monkeypatch.setattr(trainer, "log", lambda logs, *_: lines.append(logs))
+    monkeypatch.setattr(trainer, "_save_checkpoint", lambda *_: None)
+    trainer.train()
+    assert (heard == [0, 1, 2, 3]) is not later
+
+
+@pytest.mark.usefixtures("on_a_card")
 def test_numbers_are_read_once_they_have_come_also_where_many_wait(tmp_path: Any, monkeypatch: Any) -> None:
     monkeypatch.setattr(late_metrics, "UNREAD", 4)
     trainer = Built(EACH_STEP, [{"messages": row} for row in CONVERSATIONS], tmp_path).trainer
