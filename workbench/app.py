@@ -10,8 +10,10 @@ from __future__ import annotations
 import asyncio
 import gc
 import os
+import select
 import signal
 import threading
+import time
 from collections.abc import Callable
 from functools import cached_property
 from pathlib import Path
@@ -83,6 +85,8 @@ class Ending:
         loop = asyncio.get_running_loop()
         for number in (signal.SIGTERM, signal.SIGHUP):
             loop.add_signal_handler(number, self._by_signal, number)
+        if not self._app.is_headless and os.isatty(0):
+            threading.Thread(target=_end_with_terminal, name="hangup", daemon=True).start()
 
     def _by_signal(self, number: signal.Signals) -> None:
         code = 128 + number
@@ -143,6 +147,17 @@ class Ending:
         if any("`workbench" in line for line in app.goodbye):
             return app.goodbye
         return [*app.goodbye, way_back(app.watched, self.draft)]
+
+
+def _end_with_terminal() -> None:
+    """Waits for the terminal to be gone, without a look at a clock, and ends the app as SIGHUP does. The signal goes to the
+    session's first process alone: `make workbench` takes it and waits, and an app whose writes nobody takes waits as well."""
+    watch = select.poll()
+    watch.register(0, 0)
+    if any(event & select.POLLHUP for _, event in watch.poll()):
+        os.kill(os.getpid(), signal.SIGHUP)
+        time.sleep(2 * LEAVE_SECONDS)
+        os._exit(128 + signal.SIGHUP)  # its loop waits for a write and has heard no signal
 
 
 class EarlyKeys:

@@ -113,6 +113,37 @@ def test_a_closed_terminal_ends_the_process(spawn: Spawn, workbench_command: lis
     terminal.status = status
 
 
+UNDER_MAKE = """
+import os, signal, subprocess, sys
+signal.signal(signal.SIGHUP, lambda *_: None)  # as make does, which waits for what it started
+app = subprocess.Popen(sys.argv[2:])
+open(sys.argv[1], "w").write(str(app.pid))
+app.wait()
+"""
+
+
+def test_a_closed_terminal_ends_the_app_also_where_make_alone_is_told(
+    spawn: Spawn, workbench_command: list[str], tmp_path: Path
+) -> None:
+    import os
+    import time
+
+    noted = tmp_path / "pid"
+    terminal = spawn(sys.executable, "-c", UNDER_MAKE, str(noted), *workbench_command)
+    to_form(terminal)
+    app = int(noted.read_text())
+    os.close(terminal.fd)
+    end = time.monotonic() + 15
+    try:
+        while (ended := os.waitpid(terminal.pid, os.WNOHANG))[0] == 0:
+            assert time.monotonic() < end, "the app goes on without a terminal"
+            time.sleep(0.1)
+        terminal.status = ended[1]
+    finally:
+        if terminal.status is None:
+            os.kill(app, signal.SIGKILL)
+
+
 def test_a_byte_that_is_no_utf8_does_not_end_the_app(spawn: Spawn, workbench_command: list[str]) -> None:
     terminal = spawn(*workbench_command)
     to_form(terminal)
