@@ -77,10 +77,10 @@ def _row(rows: Rows, index: int, format_name: str | None, columns: Mapping[str, 
         example = read_example(rows[index], format_name, columns)
     except WorkbenchError as problem:
         return shown | {"problem": f"{problem.message}. {problem.hint}".strip()}
-    return shown | {"says": [[label, text[:CLIP]] for label, text in says(example) if text]}
+    return shown | {"says": [[label, text[:CLIP]] for label, text in example_parts(example) if text]}
 
 
-def says(example: Example) -> Iterator[tuple[str, str]]:
+def example_parts(example: Example) -> Iterator[tuple[str, str]]:
     """What an example says, part by part: who says it or what it is, and the text."""
     if example.tools:
         yield "tools", ", ".join(_tool(tool) for tool in example.tools)

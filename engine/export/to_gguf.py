@@ -36,7 +36,7 @@ from engine.export.families_of_gguf import (
     experts,
     is_stack,
     llama3_factors,
-    stays_wide,
+    stays_float32,
     tensors,
     write_sizes,
 )
@@ -92,10 +92,12 @@ def write(model: Model, folder: Path, file: Path, quant: str, report: Report) ->
         _write(model, folder, file, quant, config, name, vocab, report)
     report("Opening it again", 0, 1)
     found = _read_back(model, folder, file, config, name, vocab)
-    return _judged(found, model, folder, file, quant, report) if llama_cpp.installed() else found
+    return _check_parity(found, model, folder, file, quant, report) if llama_cpp.installed() else found
 
 
-def _judged(found: parity.Parity, model: Model, folder: Path, file: Path, quant: str, report: Report) -> parity.Parity:
+def _check_parity(
+    found: parity.Parity, model: Model, folder: Path, file: Path, quant: str, report: Report
+) -> parity.Parity:
     """The comparison with llama.cpp's own ids and logits. Raises ParityError where they are not the model's."""
     from transformers import AutoConfig
 
@@ -116,7 +118,7 @@ def _judged(found: parity.Parity, model: Model, folder: Path, file: Path, quant:
     config = AutoConfig.from_pretrained(folder).get_text_config()
     mixture = experts(config) > 0
     same = (ours, theirs) if quant == "F32" else _in_float32(model, folder, file, config, report)
-    found = parity.judged_by_llama_cpp(
+    found = parity.check_llama_cpp_logits(
         found,
         ours,
         theirs,
@@ -129,7 +131,7 @@ def _judged(found: parity.Parity, model: Model, folder: Path, file: Path, quant:
     if isinstance(same, str):
         return replace(found, not_in_float32=same)
     bound = parity.GELU_TABLE if architecture(config) in GEMMAS else parity.SAME_NUMBERS
-    return parity.judged_in_float32(found, *same, bound, mixture=mixture)
+    return parity.check_float32_logits(found, *same, bound, mixture=mixture)
 
 
 def _in_float32(
@@ -300,7 +302,7 @@ def _shape(theirs: str, ours: list[Part], stored: dict[str, model_files.Tensor])
 def _kind(theirs: str, shape: tuple[int, ...], quant: str) -> GGMLQuantizationType:
     from gguf import GGMLQuantizationType as kinds
 
-    if stays_wide(theirs, shape):
+    if stays_float32(theirs, shape):
         return kinds.F32
     if quant == MXFP4:
         return kinds.MXFP4 if is_stack(theirs) else kinds.BF16

@@ -234,7 +234,7 @@ def _problem_with(path: Path, hashes: bool, between: Callable[[], None] | None) 
     run = _run_of(path)
     if not inside.exists(run, path):
         return "is not there"
-    if not stat.S_ISDIR(inside.look(run, path).st_mode):
+    if not stat.S_ISDIR(inside.lstat(run, path).st_mode):
         return "is not a folder"
     info = read_commit(path)
     if info is None:

@@ -33,7 +33,7 @@ class Change:
     why: str
 
     @property
-    def words(self) -> str:
+    def summary(self) -> str:
         """`optim.num_train_epochs 2 -> 4`."""
         return ", ".join(f"{path} {shown(before)} -> {shown(after)}" for path, before, after in self.sets)
 

@@ -76,10 +76,10 @@ class TokenView(Scrolled):
         self.redraw()
         return ""
 
-    def look(self, name: str) -> Style:
+    def style_of(self, name: str) -> Style:
         """A picture's cells have colours of their own."""
         if not name.startswith(INK):
-            return super().look(name)
+            return super().style_of(name)
         return Style.null() if name.startswith(SIXEL) else Style.parse(name.removeprefix(INK))
 
     def render_lines(self, crop: Region) -> list[Strip]:
@@ -87,7 +87,7 @@ class TokenView(Scrolled):
         drawn = super().render_lines(crop)
         if crop.x:
             return drawn
-        made, first, left = self.made, crop.y + self.top, self.styles.gutter.left
+        made, first, left = self.rendered_lines, crop.y + self.top, self.styles.gutter.left
         return [
             self._images.over(made[at], strip, left) if at < len(made) else strip
             for at, strip in enumerate(drawn, first)

@@ -126,7 +126,7 @@ class Stream:
         self._begun, self._rows, self._row = self.walk.state(), [], int(state["row"])
         self._skip = self._row
         self._gave, self._counted = True, self.walk.epoch
-        self._tell()
+        self._update_producer()
 
     def _refuse_layout(self) -> None:
         if self.without_hub:
@@ -191,7 +191,7 @@ class Stream:
         self._held.append((self.batch, key))
         while self._held[0][0] < self.batch - self.keep:
             self._held.popleft()
-        self._tell()
+        self._update_producer()
         rows, note = self._waited_for(key)
         if self.walk.epoch == self._counted and self.walk.lanes[pick.lane].copy == 0:
             self.left.add(note.counts)
@@ -246,7 +246,7 @@ class Stream:
                 path=path,
             )
 
-    def _tell(self) -> None:
+    def _update_producer(self) -> None:
         if self.producer is not None:
             self.producer.go_to(self._begun, [key for _, key in self._held])
 

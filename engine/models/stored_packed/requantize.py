@@ -40,7 +40,7 @@ def requantized(entries: Entries | BitsAndBytes, name: str, weight: torch.Tensor
         return {"qweight": words, "scales": scales.T.contiguous()}
     held, old = entries.maybe(name, "weight_packed"), entries.read(name, "weight_scale")
     bits, whole = (8, False) if held is None else bits_and_whole(held.shape[1], columns, bits_of(entries.note))
-    within = bits if held is not None else _bits_said(entries.read(name, "weight"), bits_of(entries.note))
+    within = bits if held is not None else _fewest_bits(entries.read(name, "weight"), bits_of(entries.note))
     codes, scales = _nearest_codes(weight, parts, bits, within=within, keep=old.numel() == 1)
     own = {} if old.numel() == 1 else {"weight_scale": scales.reshape(old.shape)}
     return own | (
@@ -50,7 +50,7 @@ def requantized(entries: Entries | BitsAndBytes, name: str, weight: torch.Tensor
     )
 
 
-def _bits_said(numbers: torch.Tensor, said: tuple[int, ...]) -> int:
+def _fewest_bits(numbers: torch.Tensor, said: tuple[int, ...]) -> int:
     """Of the bits that a note tells of the fewest that say these integers of a byte each."""
     reach = max(int(numbers.max()) + 1, -int(numbers.min()))
     return next((bits for bits in sorted(said) if reach <= 1 << (bits - 1)), 8)
