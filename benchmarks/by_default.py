@@ -67,7 +67,7 @@ WORKS = {
     "0.6b-full": Work("sft", "0.6b", full=True),
     "0.6b-lora-ragged": Work("sft", "0.6b", ragged=True),
     "0.6b-dpo": Work("dpo", "0.6b", ragged=True),
-    "8b-dpo": Work("dpo", "8b", best=("cut, compiled",), ragged=True),
+    "8b-dpo": Work("dpo", "8b", ragged=True),
     "0.6b-grpo": Work("grpo", "0.6b", best=SAMPLED),
     "8b-grpo": Work("grpo", "8b", best=SAMPLED),
 }
