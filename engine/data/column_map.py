@@ -43,14 +43,15 @@ def mapped(rows: Rows, names: Mapping[str, str], format_name: str | None, count:
         "title": known.title if known is not None else "",
         "why": found.why,
         "parts": [
-            {"name": part, "needed": part in required, "column": _taken(part, found.columns, first)} for part in parts
+            {"name": part, "needed": part in required, "column": _source_column(part, found.columns, first)}
+            for part in parts
         ],
         "rows": [_row(rows, index, found.format, found.columns) for index in range(count) if _there(rows, index)],
         "problem": found.problems[0] if found.format is None and found.problems else "",
     }
 
 
-def _taken(part: str, columns: Mapping[str, str], first: Mapping[str, Any]) -> str:
+def _source_column(part: str, columns: Mapping[str, str], first: Mapping[str, Any]) -> str:
     """The column that a part is read from; empty where it is read from none."""
     column = columns.get(part, part)
     return column if part in columns or column in first else ""

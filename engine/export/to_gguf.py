@@ -344,18 +344,18 @@ def _read_back(
                     "gguf", f"the weight {visible(each.name)} is further from its source than rounding"
                 )
 
-    def said(key: str) -> Any:
+    def field_of(key: str) -> Any:
         field = reader.get_field(key)
         return None if field is None else field.contents()
 
     tokenizer = model.tokenizer
     wanted = tokenizer.convert_ids_to_tokens(list(range(min(len(tokenizer), len(vocab.tokens)))))
-    for number, (token, found) in enumerate(zip(wanted, said("tokenizer.ggml.tokens"), strict=False)):
+    for number, (token, found) in enumerate(zip(wanted, field_of("tokenizer.ggml.tokens"), strict=False)):
         if token is not None and str(token) != found and str(token).replace("\u2581", " ") != found:
             raise parity.differs("gguf", f"token {number} is {found!r} instead of {token!r}")
-    if (said("tokenizer.chat_template") or None) != (parity.own_template(tokenizer)[0] or None):
+    if (field_of("tokenizer.chat_template") or None) != (parity.own_template(tokenizer)[0] or None):
         raise parity.differs("gguf", "it has another chat template")
-    ends = [said(f"tokenizer.ggml.{name}_token_id") for name in ("eos", "eot", "eom")]
+    ends = [field_of(f"tokenizer.ggml.{name}_token_id") for name in ("eos", "eot", "eom")]
     found = [each for each in ends if each is not None]
     if sorted(found) != sorted(model.stops):
         raise parity.differs("gguf", f"its stop tokens are {found} instead of {model.stops}")

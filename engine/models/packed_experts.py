@@ -98,13 +98,13 @@ class _PacksExperts(HfQuantizer):
         ]
         ours = [self._one_by_one(conversion) for conversion in known]
         # Weights that lie in the file as the model holds them.
-        as_stored = [self._whole(f".experts.{end}") for end in sorted(ends)]
+        as_stored = [self._converter(f".experts.{end}") for end in sorted(ends)]
         return [conversion for conversion in conversions if conversion not in known] + ours + as_stored
 
     def _one_by_one(self, known: WeightConverter) -> _OneByOne:
         return _OneByOne.of(known)
 
-    def _whole(self, name: str) -> _OneByOne:
+    def _converter(self, name: str) -> _OneByOne:
         return _OneByOne(name, name, [_AsStored()])
 
     def _changes_experts(self) -> bool:
@@ -175,11 +175,11 @@ class _ExpertsAlone(_PacksExperts):
     def _in_fp8(self) -> bool:
         return self.quantization_config.todo == "keep" and self.quantization_config.kind == "fp8"
 
-    def _whole(self, name: str) -> _OneByOne:
+    def _converter(self, name: str) -> _OneByOne:
         if self._in_fp8():
-            return _InFp8.of(super()._whole(name))
+            return _InFp8.of(super()._converter(name))
         if self.quantization_config.todo in ("pack", "divide"):
-            return super()._whole(name)
+            return super()._converter(name)
         return _InBlocks([f"{name}_blocks", f"{name}_scales"], name, [_AsStored()])
 
 

@@ -82,7 +82,7 @@ def _allowed(fix: Fix, changed: RunConfig, config: RunConfig, facts: Facts) -> b
 
 def _ways(config: RunConfig, facts: Facts, need: int) -> Iterator[Way]:
     """Single changes that save something."""
-    yield from _given_back(config, facts, need)
+    yield from _without_speedups(config, facts, need)
     optim, model, memory, adapted = config.optim, config.model, config.memory, config.adapter.kind == "lora"
     if optim.per_device_train_batch_size > 1:
         fewer, more = smaller_batch(optim.per_device_train_batch_size, optim.gradient_accumulation_steps)
@@ -110,7 +110,7 @@ def _ways(config: RunConfig, facts: Facts, need: int) -> Iterator[Way]:
         yield from _way(6, changed, facts, need, words, change)
 
 
-def _given_back(config: RunConfig, facts: Facts, need: int) -> Iterator[Way]:
+def _without_speedups(config: RunConfig, facts: Facts, need: int) -> Iterator[Way]:
     """Memory that was given away for speed: without it the same is learned."""
     for spec, words in (
         (fields.memory.recompute_num_layers, "all layers computed again"),

@@ -304,13 +304,13 @@ def prune(folder: RunFolder, keep: int, best: int | None = None) -> list[Path]:
 
     Invalid ones older than the newest valid one go too. Nothing goes while no checkpoint is valid.
     """
-    gone = doomed(folder, max(keep, KEEP_AT_LEAST), best)
+    gone = to_delete(folder, max(keep, KEEP_AT_LEAST), best)
     for path in gone:
         discard(path)
     return gone
 
 
-def doomed(folder: RunFolder, keep: int, best: int | None = None, *, hashes: bool = False) -> list[Path]:
+def to_delete(folder: RunFolder, keep: int, best: int | None = None, *, hashes: bool = False) -> list[Path]:
     """What `prune` would delete, the newest first, with `keep` as it stands."""
     valid, gone = 0, []
     for path in newest_first(folder):

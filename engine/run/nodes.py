@@ -287,7 +287,7 @@ class FirstNode(Node):
         state = self.read_rank(rank)
         return state.get("round") == self.round and state.get("state") == "ended" and bool(state.get("cause"))
 
-    def blame(self) -> Cause | None:
+    def round_cause(self) -> Cause | None:
         """Why the round ended, by the words of the other nodes or their silence; None where none of them began it.
 
         Waits until each has ended or has been silent for long enough.

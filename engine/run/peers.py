@@ -120,4 +120,4 @@ class Peers:
             return explained
         if not (cause.follows(explained, self.run.log, worker.log_from) or self.node.others_end()):
             return explained
-        return self.node.blame() or (explained if worker.family.ranks else self.node.not_met())
+        return self.node.round_cause() or (explained if worker.family.ranks else self.node.not_met())

@@ -95,7 +95,7 @@ def remove(run: RunFolder, keep: int, steps: Collection[int]) -> Choice:
 
 def prunable(view: RunView, run: RunFolder) -> list[Path]:
     """The checkpoints that `workbench prune` offers to remove, by a quick look; nothing of a run without a whole one."""
-    return checkpoint.doomed(run, 1, _best(view))
+    return checkpoint.to_delete(run, 1, _best(view))
 
 
 def _view(run: RunFolder) -> RunView:

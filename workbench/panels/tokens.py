@@ -159,13 +159,13 @@ def _part(
         return _with_gutter(label, laid) if label else laid
     drawn: list[Line] = []
     before = False
-    for start, end, role in _whole(spans, len(tokens)):
+    for start, end, role in _without_gaps(spans, len(tokens)):
         drawn += _with_gutter(role, lay_out(tokens[start:end], room, ids, trained_before=before))
         before = bool(end and tokens[end - 1].get("trained"))
     return drawn
 
 
-def _whole(spans: list[tuple[int, int, str]], size: int) -> Iterator[tuple[int, int, str]]:
+def _without_gaps(spans: list[tuple[int, int, str]], size: int) -> Iterator[tuple[int, int, str]]:
     """The turns without gaps: what stands between two turns belongs to the one before."""
     for place, (start, _, role) in enumerate(spans):
         after = spans[place + 1][0] if place + 1 < len(spans) else size

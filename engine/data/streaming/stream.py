@@ -331,7 +331,7 @@ def _first_rows(plan: Plan, files: Files, processing_class: Any, count: int) -> 
     tokens, counts, shape = Tokens(looked, processing_class), Counts(), shape_of(plan.method)
     columns = (*shape.columns, "row", "images")
     found: list[Row] = []
-    for number, start in _parts_to_look_at(looked, files):
+    for number, start in _sampled_parts(looked, files):
         for row in token_rows(looked, tokens, [(number, place) for place in start], counts):
             if row.get("rejected_for"):
                 raise too_long_error(looked, row["row"], f"{row['length']:,} tokens")
@@ -347,7 +347,7 @@ def _first_rows(plan: Plan, files: Files, processing_class: Any, count: int) -> 
     return found[:count]
 
 
-def _parts_to_look_at(plan: Plan, files: Files) -> Iterator[tuple[int, list[int]]]:
+def _sampled_parts(plan: Plan, files: Files) -> Iterator[tuple[int, list[int]]]:
     """Places in the first shard of each file, a few at a time."""
     for number, source in enumerate(plan.sources):
         cut = files.cut(number)
