@@ -438,3 +438,17 @@ def test_a_real_compiler_that_stops_at_a_later_shape_forward_or_backward_leaves_
     assert len(made) == graph
     effective = [payload["entries"][0]["effective"] for kind, payload in trainer.writer if kind == "receipt"]
     assert effective == ["inductor", "off"]
+
+
+def test_batches_that_compile_again_and_again_are_told_once(monkeypatch):
+    told, made = Told(), 0
+    trainer = Stepping(torch.nn.Linear(1, 1))
+    trainer.writer = told
+    monkeypatch.setattr(fallback, "_graphs", lambda: (made, 0))
+    later = fallback.LaterGraphs(built_of(trainer))
+    for at in range(20):
+        with later.batch():
+            made += at in (0, 3, 4, 8, 11, 12, 13)
+    ((kind, finding),) = told
+    assert (kind, finding["path"]) == ("finding", "kernels.torch_compile")
+    assert finding["message"].startswith("5 of 12 batches after the first waited 0 s for layers to be compiled again")
