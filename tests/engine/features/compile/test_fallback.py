@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import itertools
 import shutil
 from collections import defaultdict
 from types import SimpleNamespace
@@ -231,7 +232,7 @@ def test_a_real_compiler_that_stops_leaves_the_plain_step(tmp_path, monkeypatch)
 
 @pytest.mark.parametrize(("auto", "effective"), [(WHY, "off"), (None, "inductor")])
 def test_layers_in_pieces_are_kept_by_those_alone_who_asked_for_them(monkeypatch, auto, effective):
-    counted = iter([(0, 0), (9, 7)])
+    counted = itertools.chain([(0, 0)], itertools.repeat((9, 7)))
     monkeypatch.setattr(fallback, "_graphs", lambda: next(counted))
     trainer, calls = Trainer(Told()), []
 
