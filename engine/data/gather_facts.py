@@ -125,7 +125,7 @@ def gather_facts(
         model=model,
         data=data,
         packages=Installed() if here else None,
-        sources=look_at_sources([*config.data.train, *config.data.eval], folder, config.data.image_base_dir)
+        sources=inspect_sources([*config.data.train, *config.data.eval], folder, config.data.image_base_dir)
         if sources
         else None,
         files={
@@ -255,16 +255,16 @@ def _there(path: str, folder: Path) -> bool:
         return False
 
 
-def look_at_sources(entries: Iterable[Any], folder: Path, image_base_dir: str | None = None) -> dict[str, SourceFacts]:
+def inspect_sources(entries: Iterable[Any], folder: Path, image_base_dir: str | None = None) -> dict[str, SourceFacts]:
     """One look at each source, by its path as the config writes it."""
     found: dict[str, SourceFacts] = {}
     for entry in entries:
         if entry.path and entry.path not in found:
-            found[entry.path] = look_at_source(entry, folder, image_base_dir)
+            found[entry.path] = inspect_source(entry, folder, image_base_dir)
     return found
 
 
-def look_at_source(entry: Any, folder: Path, image_base_dir: str | None = None) -> SourceFacts:
+def inspect_source(entry: Any, folder: Path, image_base_dir: str | None = None) -> SourceFacts:
     """There or not, size, first rows, format. Never raises for bad data: a problem is part of the answer."""
     if entry.path in BUILTIN_ROWS:
         return _builtin(entry)

@@ -404,7 +404,7 @@ def outputs_with(
     return None if made is None else streamed.outputs(made, ids, together=config.method.head != "score")
 
 
-def judged(found: Parity, ours: Reference, theirs: Sequence[torch.Tensor], bound: float) -> Parity:
+def check_logits(found: Parity, ours: Reference, theirs: Sequence[torch.Tensor], bound: float) -> Parity:
     """The comparison with its logits. Raises ParityError where they are further apart than `bound`.
 
     Rounding a mixture's weights sends some tokens to other experts, which says nothing of the artefact: its logits are held
@@ -442,7 +442,7 @@ def _lost(
     return along < 0.1 * sum(float((a - b).square().sum()) for a, b in zip(wanted, base, strict=True))
 
 
-def judged_by_llama_cpp(
+def check_llama_cpp_logits(
     found: Parity,
     ours: Sequence[torch.Tensor],
     theirs: Sequence[torch.Tensor],
@@ -483,7 +483,7 @@ def judged_by_llama_cpp(
     )
 
 
-def judged_in_float32(
+def check_float32_logits(
     found: Parity, ours: Sequence[torch.Tensor], theirs: Sequence[torch.Tensor], bound: float, *, mixture: bool
 ) -> Parity:
     """The comparison with llama.cpp's logits, both sides computed in float32 with the numbers of the file: what is left tells

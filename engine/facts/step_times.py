@@ -112,7 +112,7 @@ def fitted(rows: tuple[StepTime, ...], leading: tuple[StepTime, ...] = ()) -> Nu
         if host is None or card is None:
             continue
         numbers = (host[0], *card)
-        missed = sum((_told(numbers, each) / took - 1) ** 2 for each, took in known)
+        missed = sum((_total_seconds(numbers, each) / took - 1) ** 2 for each, took in known)
         if missed < least:
             best, least = numbers, missed
     return best
@@ -152,7 +152,7 @@ def _on_card(known: Sequence[tuple[Numbers, float]], held: Mapping[int, float]) 
     return best
 
 
-def _told(numbers: Numbers, each: Numbers) -> float:
+def _total_seconds(numbers: Numbers, each: Numbers) -> float:
     return max(numbers[0] * each[0], sum(map(_times, numbers[1:], each[1:])))
 
 
@@ -163,10 +163,10 @@ def seconds(asked: StepTime, rows: Sequence[StepTime]) -> float | None:
         kinds.setdefault(kind(row), []).append(row)
     leading = max(kinds.values(), key=len, default=[])
     numbers = fitted(tuple(kinds.get(kind(asked), ())), tuple(leading))
-    return None if numbers is None else _told(numbers, terms(asked))
+    return None if numbers is None else _total_seconds(numbers, terms(asked))
 
 
-def asked_of(config: RunConfig, facts: Facts, tokens: float, length: float, parameters: int) -> StepTime | None:
+def step_of(config: RunConfig, facts: Facts, tokens: float, length: float, parameters: int) -> StepTime | None:
     """A batch of this run, of so many tokens in rows of that length, as a row of the table; None for a model whose shape is
     not known, or a mixture, whose tokens meet some of its weights. `parameters` are those of the base."""
     model = facts.model

@@ -67,7 +67,7 @@ def card_batch_seconds(config: RunConfig, facts: Facts, parameters: Parameters, 
     return max(operations(config, layers) * parameters.base * tokens * longer / rate, launches)
 
 
-def told_by(config: RunConfig, facts: Facts, parameters: Parameters, tokens: float) -> str:
+def time_source(config: RunConfig, facts: Facts, parameters: Parameters, tokens: float) -> str:
     """What the time of a batch of so many tokens over all cards is told by: steps that were measured on such a card, or its
     published speed alone; empty without a card."""
     if facts.machine is None or not facts.machine.gpus:
@@ -80,7 +80,7 @@ def told_by(config: RunConfig, facts: Facts, parameters: Parameters, tokens: flo
 def _measured_seconds(config: RunConfig, facts: Facts, parameters: Parameters, tokens: float) -> float | None:
     """By what batches took on a card like this one; None where too few like these were measured."""
     length = tokens / max(1, config.optim.per_device_train_batch_size)
-    asked = step_times.asked_of(config, facts, tokens, length, parameters.base)
+    asked = step_times.step_of(config, facts, tokens, length, parameters.base)
     if asked is None or not facts.step_times:
         return None
     beside = 2.0 if reference_of(config.method) is not None else 0.0

@@ -24,7 +24,7 @@ import torch.distributed as dist
 from transformers import PreTrainedModel
 from transformers.modeling_layers import GradientCheckpointingLayer
 
-from engine.compat.instances import all_of, noted, put, whole
+from engine.compat.instances import all_of, atomic, noted, put
 from engine.compat.router_outputs import call_with_router_logits, install_graph_hooks, recording
 from engine.config.files import place_of
 from engine.config.kernels import STACK_GRAPH
@@ -43,7 +43,7 @@ from engine.features.gradient_checkpointing.tiers import decoder_layers_of
 from engine.models.expert_shards import is_divided
 
 
-@whole()
+@atomic()
 def apply(config: RunConfig, built: Built) -> Applied | None:
     """Compiles the layers of every model of the trainer; None where it was neither asked for nor left to be chosen."""
     auto = built.notes.reasons.get(fields.kernels.torch_compile.path)
@@ -73,7 +73,7 @@ def apply(config: RunConfig, built: Built) -> Applied | None:
     from engine.features.compile.gated_sums import group_blocks  # with the compiler, which takes a while
 
     together, blocks, undo_groups = group_blocks(layers, gate)
-    switch, one = Switch(asked=auto is None), OneGraph(layers)
+    switch, one = Switch(requested=auto is None), OneGraph(layers)
     options = dict(config.kernels.torch_compile_options)
     recorded = options.pop(STACK_GRAPH, False)
     if torch.are_deterministic_algorithms_enabled():
@@ -96,7 +96,7 @@ def apply(config: RunConfig, built: Built) -> Applied | None:
         [undo_gate, undo_cache, undo_checkpoints, undo_groups, undo_layers, undo_graph, undo_notes, undo_step]
     )
     requested = True if auto is None else "auto"
-    return Applied(FEATURE, requested, "inductor", len(layers), f"layers; {_words(config)}{words}", undo)
+    return Applied(FEATURE, requested, "inductor", len(layers), f"layers; {_summary(config)}{words}", undo)
 
 
 def _passes(layers: list[torch.nn.Module], *, lean: bool, blocks: bool) -> dict[str, Any]:
@@ -382,7 +382,7 @@ def _cached(value: Any) -> Any | None:
     return held if getattr(held, "use_cache", False) else None
 
 
-def _words(config: RunConfig) -> str:
+def _summary(config: RunConfig) -> str:
     options = config.kernels.torch_compile_options
     given = ", ".join(f"{name}={str(value).lower()}" for name, value in options.items())
     return f"{given or 'no options'}; generation runs the plain layers"

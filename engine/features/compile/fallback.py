@@ -50,7 +50,7 @@ class Switch:
     """The functions that were called compiled: the compiler keeps its graphs there, for the next run in this process too."""
     give_up: Callable[[Exception], None] | None = None
     """Turns it off for good after this failure of a call, or raises it; None where a failure is not survived."""
-    asked: bool = True
+    requested: bool = True
     """Whether a person asked for it; a run with them ends where it fails."""
     counting: bool = False
     """Whether the calls are inside of `as_many_graphs` already."""
@@ -87,7 +87,7 @@ class Compiling:
     """What is told of it: the layers' number, words for the detail, and why `auto` took it, None where it was asked for."""
 
     layers: int
-    words: str
+    summary: str
     auto: str | None
     shape: str | None = None
     """What the wait for such layers is kept under; None where it is not kept."""
@@ -114,7 +114,7 @@ def watch_first_step(built: Built, switch: Switch, compiling: Compiling) -> Call
         if isinstance(error, (WorkbenchError, torch.OutOfMemoryError)):
             raise error
         switch.on = False
-        _say_failed(built, compiling, _problem(error), f" at step {_number(trainer)}")
+        _report_failure(built, compiling, _problem(error), f" at step {_number(trainer)}")
 
     def training_step(*args: Any, **kwargs: Any) -> Any:
         nonlocal told
@@ -153,7 +153,7 @@ def _first(
     loss, problem = _attempt(built.training, step, args, kwargs, back=back)
     if problem is not None:
         switch.on = False
-        _say_failed(built, compiling, problem)
+        _report_failure(built, compiling, problem)
         return step(*args, **kwargs)
     if not switch.on:  # a call failed, was made again and is told already
         return loss
@@ -168,7 +168,7 @@ def _first(
         _without(built, switch, compiling, pieces)
     else:
         found = f"{made} graphs, {broken} breaks in them" if made else "graphs of an earlier run in this process"
-        built.report(compiling.applied(f"layers; {found}; {seconds}{compiling.words}"))
+        built.report(compiling.applied(f"layers; {found}; {seconds}{compiling.summary}"))
     return loss
 
 
@@ -221,7 +221,7 @@ def limit_hit() -> type[Exception]:
 def too_many(switch: Switch) -> Exception:
     """What to raise in place of torch's word for it."""
     sentence = f"batches come in so many forms that more than {MOST_GRAPHS} graphs of a layer would be compiled"
-    return ModelError(f"kernels.torch_compile: {sentence}.", TURN_OFF) if switch.asked else RuntimeError(sentence)
+    return ModelError(f"kernels.torch_compile: {sentence}.", TURN_OFF) if switch.requested else RuntimeError(sentence)
 
 
 def _number(trainer: Training) -> int:
@@ -302,7 +302,7 @@ def _put_back(value: Any, before: Any) -> Any:
     return before
 
 
-def _say_failed(built: Built, compiling: Compiling, problem: str, when: str = "") -> None:
+def _report_failure(built: Built, compiling: Compiling, problem: str, when: str = "") -> None:
     sentence = f"compiling failed{when} ({problem}), so the layers run as they are"
     print(f"kernels.torch_compile: {sentence}.", file=sys.stderr, flush=True)
     built.warn("kernels.torch_compile", f"{sentence[0].upper()}{sentence[1:]}.")
