@@ -10,6 +10,7 @@ and what has no kernel get plain torch.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -255,7 +256,8 @@ def _gated_sums_backward(
 
 def _led(gate: Any, *inners: Any) -> Any:
     """The form of what leads into these factors."""
-    return gate.new_empty(gate.shape[:-1].numel(), sum(0 if x is None else x.shape[-1] for x in inners))
+    # Not `numel` of the shape, which has every length of a batch compiled anew.
+    return gate.new_empty(math.prod(gate.shape[:-1]), sum(0 if x is None else x.shape[-1] for x in inners))
 
 
 @_gated_sums_backward.register_fake
