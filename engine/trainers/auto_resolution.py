@@ -6,7 +6,8 @@ rows, once they are prepared, and how long its attention takes. Of all choices t
 memory, the card is smaller than that of the launch, or the longest row is another, what is recomputed is chosen
 again; and where the estimate no longer fits, no layer is left out of that, and the head gets the usual for its scores.
 Sums round otherwise with another size of the head's scores, so a run keeps the one of its first start as long as that fits,
-with `run.full_determinism` always. Several processes keep what was chosen for all of them.
+with `run.full_determinism` always. Several processes look at the rows alone, which they share, and keep what was chosen for
+all of them where they are on several machines.
 """
 
 from __future__ import annotations
@@ -138,9 +139,12 @@ def by_free_memory(
     `card` is its free and its whole memory in bytes, asked for where it is not given, `planned` the whole memory of the
     card that the launch chose for, and the tokens of the longest row.
     """
-    if not {_RECOMPUTED.path, _LAYERS.path, _HEAD.path} & why.keys() or _processes() > 1:
+    several = _processes() > 1
+    if not {_RECOMPUTED.path, _LAYERS.path, _HEAD.path} & why.keys() or (several and config.distributed.nodes > 1):
         return config, why
-    if card is None:
+    if several:
+        card = 0, 0  # what is free on each is its own, and all must choose alike
+    elif card is None:
         card = torch.cuda.mem_get_info() if torch.cuda.is_available() else (0, 0)
     free, whole = card
     held, lost = whole - free, (planned[0] or 0) - whole if whole else 0

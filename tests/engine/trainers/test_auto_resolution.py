@@ -11,15 +11,17 @@ import pytest
 from engine import worker
 from engine.config.facts import DataFacts, Facts
 from engine.config.files import dump, parse
+from engine.config.tree import fields
 from engine.data import gather_facts
 from engine.facts.model_shape import model_facts
-from engine.hardware import GiB, parse_machine
+from engine.hardware import GiB, Machine, parse_machine
 from engine.planning.auto import choices, resolved
 from engine.rules import read
 from engine.run import from_config, inside
 from engine.run.store import RunFolder, create
 from engine.trainers import auto_resolution
 from engine.trainers.auto_resolution import at_the_card, by_free_memory, launched_for, reasons
+from tests.engine.trainers.conftest import CONVERSATIONS, lines
 
 TIER, COMPILE, HEAD = "memory.gradient_checkpointing", "kernels.torch_compile", "kernels.cut_ce_workspace"
 MAPPING = {
@@ -132,11 +134,43 @@ def test_rows_that_were_not_all_counted_change_nothing(tmp_path, monkeypatch, ro
     assert at_the_card(run, stored(run), ROOMY, rows) == (stored(run), reasons(run, stored(run)))
 
 
+@pytest.mark.parametrize(("nodes", "tier"), [(1, False), (2, True)])
+def test_processes_of_one_machine_choose_alike_by_the_rows_that_they_share(tmp_path, monkeypatch, nodes, tier):
+    """Whatever is free on the card of each; and what other machines have, none of them knows."""
+    run = launched(tmp_path, monkeypatch, ANSWERS)
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    config = stored(run).with_values({fields.distributed.nodes: nodes})
+    for free in (8, 78):
+        found, _ = at_the_card(run, config, (free * GiB, 80 * GiB), DataFacts(longest=25, exact=True))
+        assert found.memory.gradient_checkpointing is tier
+
+
 def test_what_an_earlier_launch_reckoned_with_is_not_guessed(tmp_path, monkeypatch):
     run = launched(tmp_path, monkeypatch, ANSWERS)
     run.update_json(longest_row=None)
     config, _ = at_the_card(run, stored(run), ROOMY, DataFacts(longest=25, exact=True))
     assert config == stored(run)
+
+
+def test_a_run_over_rows_that_nobody_counted_keeps_what_they_leave_room_for(train, source, tmp_path, monkeypatch):
+    """A machine with room for rows of 20 tokens and none for those of 1,024, by which the launch chose."""
+    facts = Facts(machine=Machine(memory_bytes=2 * GiB), model=model_facts("builtin/tiny"))
+    mapping = {
+        "model": {"name": "builtin/tiny", "dtype": "float32"}, "adapter": {"kind": "none"},
+        "data": {"train": [{"path": source(CONVERSATIONS)}], "max_length": 1024},
+        "optim": {"per_device_train_batch_size": 64, "gradient_accumulation_steps": 1, "max_steps": 1},
+    }  # fmt: skip
+    run = launched(tmp_path, monkeypatch, mapping, facts)
+    assert stored(run).memory.gradient_checkpointing is True
+    train(folder=run)
+    (told,) = (
+        entry
+        for line in lines(run, "receipt")
+        for entry in line["entries"]
+        if entry["feature"] == "gradient checkpointing"
+    )
+    assert told["count"] == 0
+    assert "the launch reckoned with 1,024" in told["detail"]
 
 
 def test_short_rows_spare_layers_that_long_ones_would_not(tmp_path, monkeypatch):
