@@ -191,13 +191,13 @@ def _train(
     from engine.rehearse import Measuring
     from engine.trainers.auto_resolution import at_the_card
 
-    config, why = at_the_card(run, config)
     module = _method(config, run)
     _pin_commits(run)
     say.phase("Loading the tokenizer")
     processing_class = load_processing_class(config)
     rehearsing = bool(run.read_json().get("rehearse"))
     config, prepared, held_out = _rows(run, config, processing_class, say, rehearsing)
+    config, why = at_the_card(run, config, rows=prepared.facts)
     _same_rows(run, prepared, held_out, processing_class, say)
     measuring = Measuring(prepared.dataset, *_rehearsed(config)) if rehearsing else None
     say.phase("Loading the model")

@@ -143,6 +143,19 @@ def test_the_backward_pass_writes_over_what_nothing_else_reads(read):
         torch.testing.assert_close(each, wanted, rtol=1e-10, atol=1e-12)
 
 
+def test_one_graph_serves_batches_of_every_length():
+    """Padded batches have as many lengths as a run has steps; a graph of one of them was compiled anew in each."""
+    compiled = torch.compile(block, backend="aot_eager", dynamic=True, fullgraph=True)
+    x, *rest = operands()
+    leaves = [each.requires_grad_(at + 1 not in BASE) for at, each in enumerate(rest)]
+    with torch._dynamo.config.patch(error_on_recompile=True):
+        for tokens in (TOKENS, 9, 7, 4):
+            part = x[:, :tokens].clone().requires_grad_()
+            found = torch.autograd.grad(compiled(part, *leaves).square().sum(), part)
+            expected = torch.autograd.grad(plain(part, *leaves).square().sum(), part)
+            torch.testing.assert_close(found, expected)
+
+
 @pytest.mark.slow
 @pytest.mark.skipif(shutil.which("g++") is None, reason="torch compiles for a CPU with g++")
 @pytest.mark.parametrize("again", [True, False], ids=["computed again", "held"])
