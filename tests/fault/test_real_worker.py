@@ -292,3 +292,32 @@ def test_a_commit_that_fails_on_the_first_rank_costs_no_told_step_and_is_the_cau
     until(lambda: over(run))
     assert run.state == "finished", view_of(run).cause
     assert list(view_of(run).series["loss"].points()[0]) == list(range(1, 31))
+
+
+FALLS = """
+import os
+if os.environ.get("RANK") == "1":
+    from engine.trainers.clock import StepClock
+    lap = StepClock.lap
+    def falls(self, step):
+        if step == 12:
+            import torch
+            raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 20.00 MiB.")
+        return lap(self, step)
+    StepClock.lap = falls
+"""
+
+
+def test_another_rank_that_finds_no_room_on_its_card_is_named_with_that(runs, tmp_path, monkeypatch):
+    """The first one says last that a connection was closed, which may not come again; want of room would."""
+    hook = tmp_path / "hook"
+    hook.mkdir()
+    (hook / "sitecustomize.py").write_text(FALLS)
+    monkeypatch.setenv("PYTHONPATH", str(hook))
+    monkeypatch.setenv("WORKBENCH_TESTS_COLD", "1")
+    run = demo(runs, "two", "run.devices=2", "run.max_restarts=2")
+    until(lambda: over(run))
+    view = view_of(run)
+    assert (view.state, view.cause_kind, view.restarts) == ("failed", "GPU memory", [])
+    assert re.match(r"Rank 1 \(process \d+ on \S+\) ran out of GPU memory", view.cause), view.cause
+    assert view.cause_lines[-1].startswith("torch.OutOfMemoryError: CUDA out of memory")
