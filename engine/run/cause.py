@@ -6,6 +6,7 @@ returns is redacted and safe for a terminal.
 
 from __future__ import annotations
 
+import itertools
 import os
 import re
 from collections.abc import Mapping
@@ -97,7 +98,7 @@ def explain(
         return Cause("unknown", f"{who} ended without a word, and nobody was there to read its exit code.", lines)
     if exit_code < 0:
         name = signal_name(-exit_code)
-        return Cause(f"signal {name}", f"{who} was ended by {name}.", lines)
+        return Cause(f"signal {name}", f"{who} was ended by {name}.", _crash(log, log_from) or lines)
     if "OutOfMemoryError" in text or "CUDA out of memory" in text:
         return Cause(
             "GPU memory", f"{who} ran out of GPU memory. Use a smaller batch or gradient checkpointing.", lines
@@ -159,6 +160,19 @@ def meaningful_lines(log: Path, log_from: int = 0) -> tuple[str, ...]:
         if len(lines) > MAX_LINES:
             lines = [lines[0], "...", *lines[-(MAX_LINES - 2) :]]
     return tuple(visible(redact(line))[:500] for line in lines[-MAX_LINES:])
+
+
+def _crash(log: Path, log_from: int) -> tuple[str, ...]:
+    """What Python said last as it crashed: how, and where the thread was; empty where it said nothing."""
+    lines = log_tail(log, start=log_from).splitlines()
+    starts = [place for place, line in enumerate(lines) if line.startswith("Fatal Python error")]
+    if not starts:
+        return ()
+    rest = lines[starts[-1] :]
+    place = next((place for place, line in enumerate(rest) if line.startswith("Current thread")), len(rest))
+    where = itertools.takewhile(lambda line: line.startswith("  "), rest[place + 1 :])
+    found = [rest[0], *rest[place : place + 1], *where]
+    return tuple(visible(redact(line))[:500] for line in found[:MAX_LINES])
 
 
 def log_tail(log: Path, size: int = _TAIL_BYTES, start: int = 0) -> str:

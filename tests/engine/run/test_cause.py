@@ -74,6 +74,17 @@ def test_a_rank_is_told_in_words_of_its_own_and_not_of_who_fell_after_it(tmp_pat
     assert explain(1, shared, log_from=len(EARLIER)).follows
 
 
+def test_a_crash_is_told_by_where_its_thread_was_and_not_by_who_fell_after_it(taken_up_again):
+    log, log_from = taken_up_again
+    crash = 'Fatal Python error: Segmentation fault\n\nThread 0x01 (most recent call first):\n  File "wait.py", line 1 in wait\n\n'
+    where = 'Current thread 0x02 (most recent call first):\n  File "step.py", line 7 in step\n'
+    with log.open("a", encoding="utf-8") as file:
+        file.write(f"{crash}{where}\nTraceback (most recent call last):\nRuntimeError: Connection closed by peer\n")
+    found = explain(-11, log, log_from=log_from, who="Rank 1")
+    assert found.message == "Rank 1 was ended by SIGSEGV."
+    assert found.lines == ("Fatal Python error: Segmentation fault", *where.splitlines())
+
+
 def test_an_own_traceback_is_told_whole(taken_up_again):
     log, log_from = taken_up_again
     with log.open("a", encoding="utf-8") as file:
