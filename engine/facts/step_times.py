@@ -47,7 +47,7 @@ def shipped(gpu: Gpu) -> tuple[StepTime, ...]:
     for row in read(SHIPPED):
         rows.setdefault(row.card, []).append(row)
     own_rows = tuple(each for of_card_ in rows.values() for each in of_card_ if _is(gpu, each))
-    return own_rows or tuple(max(rows.values(), key=len)) if rows else ()
+    return own_rows or tuple(max(rows.values(), key=lambda each: len(each))) if rows else ()
 
 
 def _is(gpu: Gpu, row: StepTime) -> bool:
