@@ -504,7 +504,7 @@ def _ways(tiles: Tiles, inside_first: bool) -> Way:
     return Way(f"packed_{tiles.kernel}", 1, ("inside",), ways, lambda way: Cost(0, 0))
 
 
-def _decoding(tiles: Tiles, weight: PackedExperts, x: Tensor, rows: int, halves: bool) -> Tiles | None:
+def decoding(tiles: Tiles, weight: PackedExperts, x: Tensor, rows: int, halves: bool) -> Tiles | None:
     """The tiles in which a product can decode this [E, N, K] weight inside: whole ones, in which blocks of scales fit, or which
     fit in a block. None where there are none."""
     form, (_, n, k) = weight.form, weight.shape
@@ -536,7 +536,7 @@ def _launch_all(
     if not isinstance(weight, PackedExperts):
         launch(weight, 0, _tile(tiles, x, weight, rows, partial(launch, weight, 0)))
         return
-    inside = _decoding(tiles, weight, x, rows, halves)
+    inside = decoding(tiles, weight, x, rows, halves)
 
     def go(way: Tile) -> None:
         if way[0] and inside is not None:
@@ -548,14 +548,8 @@ def _launch_all(
     if inside is None:
         go((0,))
         return
-    key = (
-        bucket(x.shape[0]),
-        *map(bucket, weight.shape),
-        rows,
-        str(x.dtype),
-        weight.form.kind,
-        int(weight.form.turned),
-    )
+    experts, n, k = (bucket(side) for side in weight.shape)
+    key = (bucket(x.shape[0]), experts, n, k, rows, str(x.dtype), weight.form.kind, int(weight.form.turned))
     go(TUNER.pick(_ways(tiles, rows <= DECODED_ROWS), key, x.device, go))
 
 
