@@ -58,10 +58,10 @@ def _number(code, table, KIND: tl.constexpr, LANES: tl.constexpr):
     what `in_lanes` gave."""
     if KIND == "fp8":
         value = finite_e4m3(code)
-    elif LANES:
-        value = _asked(table, code)
     elif KIND == "mxfp4" or KIND == "nvfp4":
         value = e2m1(code)
+    elif LANES:
+        value = _asked(table, code)
     else:
         value = tl.load(table + (code & 15))
     return value

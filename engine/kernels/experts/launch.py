@@ -103,12 +103,12 @@ UP_DECODED = Tiles(
     "experts_up_decoded",
     1,
     _NAMES,
-    ((64, 64, 4, 3, 0), (128, 64, 8, 3, 0), (64, 64, 8, 3, 0), (32, 64, 4, 4, 0)),
+    ((64, 64, 4, 3, 0), (64, 64, 4, 4, 0), (32, 128, 4, 4, 0), (64, 128, 4, 3, 0), (64, 64, 8, 3, 0)),
     _cost(2),
 )
 PRODUCT_DECODED = Tiles(
     "experts_product_decoded", 1, _NAMES,
-    ((128, 64, 4, 3, 0), (256, 64, 8, 3, 0), (128, 64, 8, 3, 0), (64, 64, 4, 4, 0)), _cost(1),
+    ((128, 64, 4, 3, 0), (128, 64, 4, 4, 0), (64, 128, 4, 4, 0), (128, 128, 4, 3, 0), (128, 64, 8, 3, 0), (64, 64, 4, 4, 0)), _cost(1),
 )  # fmt: skip
 
 
@@ -307,13 +307,18 @@ def _operand(
     """An [E, N, K] weight for a kernel: pointer, descriptor or packed parts, its flags, and rows a matrix, strides of E, N and K."""
     _, n, k = weight.shape
     if isinstance(weight, PackedExperts):
-        from engine.kernels.experts.unpack import in_warps, pointers
+        from engine.kernels.experts.unpack import in_lanes_of, pointers
 
         form = weight.form
-        packed = {"PACKED": form.kind, "BLOCK": form.block, "SCALE_BLOCK": form.scale_block, "LANES": in_warps()}
+        packed = {
+            "PACKED": form.kind,
+            "BLOCK": form.block,
+            "SCALE_BLOCK": form.scale_block,
+            "LANES": in_lanes_of(form.kind),
+        }
         flags = {"EVEN": True, "FULL": n % columns == 0, "BY_COLUMN": not form.turned, "TMA": False, **packed}
         # As the one that unpacks rounds, so does this.
-        return pointers(weight.held, form), {**flags, "enable_fp_fusion": False}, [0, 0, 0, 0]
+        return pointers(weight.held), {**flags, "enable_fp_fusion": False}, [0, 0, 0, 0]
     by_column = weight.stride(2) == 1
     rows, line, row = (n, k, weight.stride(1)) if by_column else (k, n, weight.stride(2))
     strides = [rows, weight.stride(0), weight.stride(1), weight.stride(2)]

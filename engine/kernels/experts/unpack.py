@@ -11,11 +11,12 @@ import triton.language as tl
 from torch import Tensor
 
 from engine.kernels.device import interpreted
-from engine.kernels.experts import e2m1
 from engine.kernels.experts.decoding import e4m3, in_lanes, numbers_of, scales_of
 
 TILE, TILES = 1024, 8
 """Bytes of packed numbers that one program reads at a time, and how often it does."""
+BESIDE = 3, 1024
+"""Programs of a multiprocessor, and bytes that one reads at a time, beside a product."""
 INT8 = tl.constexpr(7.874015718698502e-3)
 """1 / 127, as bitsandbytes writes it."""
 
@@ -148,33 +149,37 @@ def _of_group(
     return (code.to(tl.float32) - zero) * scale
 
 
-def in_warps() -> bool:
-    """Whether lanes can ask each other, as only a card's can and by NVIDIA's instruction."""
-    return not interpreted() and torch.version.hip is None
-
-
 @cache
-def _e2m1_numbers(device: torch.device) -> Tensor:
-    return torch.tensor(e2m1.VALUES, device=device)
+def _multiprocessors(device: torch.device) -> int:
+    return int(torch.cuda.get_device_properties(device).multi_processor_count) if device.type == "cuda" else 1
 
 
-def pointers(held: Any, form: Any) -> tuple[Tensor, ...]:
+def in_lanes_of(kind: str) -> bool:
+    """Whether the numbers that codes of this kind stand for lie in the lanes of a warp, which only a card's can ask, and by
+    NVIDIA's instruction."""
+    return kind in ("nf4", "fp4") and not interpreted() and torch.version.hip is None
+
+
+def pointers(held: Any) -> tuple[Tensor, ...]:
     """The parts as kernels take them: something in the place of those that a kind has not, which is not read."""
-    code = held.code if form.kind not in ("mxfp4", "nvfp4") else _e2m1_numbers(held.numbers.device)
-    parts = held.middle, held.steps, code, held.scale_code
+    parts = held.middle, held.steps, held.code, held.scale_code
     return held.numbers, held.scales, *(held.numbers if each is None else each for each in parts)
 
 
-def unpack(held: Any, form: Any, first: int, out: Tensor, starts: Tensor | None) -> None:
+def unpack(held: Any, form: Any, first: int, out: Tensor, starts: Tensor | None, beside: bool = False) -> None:
     """Writes the experts from the number `first` on into `out` [n, rows, columns], of any float format.
 
     `held` and `form` are those of `PackedExperts`. With `starts` [E + 1] those without rows are left out. Products and sums
-    are not fused, so that they round as theirs do.
+    are not fused, so that they round as theirs do. `beside` another launch it takes a few programs of each multiprocessor alone.
     """
     weights = form.rows * form.columns
     bytes_each, scales_each = held.numbers.shape[1], held.scales.shape[1]
-    grid = triton.cdiv(bytes_each, TILE * TILES), out.shape[0]
-    routed = {"ROUTED": starts is not None, "TILE": TILE, "TILES": TILES, "num_warps": 4}
+    tile, tiles = TILE, TILES
+    if beside:
+        tile, programs = BESIDE[1], BESIDE[0] * _multiprocessors(out.device)
+        tiles = triton.cdiv(triton.cdiv(bytes_each, tile), max(1, programs // out.shape[0]))
+    grid = triton.cdiv(bytes_each, tile * tiles), out.shape[0]
+    routed = {"ROUTED": starts is not None, "TILE": tile, "TILES": tiles, "num_warps": 4}
     starts = held.scales if starts is None else starts
     if form.kind == "fp8":
         unpack_fp8_kernel[grid](
@@ -198,7 +203,7 @@ def unpack(held: Any, form: Any, first: int, out: Tensor, starts: Tensor | None)
         return
     row_bytes = bytes_each // form.rows if form.kind in ("mxfp4", "nvfp4") else 0
     unpack_kernel[grid](
-        starts, pointers(held, form), out, first, bytes_each, scales_each, 0 if held.steps is None else held.steps.shape[1],
-        weights, form.columns, row_bytes, KIND=form.kind, BLOCK=form.block, SCALE_BLOCK=form.scale_block, LANES=in_warps(),
+        starts, pointers(held), out, first, bytes_each, scales_each, 0 if held.steps is None else held.steps.shape[1],
+        weights, form.columns, row_bytes, KIND=form.kind, BLOCK=form.block, SCALE_BLOCK=form.scale_block, LANES=in_lanes_of(form.kind),
         PADDED=row_bytes > 0 and form.columns != 2 * row_bytes, enable_fp_fusion=False, **routed,
     )  # fmt: skip
