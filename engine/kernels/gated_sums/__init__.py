@@ -32,27 +32,32 @@ _LEAST_RANK = 16
 """What a product of tiles takes at least."""
 
 
-def _cost(tiles: int) -> Callable[[Tile], Cost]:
-    # Registers of a thread by the elements it holds, from above: float32 tiles that live at once.
+def _cost(passes: int, fixed: int) -> Callable[[Tile], Cost]:
+    """`passes`: wide results that a program reads. Registers of a thread, from above: float32 tiles that live at once."""
+
     def cost(tile: Tile) -> Cost:
-        rows, columns, _, warps, _ = tile
-        return Cost(min(255, 136 + tiles * (rows * columns // (32 * warps))), 32 * warps, 8 * rows * columns)
+        rows, columns, _, warps, stages, programs, _ = tile
+        registers = min(255, fixed + (passes + 2) * (rows * columns // (32 * warps)))
+        if programs:
+            registers = min(registers, _registers(warps, programs))
+        held = stages * (2 * passes * rows * columns + 96 * columns) if stages > 1 else 0
+        return Cost(registers, 32 * warps, held + 4 * rows * columns)
 
     return cost
 
 
-_NAMES = ("rows", "columns", "span", "warps", "stages")
+_NAMES = ("rows", "columns", "span", "warps", "stages", "programs", "apart")
 FORWARD = Tiles(
-    "gated_sums_fwd", 1, _NAMES,
-    ((64, 64, 24, 4, 1), (64, 32, 48, 4, 1), (64, 32, 48, 4, 2), (64, 64, 12, 4, 1), (64, 64, 48, 4, 1), (32, 64, 24, 4, 1),
-     (128, 64, 24, 8, 1), (64, 64, 24, 8, 1), (64, 32, 24, 4, 1)),
-    _cost(6),
+    "gated_sums_fwd", 2, _NAMES,
+    ((64, 64, 24, 4, 3, 0, 1), (64, 64, 24, 4, 2, 0, 1), (64, 32, 48, 4, 3, 0, 1), (64, 64, 24, 4, 1, 0, 0), (64, 64, 12, 4, 3, 0, 1),
+     (128, 64, 24, 8, 2, 0, 1)),
+    _cost(2, 64),
 )  # fmt: skip
 BACKWARD = Tiles(
-    "gated_sums_bwd", 1, _NAMES,
-    ((64, 32, 48, 4, 1), (64, 64, 24, 4, 1), (64, 32, 24, 4, 1), (64, 32, 48, 4, 2), (64, 32, 96, 4, 1), (128, 32, 48, 8, 1),
-     (64, 64, 24, 8, 1), (64, 32, 16, 4, 1)),
-    _cost(7),
+    "gated_sums_bwd", 2, _NAMES,
+    ((64, 32, 48, 4, 3, 4, 1), (64, 32, 48, 4, 3, 0, 1), (64, 32, 48, 4, 2, 0, 1), (64, 32, 48, 4, 1, 0, 0), (64, 64, 24, 4, 2, 0, 1),
+     (128, 32, 24, 8, 3, 2, 1)),
+    _cost(3, 96),
 )  # fmt: skip
 
 
@@ -137,6 +142,23 @@ def _parts(columns: int, tile: Tile) -> int:
 
 def _grid(rows: int, columns: int, tile: Tile) -> tuple[int]:
     return (-(-rows // tile[0]) * _parts(columns, tile),)
+
+
+def _sizes(columns: int, tile: Tile) -> tuple[int | bool, ...]:
+    """Rows and columns of a tile, tiles and stages of a program, how programs lie, whether programs fill the columns."""
+    rows, width, span, _, stages, _, apart = tile
+    return rows, width, span, stages, bool(apart), columns % (width * span) == 0
+
+
+def _options(tile: Tile) -> dict[str, int]:
+    """What the compiler is told: `programs` of a multiprocessor share its registers."""
+    _, _, _, warps, stages, programs, _ = tile
+    found = {"num_warps": warps, "num_stages": stages}
+    return found | {"maxnreg": _registers(warps, programs)} if programs else found
+
+
+def _registers(warps: int, programs: int) -> int:
+    return min(248, (1 << 16) // (32 * warps * programs) // 8 * 8)
 
 
 def _fitted(tile: Tile, columns: int) -> Tile:
@@ -229,7 +251,7 @@ def _forward(
             wide, *first.tensors, other, *second.tensors, wide if down is None else down, out, shares,
             *first.strides, *second.strides, *((0, 0) if down is None else down.stride()), rows, columns,
             ACTIVATIONS.index(activation), *first.ranks, *second.ranks, rank, _rounded(rank),
-            *tile[:3], interpreted(), num_warps=tile[3], num_stages=tile[4],
+            *_sizes(columns, tile), interpreted(), **_options(tile),
         )  # fmt: skip
 
     launch(_tile(FORWARD, wide, f"{activation}{rank}", launch))
@@ -330,7 +352,7 @@ def _gradients(
             *(each for wide, thin in zip(wides, added, strict=True) for each in (wide, *thin.tensors)), *places, shares,
             *(stride for thin in added for stride in thin.strides), rows, columns,
             ACTIVATIONS.index(activation), *(rank for thin in added for rank in thin.ranks),
-            *tile[:3], interpreted(), num_warps=tile[3], num_stages=tile[4],
+            *_sizes(columns, tile), interpreted(), **_options(tile),
         )  # fmt: skip
 
     spare = [torch.empty_like(x) for x in written] if TUNER.on else written
