@@ -10,7 +10,7 @@ and what has no kernel get plain torch.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -24,7 +24,7 @@ from engine.kernels.gated_sums.reference import (
     led_inwards,
 )
 from engine.kernels.shapes import refuse_formats
-from engine.kernels.tuner import TUNER, Cost, Tile, Tiles, bucket
+from engine.kernels.tuner import TUNER, Cost, Tile, Tiles, bucket, limits_of
 
 __all__ = ["GATED_SUMS", "GRADIENTS", "GRADIENTS_IN_PLACE", "Thin", "gated_sums", "gated_sums_reference"]
 
@@ -36,27 +36,27 @@ def _cost(passes: int, fixed: int) -> Callable[[Tile], Cost]:
     """`passes`: wide results that a program reads. Registers of a thread, from above: float32 tiles that live at once."""
 
     def cost(tile: Tile) -> Cost:
-        rows, columns, _, warps, stages, programs, _ = tile
+        rows, columns, _, warps, stages, programs, pieces, _ = tile
         registers = min(255, fixed + (passes + 2) * (rows * columns // (32 * warps)))
         if programs:
             registers = min(registers, _registers(warps, programs))
-        held = stages * (2 * passes * rows * columns + 96 * columns) if stages > 1 else 0
+        held = stages * pieces * columns * (2 * passes * rows + 96) if stages > 1 else 0
         return Cost(registers, 32 * warps, held + 4 * rows * columns)
 
     return cost
 
 
-_NAMES = ("rows", "columns", "span", "warps", "stages", "programs", "apart")
+_NAMES = ("rows", "columns", "span", "warps", "stages", "programs", "pieces", "apart")
 FORWARD = Tiles(
     "gated_sums_fwd", 2, _NAMES,
-    ((64, 64, 24, 4, 3, 0, 1), (64, 64, 24, 4, 2, 0, 1), (64, 32, 48, 4, 3, 0, 1), (64, 64, 24, 4, 1, 0, 0), (64, 64, 12, 4, 3, 0, 1),
-     (128, 64, 24, 8, 2, 0, 1)),
+    ((64, 64, 24, 4, 3, 0, 1, 1), (64, 64, 24, 4, 2, 0, 2, 1), (64, 32, 48, 4, 3, 0, 1, 1), (64, 64, 24, 4, 1, 0, 1, 0),
+     (64, 64, 12, 4, 3, 0, 1, 1), (128, 64, 24, 8, 2, 0, 1, 1)),
     _cost(2, 64),
 )  # fmt: skip
 BACKWARD = Tiles(
     "gated_sums_bwd", 2, _NAMES,
-    ((64, 32, 48, 4, 3, 4, 1), (64, 32, 48, 4, 3, 0, 1), (64, 32, 48, 4, 2, 0, 1), (64, 32, 48, 4, 1, 0, 0), (64, 64, 24, 4, 2, 0, 1),
-     (128, 32, 24, 8, 3, 2, 1)),
+    ((64, 32, 48, 4, 2, 4, 2, 1), (64, 32, 48, 4, 3, 4, 1, 1), (64, 32, 48, 4, 2, 0, 1, 1), (64, 32, 48, 4, 1, 0, 1, 0),
+     (64, 64, 24, 4, 2, 0, 1, 1), (128, 32, 24, 8, 3, 2, 1, 1)),
     _cost(3, 96),
 )  # fmt: skip
 
@@ -144,26 +144,33 @@ def _grid(rows: int, columns: int, tile: Tile) -> tuple[int]:
     return (-(-rows // tile[0]) * _parts(columns, tile),)
 
 
+def _fitted(tile: Tile, columns: int, ranks: Sequence[int], wide: Sequence[torch.Tensor]) -> Tile:
+    """The same, with no more tiles of columns than there are, and what is on its way where a program has room for it; with larger
+    ranks than the least, registers as they come."""
+    rows, width, span, warps, stages, programs, pieces, apart = tile
+    one = wide[0].element_size() * width * pieces * (len(wide) * rows + sum(ranks))
+    room = limits_of(wide[0].device).shared_bytes - 4 * rows * width
+    stages = max(1, min(stages, room // one))
+    span = min(span, -(-columns // (width * pieces)) * pieces)
+    programs = programs if max(ranks) == _LEAST_RANK else 0
+    return rows, width, span, warps, stages, programs, pieces, apart
+
+
 def _sizes(columns: int, tile: Tile) -> tuple[int | bool, ...]:
     """Rows and columns of a tile, tiles and stages of a program, how programs lie, whether programs fill the columns."""
-    rows, width, span, _, stages, _, apart = tile
-    return rows, width, span, stages, bool(apart), columns % (width * span) == 0
+    rows, width, span, _, stages, _, pieces, apart = tile
+    return rows, width, span, stages, pieces, bool(apart), columns % (width * span) == 0
 
 
 def _options(tile: Tile) -> dict[str, int]:
     """What the compiler is told: `programs` of a multiprocessor share its registers."""
-    _, _, _, warps, stages, programs, _ = tile
+    _, _, _, warps, stages, programs, *_ = tile
     found = {"num_warps": warps, "num_stages": stages}
     return found | {"maxnreg": _registers(warps, programs)} if programs else found
 
 
 def _registers(warps: int, programs: int) -> int:
     return min(248, (1 << 16) // (32 * warps * programs) // 8 * 8)
-
-
-def _fitted(tile: Tile, columns: int) -> Tile:
-    """The same, with no more tiles of columns than there are."""
-    return (*tile[:2], min(tile[2], -(-columns // tile[1])), *tile[3:])
 
 
 def _tile(tiles: Tiles, x: torch.Tensor, kind: str, launch: Any) -> Tile:
@@ -244,7 +251,7 @@ def _forward(
 
     def launch(tile: Tile) -> None:
         nonlocal shares
-        tile = _fitted(tile, columns)
+        tile = _fitted(tile, columns, [first.ranks[1], second.ranks[1], _rounded(rank)], (wide, other))
         if down is not None:
             shares = torch.empty(_parts(columns, tile), rows, rank, dtype=torch.float32, device=wide.device)
         gated_sums_fwd_kernel[_grid(rows, columns, tile)](
@@ -346,7 +353,7 @@ def _gradients(
 
     def launch(tile: Tile, places: list[torch.Tensor]) -> None:
         nonlocal shares
-        tile = _fitted(tile, columns)
+        tile = _fitted(tile, columns, [thin.ranks[1] for thin in added], wides)
         shares = torch.empty(_parts(columns, tile), rows, led, dtype=torch.float32, device=wides[0].device)
         gated_sums_bwd_kernel[_grid(rows, columns, tile)](
             *(each for wide, thin in zip(wides, added, strict=True) for each in (wide, *thin.tensors)), *places, shares,

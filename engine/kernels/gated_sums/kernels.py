@@ -75,10 +75,10 @@ def _keep(
 
 
 @triton.jit
-def _columns(step, part, parts, columns, COLUMNS: tl.constexpr, SPAN: tl.constexpr, APART: tl.constexpr):
+def _columns(step, part, parts, COLUMNS: tl.constexpr, SPAN: tl.constexpr, PIECES: tl.constexpr, APART: tl.constexpr):
     """The columns of a program's next tile."""
     if APART:
-        c = (step * parts + part) * COLUMNS + tl.arange(0, COLUMNS)
+        c = ((step // PIECES * parts + part) * PIECES + step % PIECES) * COLUMNS + tl.arange(0, COLUMNS)
     else:
         c = (part * SPAN + step) * COLUMNS + tl.arange(0, COLUMNS)
     return c
@@ -91,7 +91,7 @@ def gated_sums_fwd_kernel(
     down_column_stride, down_rank_stride, rows, columns, ACTIVATION: tl.constexpr,
     GATE_RANK: tl.constexpr, GATE_RANKS: tl.constexpr, UP_RANK: tl.constexpr, UP_RANKS: tl.constexpr,
     DOWN_RANK: tl.constexpr, DOWN_RANKS: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr, SPAN: tl.constexpr,
-    STAGES: tl.constexpr, APART: tl.constexpr, EVEN: tl.constexpr, WIDE: tl.constexpr,
+    STAGES: tl.constexpr, PIECES: tl.constexpr, APART: tl.constexpr, EVEN: tl.constexpr, WIDE: tl.constexpr,
 ):  # fmt: skip
     """Grid (tiles of SPAN * COLUMNS columns, first, by ROWS rows); `gate`, `up` and `out` are contiguous. EVEN: those tiles fill
     `columns`."""
@@ -105,8 +105,8 @@ def gated_sums_fwd_kernel(
     if DOWN_RANK > 0:
         acc = tl.zeros((ROWS, DOWN_RANKS), tl.float32)
     r, begin = tl.arange(0, ROWS), first * columns
-    for step in tl.range(SPAN, num_stages=STAGES):
-        c = _columns(step, part, parts, columns, COLUMNS, SPAN, APART)
+    for step in tl.range(SPAN, num_stages=STAGES, loop_unroll_factor=PIECES):
+        c = _columns(step, part, parts, COLUMNS, SPAN, PIECES, APART)
         place, inside = r[:, None] * columns + c[None, :], (r < rows - first)[:, None]
         if not EVEN:
             inside = inside & (c < columns)[None, :]
@@ -139,7 +139,7 @@ def gated_sums_bwd_kernel(
     up_inner_stride, up_column_stride, up_rank_stride, rows, columns, ACTIVATION: tl.constexpr,
     GRAD_RANK: tl.constexpr, GRAD_RANKS: tl.constexpr, GATE_RANK: tl.constexpr, GATE_RANKS: tl.constexpr,
     UP_RANK: tl.constexpr, UP_RANKS: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr, SPAN: tl.constexpr,
-    STAGES: tl.constexpr, APART: tl.constexpr, EVEN: tl.constexpr, WIDE: tl.constexpr,
+    STAGES: tl.constexpr, PIECES: tl.constexpr, APART: tl.constexpr, EVEN: tl.constexpr, WIDE: tl.constexpr,
 ):  # fmt: skip
     """As forward; `dgate`, `dup`, `product` may be `gate`, `up`, `grad`. The product is written where the gradient is a sum."""
     parts = tl.cdiv(columns, SPAN * COLUMNS)
@@ -154,8 +154,8 @@ def gated_sums_bwd_kernel(
     of_product = tl.zeros((ROWS, GRAD_RANKS), tl.float32)
     of_gate, of_up = tl.zeros((ROWS, GATE_RANKS), tl.float32), tl.zeros((ROWS, UP_RANKS), tl.float32)
     r, begin = tl.arange(0, ROWS), first * columns
-    for step in tl.range(SPAN, num_stages=STAGES):
-        c = _columns(step, part, parts, columns, COLUMNS, SPAN, APART)
+    for step in tl.range(SPAN, num_stages=STAGES, loop_unroll_factor=PIECES):
+        c = _columns(step, part, parts, COLUMNS, SPAN, PIECES, APART)
         place, inside = r[:, None] * columns + c[None, :], (r < rows - first)[:, None]
         if not EVEN:
             inside = inside & (c < columns)[None, :]
