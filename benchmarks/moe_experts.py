@@ -329,7 +329,7 @@ def main() -> None:
     if not options.unchecked:
         refuse_while_red("experts_cases", "experts_plan", "experts_packed", "experts_decoded")
     results = Results(options, torch.cuda.get_device_name(), "torch", "triton")
-    for name, tokens in [(name, n) for name in options.works for n in options.tokens or [WORKS[name].tokens]]:
+    for name, tokens in [(each, n) for each in options.works for n in options.tokens or [WORKS[each].tokens]]:
         work = replace(WORKS[name], tokens=tokens)
         block = Block(work)
         if options.packed:

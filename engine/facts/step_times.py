@@ -47,7 +47,8 @@ def shipped(gpu: Gpu) -> tuple[StepTime, ...]:
     for row in read(SHIPPED):
         rows.setdefault(row.card, []).append(row)
     own_rows = tuple(each for of_card_ in rows.values() for each in of_card_ if _is(gpu, each))
-    return own_rows or tuple(max(rows.values(), key=lambda each: len(each))) if rows else ()
+    most: list[StepTime] = max(rows.values(), key=len, default=[])
+    return own_rows or tuple(most)
 
 
 def _is(gpu: Gpu, row: StepTime) -> bool:

@@ -159,8 +159,8 @@ def test_over_nccl_a_stopped_rank_is_named_with_what_the_other_waits_in(runs, pr
     run = demo(runs, "two", "run.devices=2", *many, *settings)
     until(lambda: view_of(run).step >= 201 or over(run))
     assert not over(run), view_of(run).cause
-    family = Family(run.read_json()["token"], run.worker(), 2)
-    until(lambda: family.look(lambda: False) is None and len(family.ranks) == 2, 10)
+    family = ProcessTree(run.read_json()["token"], run.worker(), 2)
+    until(lambda: family.poll(lambda: False) is None and len(family.ranks) == 2, 10)
     stopped = family.ranks[1]
     os.kill(stopped.pid, signal.SIGSTOP)
     took = until(lambda: view_of(run).restarts or over(run))
