@@ -308,6 +308,7 @@ def _model(
     config: RunConfig, processing_class: Any, prepared: Prepared, held_out: Prepared | None, notes: Notes
 ) -> tuple[Loaded, PreTrainedModel | PeftModel, Features]:
     """The model as it was loaded, then with its adapter and all that acts on it before there is a trainer, and what acted."""
+    from engine.compat.compile_workers import start_ahead
     from engine.features.built import Built
     from engine.features.load import load
     from engine.features.sequence import Features
@@ -315,6 +316,7 @@ def _model(
     from engine.models.vocabulary import refuse_tokens_without_weights
     from engine.trainers.finite import refuse_non_finite
 
+    start_ahead(config)
     loaded = load(config)
     refuse_non_finite(loaded.model, config.model.name)
     rows = {"data.train": prepared.dataset, "data.eval": held_out.dataset if held_out else None}
