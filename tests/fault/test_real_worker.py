@@ -297,14 +297,15 @@ def test_a_commit_that_fails_on_the_first_rank_costs_no_told_step_and_is_the_cau
 FALLS = """
 import os
 if os.environ.get("RANK") == "1":
-    from engine.trainers.clock import StepClock
-    lap = StepClock.lap
-    def falls(self, step):
-        if step == 12:
-            import torch
+    import torch
+    from engine.trainers.ranks import Waits
+    over, made = Waits.step_over, []
+    def falls(self):
+        made.append(1)
+        if len(made) == 12:
             raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 20.00 MiB.")
-        return lap(self, step)
-    StepClock.lap = falls
+        over(self)
+    Waits.step_over = falls
 """
 
 
