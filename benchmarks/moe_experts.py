@@ -43,7 +43,7 @@ WAYS: dict[str, dict[str, object]] = {
     "unpacked in turn": {"rows": 0, "ahead": False},
     "unpacked ahead": {"rows": 0, "ahead": True},
     **{
-        f"unpacked ahead {n} x {size}": {"rows": 0, "ahead": True, "beside": (n, size)}
+        f"unpacked ahead {n} x {size}": {"rows": 0, "ahead": True, "beside": (n, size, 3)}
         for n in (1, 2, 3, 4, 8)
         for size in (1024, 2048, 4096)
     },
@@ -244,7 +244,10 @@ def drawn_in_nf4(weight: torch.Tensor) -> PackedExperts:
 
 @contextlib.contextmanager
 def told(
-    rows: int | None = None, ahead: bool | None = None, room: int | None = None, beside: tuple[int, int] | None = None
+    rows: int | None = None,
+    ahead: bool | None = None,
+    room: int | None = None,
+    beside: tuple[int, int, int] | None = None,
 ):
     """Other choices than our own: rows of a tile up to which products decode inside, whether the next experts are unpacked beside
     a product, MiB unpacked at a time, programs of a multiprocessor that do so beside one and bytes that each reads."""

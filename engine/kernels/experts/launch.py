@@ -26,6 +26,8 @@ RUN, BLOCK = 128, 512
 """Slots that one program puts in their places, and that one program counts."""
 DECODED = ("nf4", "fp4", "mxfp4", "nvfp4", "fp8")
 """Kinds that products decode inside."""
+REGISTERS = 192
+"""What a thread of a product takes at most, so that programs that unpack find room beside it."""
 DECODED_ROWS = 64
 """Rows of a tile up to which they do so without having been timed."""
 
@@ -374,7 +376,7 @@ def _up(
     width = twice // 2
     b = _turned(weights.gate_up_b)
 
-    def launch(weight: Tensor, opens: int, tile: Tile) -> None:
+    def launch(weight: Tensor, opens: int, told: dict[str, int], tile: Tile) -> None:
         columns, deep, warps, stages, tma = _capped(tile, x, rows, width, depth)
         taken = 2 * columns if gate.interleaved else columns
         operand, flags, strides = _operand(weight, taken, deep, tma, not gate.interleaved)
@@ -385,7 +387,7 @@ def _up(
             opens, opens + len(weight), plan.tiles, depth, width, top_k, x.stride(0), *strides, *_lora(inner, b), gate.limit, gate.alpha,
             HAS_BIAS=weights.gate_up_bias is not None, RANK=0 if inner is None else _rank(inner.shape[1]),
             ACTIVATION=ACTIVATIONS.index(gate.activation), INTERLEAVED=gate.interleaved, **flags,
-            GROUP=8, ROWS=rows, COLUMNS=columns, DEPTH=deep, PRECISION=_precision(x), num_warps=warps, num_stages=stages,
+            GROUP=8, ROWS=rows, COLUMNS=columns, DEPTH=deep, PRECISION=_precision(x), num_warps=warps, num_stages=stages, **told,
         )  # fmt: skip
 
     _launch_all(UP, x, plan, weights.gate_up, rows, launch, not gate.interleaved)
@@ -404,7 +406,7 @@ def _product(
     _, width, depth = weight.shape
     out = x.new_empty(plan.order.shape[0], width)
 
-    def launch(some: Tensor, opens: int, tile: Tile) -> None:
+    def launch(some: Tensor, opens: int, told: dict[str, int], tile: Tile) -> None:
         columns, deep, warps, stages, tma = _capped(tile, x, rows, width, depth)
         operand, flags, strides = _operand(some, columns, deep, tma)
         product_kernel[(plan.tiles * -(-width // columns),)](
@@ -413,7 +415,7 @@ def _product(
             opens, opens + len(some), plan.tiles, depth, width, max(top_k, 1), x.stride(0), *strides, *_lora(inner, b),
             HAS_BIAS=bias is not None, WEIGHTED=routing_weights is not None, GATHERED=top_k > 0, BY_SLOT=by_slot,
             RANK=0 if inner is None else _rank(inner.shape[1]), **flags,
-            GROUP=8, ROWS=rows, COLUMNS=columns, DEPTH=deep, PRECISION=_precision(x), num_warps=warps, num_stages=stages,
+            GROUP=8, ROWS=rows, COLUMNS=columns, DEPTH=deep, PRECISION=_precision(x), num_warps=warps, num_stages=stages, **told,
         )  # fmt: skip
 
     _launch_all(PRODUCT, x, plan, weight, rows, launch)
@@ -533,22 +535,23 @@ def decoding(tiles: Tiles, weight: PackedExperts, x: Tensor, rows: int, halves: 
 
 
 def _launch_all(
-    tiles: Tiles, x: Tensor, plan: Plan, weight: Tensor, rows: int, launch: Callable[[Tensor, int, Tile], None],
+    tiles: Tiles, x: Tensor, plan: Plan, weight: Tensor, rows: int, launch: Callable[[Tensor, int, dict[str, int], Tile], None],
     halves: bool = False,
 ) -> None:  # fmt: skip
     """Launches the product with all of a weight. Of a packed one either its tiles are decoded inside, or one part after the
     other is unpacked and multiplied: whichever takes less time for so many rows."""
     if not isinstance(weight, PackedExperts):
-        launch(weight, 0, _tile(tiles, x, weight, rows, partial(launch, weight, 0)))
+        launch(weight, 0, {}, _tile(tiles, x, weight, rows, partial(launch, weight, 0, {})))
         return
     inside = decoding(tiles, weight, x, rows, halves)
 
     def go(way: Tile) -> None:
         if way[0] and inside is not None:
-            launch(weight, 0, _tile(inside, x, weight, rows, partial(launch, weight, 0)))
+            launch(weight, 0, {}, _tile(inside, x, weight, rows, partial(launch, weight, 0, {})))
             return
+        told = {"maxnreg": REGISTERS} if weight.goes_ahead else {}
         for some, opens in weight.in_turn(plan.starts):
-            launch(some, opens, _tile(tiles, x, some, rows, partial(launch, some, opens)))
+            launch(some, opens, told, _tile(tiles, x, some, rows, partial(launch, some, opens, told)))
 
     if inside is None:
         go((0,))

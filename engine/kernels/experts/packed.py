@@ -110,15 +110,20 @@ class PackedExperts(torch.Tensor):
             if ends is None or ends[first + place] < ends[first + place + 1]:
                 _unpacked(self.held, self.form, first + place, room)
 
+    @property
+    def goes_ahead(self) -> bool:
+        """Whether some experts are unpacked while those before them are multiplied: where the room holds some of them twice, and
+        not all."""
+        each = self.form.rows * self.form.columns * self.element_size()
+        return AHEAD and self.device.type == "cuda" and 2 * each <= EXPERT_BUFFER < each * self.shape[0]
+
     def in_turn(self, starts: Tensor) -> Iterator[tuple[Tensor, int]]:
         """The experts with rows, as many at a time as a bounded room holds: the weights [n, out, in] of some of them,
         good until the next are asked for, and the number of the first."""
         form, experts = self.form, self.shape[0]
         each = form.rows * form.columns * self.element_size()
-        turns = -(-experts // max(1, min(EXPERT_BUFFER // each, experts)))
-        ahead = turns > 1 and AHEAD and 2 * each <= EXPERT_BUFFER and self.device.type == "cuda"
-        if ahead:
-            turns = -(-experts // max(1, EXPERT_BUFFER // 2 // each))
+        ahead = self.goes_ahead
+        turns = -(-experts // max(1, min(EXPERT_BUFFER // (1 + ahead) // each, experts)))
         at_once = -(-experts // turns)
         rooms = torch.empty(1 + ahead, at_once, form.rows, form.columns, dtype=form.dtype, device=self.device)
         firsts = range(0, experts, at_once)

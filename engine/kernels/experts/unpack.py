@@ -15,8 +15,8 @@ from engine.kernels.experts.decoding import e4m3, in_lanes, numbers_of, scales_o
 
 TILE, TILES = 1024, 8
 """Bytes of packed numbers that one program reads at a time, and how often it does."""
-BESIDE = 3, 1024
-"""Programs of a multiprocessor, and bytes that one reads at a time, beside a product."""
+BESIDE = 3, 4096, 3
+"""Beside a product: programs of a multiprocessor, bytes that one reads at a time, and how many of these are on their way."""
 INT8 = tl.constexpr(7.874015718698502e-3)
 """1 / 127, as bitsandbytes writes it."""
 
@@ -25,7 +25,7 @@ INT8 = tl.constexpr(7.874015718698502e-3)
 def unpack_kernel(
     starts, held, out, first, bytes_each, scales_each, steps_each, weights_each, columns, row_bytes,
     KIND: tl.constexpr, BLOCK: tl.constexpr, SCALE_BLOCK: tl.constexpr, LANES: tl.constexpr, PADDED: tl.constexpr,
-    ROUTED: tl.constexpr, TILE: tl.constexpr, TILES: tl.constexpr,
+    ROUTED: tl.constexpr, TILE: tl.constexpr, TILES: tl.constexpr, STAGES: tl.constexpr,
 ):  # fmt: skip
     """Some tiles of an expert in four bits: `out[place]` is what the numbers of `first + place` stand for, where that has rows;
     PADDED where rows end in a block that is not full."""
@@ -35,12 +35,15 @@ def unpack_kernel(
         if tl.load(starts + expert) == tl.load(starts + expert + 1):
             return
     table = in_lanes(held[4]) if LANES else held[4]
-    for tile in range(tl.program_id(0) * TILES, tl.program_id(0) * TILES + TILES):
-        at = tile * TILE + tl.arange(0, TILE)
-        there = at < bytes_each
-        codes = tl.load(held[0] + expert * bytes_each + at, mask=there, other=0)
-        scale = scales_of(held, expert, at * 2 // BLOCK, scales_each, steps_each, there, KIND, SCALE_BLOCK)
-        value = tl.reshape(numbers_of(codes, table, KIND, LANES) * scale[:, None], [2 * TILE])
+    BLOCKS: tl.constexpr = 2 * TILE // BLOCK if 2 * TILE > BLOCK else 1
+    for tile in tl.range(tl.program_id(0) * TILES, tl.program_id(0) * TILES + TILES, num_stages=STAGES):
+        block = tile * (2 * TILE) // BLOCK + tl.arange(0, BLOCKS)
+        scale = scales_of(held, expert, block, scales_each, steps_each, block < scales_each, KIND, SCALE_BLOCK)
+        run = tile * BLOCKS + tl.arange(0, BLOCKS)
+        at = run[:, None] * (TILE // BLOCKS) + tl.arange(0, TILE // BLOCKS)[None, :]
+        codes = tl.load(held[0] + expert * bytes_each + at, mask=at < bytes_each, other=0)
+        value = tl.reshape(numbers_of(codes, table, KIND, LANES), [BLOCKS, 2 * TILE // BLOCKS]) * scale[:, None]
+        value = tl.reshape(value.to(out.dtype.element_ty), [2 * TILE])
         both = tile * (2 * TILE) + tl.arange(0, 2 * TILE)
         if PADDED:
             column = both % (2 * row_bytes)
@@ -48,7 +51,7 @@ def unpack_kernel(
             both = both // (2 * row_bytes) * columns + column
         else:
             kept = both < weights_each
-        tl.store(out + place * weights_each + both, value.to(out.dtype.element_ty), mask=kept)
+        tl.store(out + place * weights_each + both, value, mask=kept)
 
 
 @triton.jit(do_not_specialize=["first"])
@@ -204,6 +207,6 @@ def unpack(held: Any, form: Any, first: int, out: Tensor, starts: Tensor | None,
     row_bytes = bytes_each // form.rows if form.kind in ("mxfp4", "nvfp4") else 0
     unpack_kernel[grid](
         starts, pointers(held), out, first, bytes_each, scales_each, 0 if held.steps is None else held.steps.shape[1],
-        weights, form.columns, row_bytes, KIND=form.kind, BLOCK=form.block, SCALE_BLOCK=form.scale_block, LANES=in_lanes_of(form.kind),
+        weights, form.columns, row_bytes, STAGES=BESIDE[2] if beside else 1, KIND=form.kind, BLOCK=form.block, SCALE_BLOCK=form.scale_block, LANES=in_lanes_of(form.kind),
         PADDED=row_bytes > 0 and form.columns != 2 * row_bytes, enable_fp_fusion=False, **routed,
     )  # fmt: skip
