@@ -22,7 +22,7 @@ from moe_experts import held_in
 from torch import Tensor
 
 from engine.kernels.experts import launch
-from engine.kernels.experts.e2m1 import _VALUES
+from engine.kernels.experts.e2m1 import VALUES
 from engine.kernels.experts.kernels import _place
 from engine.kernels.experts.launch import Plan, planned, rows_of_a_tile
 from engine.kernels.experts.packed import PackedExperts
@@ -127,7 +127,7 @@ def decoded(
     columns, depth = (form.columns, form.rows) if turned else (form.rows, form.columns)
     wide, deep, warps, stages, table = tile
     out = x.new_empty(plan.order.shape[0], columns)
-    code = torch.tensor(_VALUES, device=x.device) if parts.code is None else parts.code
+    code = torch.tensor(VALUES, device=x.device) if parts.code is None else parts.code
     none = code
     decoded_kernel[(plan.tiles * (columns // wide),)](
         x, parts.numbers, parts.scales, none if parts.middle is None else parts.middle,

@@ -120,8 +120,16 @@ def is_local(name: str) -> bool:
 def snapshot(name: str, revision: str | None, patterns: Sequence[str]) -> Path:
     """The folder in the hub's cache with the files of these patterns, fetched where they are not here. Raises as its client does."""
     from huggingface_hub import snapshot_download
+    from huggingface_hub.errors import LocalEntryNotFoundError, OfflineModeIsEnabled
 
-    return Path(snapshot_download(name, revision=revision, allow_patterns=list(patterns)))
+    asked: dict[str, Any] = {"revision": revision, "allow_patterns": list(patterns)}
+    try:
+        return Path(snapshot_download(name, **asked))
+    except (OfflineModeIsEnabled, transport_error()):
+        # Before 2.2 its client looks into its cache for a branch, and for a commit asks the hub what files it has.
+        with contextlib.suppress(LocalEntryNotFoundError):
+            return Path(snapshot_download(name, local_files_only=True, **asked))
+        raise
 
 
 def _resolve_commit(name: str, revision: str | None, kind: str) -> str | None:

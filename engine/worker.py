@@ -191,13 +191,13 @@ def _train(
     from engine.rehearse import Measuring
     from engine.trainers.auto_resolution import at_the_card
 
-    config, why = at_the_card(run, config)
     module = _method(config, run)
     _pin_commits(run)
     say.phase("Loading the tokenizer")
     processing_class = load_processing_class(config)
     rehearsing = bool(run.read_json().get("rehearse"))
     config, prepared, held_out = _rows(run, config, processing_class, say, rehearsing)
+    config, why = at_the_card(run, config, rows=prepared.facts)
     _same_rows(run, prepared, held_out, processing_class, say)
     measuring = Measuring(prepared.dataset, *_rehearsed(config)) if rehearsing else None
     say.phase("Loading the model")
@@ -308,6 +308,7 @@ def _model(
     config: RunConfig, processing_class: Any, prepared: Prepared, held_out: Prepared | None, notes: Notes
 ) -> tuple[Loaded, PreTrainedModel | PeftModel, Features]:
     """The model as it was loaded, then with its adapter and all that acts on it before there is a trainer, and what acted."""
+    from engine.compat.compile_workers import start_ahead
     from engine.features.built import Built
     from engine.features.load import load
     from engine.features.sequence import Features
@@ -315,6 +316,7 @@ def _model(
     from engine.models.vocabulary import refuse_tokens_without_weights
     from engine.trainers.finite import refuse_non_finite
 
+    start_ahead(config)
     loaded = load(config)
     refuse_non_finite(loaded.model, config.model.name)
     rows = {"data.train": prepared.dataset, "data.eval": held_out.dataset if held_out else None}

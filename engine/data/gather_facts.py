@@ -142,6 +142,7 @@ def gather_facts(
         compiler=compiler_waits.known(config, model, card) if card else None,
         attention_times=attention_times.known(attention_times.key(config, model, data, card)) if card else None,
         step_times=step_times.of_card(machine.gpus[0]) if machine.gpus else (),
+        shipped_times=step_times.shipped(machine.gpus[0]) if machine.gpus else (),
     )
 
 
@@ -213,6 +214,7 @@ def completed(facts: Facts, config: RunConfig, base: str | Path = ".") -> Facts:
         compiler=found.compiler,
         attention_times=found.attention_times,
         step_times=found.step_times,
+        shipped_times=found.shipped_times,
     )
 
 

@@ -191,14 +191,17 @@ def outputs(model: PreTrainedModel | PeftModel, ids: Sequence[list[int]]) -> lis
 
 
 def distance(ours: Sequence[torch.Tensor], theirs: Sequence[torch.Tensor]) -> float:
-    """The largest distance of a text's outputs as a share of their size; infinite where one of either is not finite."""
-    worst = 0.0
-    for a, b in zip(ours, theirs, strict=True):
+    """The largest distance of a text's outputs as a share of their size; infinite where one of either is not finite. A judge
+    answers a text with one row of numbers, which may be near nothing: it is held against the size of all its answers."""
+    worst, sizes = 0.0, [each.norm() for each in ours]
+    if sizes and all(each.dim() == 2 and len(each) == 1 for each in ours):
+        sizes = [torch.stack(sizes).square().mean().sqrt()] * len(sizes)
+    for a, b, size in zip(ours, theirs, sizes, strict=True):
         if a.shape != b.shape or not bool(torch.isfinite(a).all() and torch.isfinite(b).all()):
             return float(
                 "inf"
             )  # also what is compared with: a distance from it would be no number, which no bound refuses
-        worst = max(worst, float((a - b).norm() / a.norm().clamp_min(1e-12)))
+        worst = max(worst, float((a - b).norm() / size.clamp_min(1e-12)))
     return worst
 
 

@@ -59,6 +59,8 @@ RING_SUMS = 3
 # While answers are sampled, so many float32 copies of the scores of their last token are there at once (measured with
 # transformers 5.23 on a CPU: 5.0, and 4.5 of a model in bfloat16).
 SAMPLED_SCORES = 5
+# The places for keys and values of answers are a multiple of so many, where they are not told to grow token by token.
+CACHE_TILE = 128
 # A layer of a vision tower that is differentiated keeps so many numbers a patch: of its width, more where attention
 # rotates, and of its MLP's, more where that has a gate; and the tower so many of its width beside its layers (saved tensors
 # of SigLIP 7.5, 2.2 and 4, Qwen3-VL 10.5, 2.2 and 10.7, Qwen2.5-VL 12.5, 4.2 and 8.5; torch 2.13).
@@ -211,6 +213,8 @@ def _sampling(config: RunConfig, model: ModelFacts, length: int) -> float:
         return 0.0
     answers = config.optim.per_device_train_batch_size * sampled_together(config)
     width = (model.kv_heads or 0) * (model.head_dim or 0)
+    if getattr(config.method, "cache_implementation", "dynamic") != "dynamic":
+        length = math.ceil(length / CACHE_TILE) * CACHE_TILE
     cached = 2 * width * length * ((model.layers or 0) + 1) * BYTES[config.model.dtype]
     return answers * (cached + SAMPLED_SCORES * 4.0 * (model.vocab_size or 0))
 

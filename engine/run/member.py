@@ -166,10 +166,11 @@ class Member:
         if family.lost_rank is not None and code > 0:
             rank, process = family.lost_rank
             code_of = cause.failed_ranks(self.log, log_from).get(process.pid)
+            log, begin = cause.log_of_rank(self.log, log_from, self.run.log_of(rank), process.pid)
             explained = cause.explain(
                 code if code_of is None else code_of,
-                self.log,
-                log_from=log_from,
+                log,
+                log_from=begin,
                 out_of_memory=cause.kernel_ended(process),
                 who=f"Rank {rank} ({place}, process {process.pid})",
             )
@@ -177,8 +178,8 @@ class Member:
             ranks = nodes.ranks_of(self.node.rank, family.processes)
             who = f"The agent (torchrun) of {ranks} ({place}, process {family.worker.pid})"
             explained = cause.explain(code, self.log, log_from=log_from, who=who)
-        lines, follows = list(explained.lines), cause.follows(explained, self.log, log_from)
-        self.node.report(state="ended", cause=explained.cause, message=explained.message, lines=lines, follows=follows)
+        told = {"message": explained.message, "lines": list(explained.lines), "follows": explained.follows}
+        self.node.report(state="ended", cause=explained.cause, **told)
 
 
 def join(run: RunFolder, rank: int, *, wait: bool = False) -> None:

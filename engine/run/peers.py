@@ -118,6 +118,6 @@ class Peers:
         explained = worker.explain(code, node=None if self.node is None else 0)
         if self.node is None:
             return explained
-        if not (cause.follows(explained, self.run.log, worker.log_from) or self.node.others_end()):
+        if not (explained.follows or self.node.others_end()):
             return explained
         return self.node.round_cause() or (explained if worker.family.ranks else self.node.not_met())

@@ -85,10 +85,11 @@ class WorkerProcess:
         if self.family.lost_rank is not None:
             rank, process = self.family.lost_rank
             alone = f"process {process.pid} on {host()}"
+            log, begin = cause.log_of_rank(self.run.log, self.log_from, self.run.log_of(rank), process.pid)
             return cause.explain(
                 cause.failed_ranks(self.run.log, self.log_from).get(process.pid),
-                self.run.log,
-                log_from=self.log_from,
+                log,
+                log_from=begin,
                 out_of_memory=cause.kernel_ended(process),
                 who=f"Rank {rank} ({alone if node is None else f'node {node}, {host()}, process {process.pid}'})",
             )

@@ -140,10 +140,12 @@ class SavesCheckpoints(Trainer):
         with refusing_pickles(folder), as_configured(_inner(self.optimizer), self.lr_scheduler):
             shares = sharded.holds_shards(folder)
             divided = is_divided(self.model)
-            if not (shares or divided or sharded.is_sharded(self.model)):
+            plain = not (shares or divided or sharded.is_sharded(self.model))
+            # Of several processes on a CPU transformers before 5.18 asks torch for "cpu:0", where it restores nothing.
+            if plain and (self.args.world_size == 1 or self.args.device.type != "cpu"):
                 super()._load_optimizer_and_scheduler(checkpoint)
                 return
-            if divided and not shares:
+            if plain or (divided and not shares):
                 saved = torch.load(folder / OPTIMIZER, map_location="cpu", weights_only=True)
                 sharded.take_states(self.optimizer, saved)
             else:

@@ -87,6 +87,14 @@ class Watched:
         family.poll(lambda: False)
         return family.ranks if len(family.ranks) == self.number else {}
 
+    def listening(self) -> set[str]:
+        """The addresses at which torchrun and the ranks wait for others."""
+        worker = self.run.worker()
+        assert worker is not None
+        pids = [worker.pid, *(who.pid for who in self.until(self.ranks).values())]
+        found = (each for pid in pids for each in psutil.Process(pid).net_connections("tcp"))
+        return {each.laddr.ip for each in found if each.status == psutil.CONN_LISTEN}
+
     def kill_one(self, segment: int, moment: str, chance: random.Random, limit: float) -> None:
         """Kills a rank of this start at such a moment, and sees all of them go within the limit."""
         ranks = self.until(self.ranks)
@@ -119,6 +127,9 @@ def test_ranks_killed_at_random_moments(runs: Path, promptly: Any, ranks: int, k
     chance = random.Random(f"{ranks} {kills} {part}")
     watched = Watched(runs, ranks)
     run = watched.run
+    watched.until(lambda: watched.of("metrics", 0))
+    (listening,) = watched.listening()
+    assert listening == "127.0.0.1", "other machines could reach in"
     for segment in range(kills):
         moment = MOMENTS[(segment + (2 if kills == 1 else 1)) % len(MOMENTS)]
         watched.kill_one(segment, moment, chance, promptly(10))

@@ -39,7 +39,7 @@ from engine.features.compile import fallback, stack_graph
 from engine.features.compile.fallback import FEATURE, TURN_OFF, Compiling, Switch, as_many_graphs, watch_first_step
 from engine.features.compile.gate import Gate, gated
 from engine.features.compile.one_graph import OneGraph
-from engine.features.gradient_checkpointing.tiers import decoder_layers_of
+from engine.features.gradient_checkpointing.tiers import WIDEST, decoder_layers_of
 from engine.models.expert_shards import is_divided
 
 
@@ -79,7 +79,7 @@ def apply(config: RunConfig, built: Built) -> Applied | None:
     if torch.are_deterministic_algorithms_enabled():
         options["deterministic"] = True  # no choice of the compiler by timing
     lean = config.memory.gradient_checkpointing in (True, "full") and part is not IN_PIECES
-    options |= _passes(layers, lean=lean, blocks=bool(blocks))
+    options |= _passes(layers, lean=lean, blocks=bool(blocks), tier=config.memory.gradient_checkpointing)
     undo_layers = compile_layers(layers, options, switch, one_shape=config.data.packing, one=one, part=part)
     undo_graph = _record(built, layers, part) if recorded else lambda: None
     undo_notes = one.watch_checkpoints(built.pretrained())
@@ -99,7 +99,7 @@ def apply(config: RunConfig, built: Built) -> Applied | None:
     return Applied(FEATURE, requested, "inductor", len(layers), f"layers; {_summary(config)}{words}", undo)
 
 
-def _passes(layers: list[torch.nn.Module], *, lean: bool, blocks: bool) -> dict[str, Any]:
+def _passes(layers: list[torch.nn.Module], *, lean: bool, blocks: bool, tier: bool | str = False) -> dict[str, Any]:
     """The compiler's options that have its graphs changed; `lean`: layers are computed again whole."""
     from engine.features.compile.gated_sums import ComputeProductsAgain, GatedSums, Passes
 
@@ -115,7 +115,7 @@ def _passes(layers: list[torch.nn.Module], *, lean: bool, blocks: bool) -> dict[
     if any(type(module).__name__ == "Linear4bit" for layer in layers for module in layer.modules()):
         from engine.features.compile.recompute_4bit import Recompute4bit
 
-        before.append(Recompute4bit(products=lean))
+        before.append(Recompute4bit(products=lean, widest=WIDEST.get(str(tier))))
     found = {"post_grad_custom_post_pass": after, "joint_custom_pre_pass": before}
     return {name: passes[0] if len(passes) == 1 else Passes(passes) for name, passes in found.items() if passes}
 

@@ -35,6 +35,8 @@ FEATURE = "torch.compile"
 TURN_OFF = "Set kernels.torch_compile to false."
 EARNED = "the first batch waits, all others are computed faster"
 NONE_COMPILED = "the first batch was computed without a compiled layer"
+MANY_BATCHES = 5
+"""Batches after the first that may wait for the compiler (one row, the last of an epoch, held-out rows) before it is told."""
 MOST_GRAPHS = 64
 """Kinds of layers, times the forms that batches come in (one row or several, padded or not, trained on or held out)."""
 
@@ -52,6 +54,32 @@ class Switch:
     """Whether a person asked for it; a run with them ends where it fails."""
     counting: bool = False
     """Whether the calls are inside of `as_many_graphs` already."""
+
+
+@dataclass
+class LaterGraphs:
+    """The batches after the first for which layers were compiled anew, and the seconds they took; told once there are many."""
+
+    built: Built
+    batches: int = 0
+    waited: int = 0
+    seconds: float = 0.0
+
+    @contextlib.contextmanager
+    def batch(self) -> Iterator[None]:
+        before, begun = _graphs()[0], time.monotonic()
+        yield
+        self.batches += 1
+        if _graphs()[0] == before:
+            return
+        self.waited += 1
+        self.seconds += time.monotonic() - begun
+        if self.waited == MANY_BATCHES:
+            self.built.warn(
+                "kernels.torch_compile",
+                f"{self.waited} of {self.batches} batches after the first waited {self.seconds:.0f} s for layers to be compiled "
+                "again, as batches come in many forms. Set kernels.torch_compile to false, or data.packing to true where rows may be packed.",
+            )
 
 
 @dataclass(frozen=True)
@@ -80,6 +108,7 @@ def watch_first_step(built: Built, switch: Switch, compiling: Compiling) -> Call
     told, together = False, _others_train_along()
     progress = CompileProgress(built.events, compiling.auto or EARNED, compiling.expected)
     paces = Paces(None if built.events is None else compiling.shape)
+    later = LaterGraphs(built)
 
     def give_up(error: Exception) -> None:
         if isinstance(error, (WorkbenchError, torch.OutOfMemoryError)):
@@ -93,7 +122,8 @@ def watch_first_step(built: Built, switch: Switch, compiling: Compiling) -> Call
         at_once = contextlib.nullcontext() if compiling.auto is None else _backward_at_once()
         with progress.batch(), at_once, as_many_graphs(switch):
             if told or not switch.on:
-                return step(*args, **kwargs)
+                with later.batch():
+                    return step(*args, **kwargs)
             told, switch.give_up = True, give_up if together and compiling.auto is not None else None
             begun = time.monotonic()
             back = compiling.auto is not None and not together
