@@ -14,7 +14,7 @@ import pytest
 import torch
 
 from engine.run.store import RunFolder
-from engine.run.view import RunView, fold_many
+from engine.run.view import RunView, fold
 from engine.trainers.clock import StepClock
 from engine.trainers.ranks import Waits
 from tests.caches import own_cache
@@ -81,7 +81,7 @@ def seen(run: RunFolder) -> tuple[RunView, dict[str, Any]]:
     """The view of a run, and its last figures of ranks."""
     events = [json.loads(line) for line in run.events.read_text("utf-8").splitlines()]
     (*_, last) = [event for event in events if event["kind"] == "ranks"]
-    return fold_many(RunView(), events), last
+    return fold(RunView(), events), last
 
 
 @pytest.mark.parametrize("strategy", ["ddp", "fsdp2"])
