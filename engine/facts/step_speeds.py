@@ -1,6 +1,6 @@
 """What a card takes for the parts of a batch, and how that is fitted to batches that were measured on it. Pure and quick.
 
-A batch takes `(card ** 8 + host ** 8) ** (1 / 8)` seconds, since the host launches what the card computes and the longer of the
+A batch takes `(card ** 5 + host ** 5) ** (1 / 5)` seconds, since the host launches what the card computes and the longer of the
 two is waited for, and what the optimizer takes. The card's part is a sum of products with weights and of attention
 (floating-point operations), what stands between products (numbers that layers keep for their backward pass, arXiv:2205.05198
 counts them so) and weights that are unpacked; the host's is launches, told by the layer. All numbers of a card are fitted
@@ -50,7 +50,7 @@ class Speeds(NamedTuple):
 
 
 _OF_CARD, _OPTIMIZER = 8, 8
-_TOGETHER = 8
+_TOGETHER = 5
 """How sharply the longer of host and card is what a batch takes."""
 _OUTLIER = 0.05
 """Relative error from which a row weighs less."""

@@ -43,11 +43,10 @@ def of_card(gpu: Gpu) -> tuple[StepTime, ...]:
 
 def shipped(gpu: Gpu) -> tuple[StepTime, ...]:
     """The rows that are shipped: of this card, or of the one with the most."""
-    rows: dict[str, list[StepTime]] = {}
-    for row in read(SHIPPED):
-        rows.setdefault(row.card, []).append(row)
-    own_rows = tuple(each for of_card_ in rows.values() for each in of_card_ if _is(gpu, each))
-    return own_rows or tuple(max(rows.values(), key=lambda each: len(each))) if rows else ()
+    rows = read(SHIPPED)
+    cards = [row.card for row in rows]
+    most = max(cards, key=cards.count, default="")
+    return tuple(row for row in rows if _is(gpu, row)) or tuple(row for row in rows if row.card == most)
 
 
 def _is(gpu: Gpu, row: StepTime) -> bool:

@@ -99,9 +99,7 @@ def apply(config: RunConfig, built: Built) -> Applied | None:
     return Applied(FEATURE, requested, "inductor", len(layers), f"layers; {_words(config)}{words}", undo)
 
 
-def _passes(
-    layers: list[torch.nn.Module], *, lean: bool, blocks: bool, tier: bool | str = False
-) -> dict[str, Any]:
+def _passes(layers: list[torch.nn.Module], *, lean: bool, blocks: bool, tier: bool | str = False) -> dict[str, Any]:
     """The compiler's options that have its graphs changed; `lean`: layers are computed again whole."""
     from engine.features.compile.gated_sums import ComputeProductsAgain, GatedSums, Passes
 
