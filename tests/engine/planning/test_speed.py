@@ -59,7 +59,7 @@ def test_a_reference_and_rows_that_do_not_match_are_passes_more() -> None:
     assert 1.2 * alone < dpo < 1.5 * alone
     assert 1.7 * alone < kto < 2.3 * alone
     ahead = seconds(config_of(method={"kind": "dpo", "reference": "precompute"}))
-    assert ahead == pytest.approx(alone, rel=0.01)
+    assert ahead == pytest.approx(alone, rel=0.03)
 
 
 def test_layers_that_stream_wait_for_the_bus_where_it_is_slower_and_nothing_where_it_is_not() -> None:
