@@ -286,6 +286,10 @@ class StepTime:
     """Weights of the base, where a token meets some of them alone; 0 for those that it meets."""
     of_experts: int = 0
     """What experts keep beside for each token of a layer, in numbers."""
+    put_together: int = 0
+    """Weights that adapters on experts are added to anew in each batch, where no kernels of theirs do without."""
+    scores: int = 0
+    """Heads of which attention holds all scores."""
 
 
 @dataclass(frozen=True, slots=True)

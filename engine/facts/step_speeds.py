@@ -71,6 +71,10 @@ SLOWER = {"float32": (8.0, 2.0), "tf32": (2.0, 2.0)}
 HEAD = {False: 0.6, True: 0.27}
 """What a score of the head takes beside its products, in numbers between products: trained and frozen (H200, 8,192 tokens, heads of
 1,024 and 4,096 columns: 4.3 and 1.9 ps a score where a number takes 7)."""
+PUT_TOGETHER = 5.0
+"""What adding adapters to a weight takes and their gradients from it, in optimizer's steps (H100, 8 layers of 30B-A3B: 41 ps)."""
+SCORES = 1.6
+"""What a score that attention holds takes, in numbers between plain layers' products (H100, gpt-oss-20b, its softmax in float32)."""
 PLAIN_NUMBERS = 5.3
 """Numbers that a layer keeps for each token, in sides of a square of its weights, where a row does not say."""
 
@@ -111,12 +115,12 @@ def terms(row: StepTime) -> Speeds:
         products=0.0 if in_fp8 else products,
         attention=2.0 * row.layers * row.width * row.length * row.tokens * passes * slow,
         compiled=(between if row.compiled else 0.0) + of_experts + HEAD[lora] * row.vocabulary * row.tokens * wide,
-        plain=0.0 if row.compiled else between,
+        plain=(0.0 if row.compiled else between) + SCORES * row.scores * row.length * moved,
         adapted=between * lora,
         fp8=products if in_fp8 else 0.0,
         unpacked=float(row.held_numbers or row.parameters) * packed,
         packed=between * packed,
-        optimizer=0.0 if lora else float(row.held_numbers or row.parameters),
+        optimizer=(0.0 if lora else float(row.held_numbers or row.parameters)) + PUT_TOGETHER * row.put_together,
         layer=launched,
         adapters=launched * lora,
         eager=launched * (not row.compiled),

@@ -24,8 +24,8 @@ MOST = 10_000
 """Rows of a table that are read."""
 KEPT_HIDDEN, KEPT_QUERY, KEPT_KEYS, KEPT_WIDE = 4, 3, 3, 3
 """Numbers a token that a compiled layer keeps, of its width, the query's, the keys' and its MLP's (`engine.planning.memory_model`)."""
-SENT_TO_EXPERTS = 1
-"""Numbers of the hidden width that each expert of a token takes beside its own: its rows are sorted and put back."""
+SENT_TO_EXPERTS = 2
+"""Numbers of the hidden width that each expert of a token takes beside its own: the row that is sent to it, and what it gives back."""
 
 
 def own() -> Path:
@@ -76,7 +76,7 @@ def write(file: Path, rows: Iterable[StepTime]) -> None:
     beside.replace(file)
 
 
-_COUNTED = ("held_numbers", "of_experts")
+_COUNTED = ("held_numbers", "of_experts", "put_together", "scores")
 """What no point of the curves has, so that tables have no column for it."""
 _FOUND = ("seconds", "peak_mib", "numbers", "vocabulary", *_COUNTED)
 
@@ -112,6 +112,7 @@ def asked_of(config: RunConfig, facts: Facts, tokens: float, length: float, para
         vocabulary=model.vocab_size or 0,
         held_numbers=_multiplied(model, parameters - experts * (model.experts or 0)) + experts * (model.experts or 0),
         of_experts=_kept_by_experts(model, experts),
+        put_together=experts * (model.experts or 0) * _adds_to_experts(config),
     )
 
 
@@ -128,6 +129,12 @@ def _held(config: RunConfig, model: ModelFacts) -> str:
 def _numbers_of_experts(model: ModelFacts) -> int:
     """Weights of one expert of each layer together."""
     return sum(wide_in * wide_out * count for _, wide_in, wide_out, count in model.expert_weights)
+
+
+def _adds_to_experts(config: RunConfig) -> bool:
+    """Whether PEFT multiplies the matrices of adapters on experts with each other and adds them to the weights."""
+    on_experts = config.adapter.kind == "lora" and bool(config.adapter.target_parameters)
+    return on_experts and config.kernels.fused_experts is not True
 
 
 def _kept(model: ModelFacts) -> int:

@@ -16,6 +16,7 @@ from engine.config.kinds import reference_of
 from engine.config.tree import RunConfig
 from engine.facts import step_speeds, step_times
 from engine.facts.counts import Parameters, batch_tokens, device_count, known_model
+from engine.features import attention_backend
 from engine.planning.memory_model import layer_operations, layers_bytes
 
 # dense bfloat16 throughput by compute capability, in FLOP/s, as published for the usual card
@@ -138,7 +139,8 @@ def _asked(config: RunConfig, facts: Facts, parameters: Parameters, tokens: floa
     sequences = config.optim.per_device_train_batch_size * (2 if config.method.rows in ("pairs", "texts") else 1)
     tokens *= padded(config, facts, sequences)
     asked = step_times.asked_of(config, facts, tokens, tokens / max(1, sequences), parameters.base)
-    return asked and replace(asked, reference=beside(config))
+    heads = (facts.model.heads or 0) if facts.model and attention_backend.keeps_scores(config, facts) else 0
+    return asked and replace(asked, reference=beside(config), scores=heads)
 
 
 def padded(config: RunConfig, facts: Facts, sequences: int) -> float:
