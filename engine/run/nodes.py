@@ -265,7 +265,7 @@ class FirstNode(Node):
     @property
     def has_others_elsewhere(self) -> bool:
         """Whether a node is on another machine than this."""
-        return any(self.hear(rank).get("host") != host() for rank in range(1, self.nodes))
+        return any(self.read_rank(rank).get("host") != host() for rank in range(1, self.nodes))
 
     def _require_same(self, rank: int, state: Mapping[str, Any], processes: int, versions: Mapping[str, str]) -> None:
         """Raises WorkbenchError for a node that cannot take part, naming what differs."""

@@ -93,7 +93,7 @@ class WorkerProcess:
 
 
 def explain_lost(
-    run: RunFolder, family: Family, log: Path, log_from: int, place: str | None = None, code: int | None = None
+    run: RunFolder, family: ProcessTree, log: Path, log_from: int, place: str | None = None, code: int | None = None
 ) -> cause.Cause:
     """Why the family's lost rank ended; `place` names its node and host where there are several, `code` is its exit code where
     torchrun's report in the log lacks it. One that has only lost another, both being gone at once, is told in the words of that."""
