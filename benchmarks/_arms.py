@@ -411,8 +411,9 @@ class Builder:
 
     def prepared_rows(self) -> Any:
         """What our arms train on."""
-        options = self.options
-        return method_rows(self.method, options.tokens, self.shape.vocab_size, self.tokenizer, ragged=options.ragged)
+        options, lengths = self.options, getattr(self.options, "lengths_of", "")
+        more = {"ragged": options.ragged, "lengths_of": lengths}
+        return method_rows(self.method, options.tokens, self.shape.vocab_size, self.tokenizer, **more)
 
     def model_class(self) -> type:
         """transformers' class of the shape."""
