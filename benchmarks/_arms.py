@@ -508,7 +508,9 @@ class Builder:
         told += f" fused experts {kernels.fused_experts}," if kernels.fused_experts is not False else ""
         told += f" base in {packed}," if packed else ""
         told += f" attention {model.config._attn_implementation}{f' ({lacking})' if lacking else ''},"
-        return Arm(name, trainer, stack.close, told, self.options.window)
+        arm = Arm(name, trainer, stack.close, told, self.options.window)
+        arm.config = config
+        return arm
 
     def theirs(self, config: Any, place: Path, name: str) -> Any:
         """The library's trainer on the same rows; `default` with the precision that TRL comes with. Raises NoPeer."""

@@ -179,6 +179,10 @@ def report(options: argparse.Namespace, method: str, arms: list[Arm], results: R
             taken = arm.sampling[-len(arm.times) :]
             say(f"{method:7} {arm.name:26} {statistics.median(taken):8.1f} ms of it for the answers")
         against = "".join(f"; / {peer} {mid:.3f} [{low:.3f}, {high:.3f}]" for peer, (mid, low, high) in found.items())
+        same = [other.name for other in beside.values() if other is not arm and other.config == arm.config is not None]
+        if arm.name == DEFAULT and same:  # what its ratio to these tells is how much the clock varies
+            say(f"{method:7} {arm.name:26} has the very settings of {', '.join(same)}")
+            against += f"; the settings of {', '.join(same)}"
         results.add(
             f"step_{options.shape.replace('.', '')}_{'full' if options.full else 'lora'}_{method}",
             f"{work_of(options, method)}; {len(arm.times)} rounds{against}",
