@@ -65,7 +65,7 @@ class Room:
     def __init__(self, cache: StaticCache, places: int, used: int, limit: int) -> None:
         self.cache, self.places, self.used, self.limit = cache, places, used, limit
 
-    def taken_by_one_more(self) -> bool:
+    def count_token(self) -> bool:
         """Notes one more token; whether the cache lies elsewhere now, since it was full and more may come."""
         self.used += 1
         if self.used < self.places or self.places >= self.limit:
@@ -105,7 +105,7 @@ class RecordedPass:
     def __call__(self, **inputs: Any) -> Any:
         self.calls += 1
         outputs = self._computed(inputs)
-        if self.room.taken_by_one_more():
+        if self.room.count_token():
             self.graph, self._inputs, self._fresh = None, [], True
         return outputs
 

@@ -7,7 +7,9 @@ import shutil
 import pytest
 import torch
 import torch.nn.functional as F
+from torch._subclasses import FakeTensorMode
 from torch.fx.experimental.proxy_tensor import make_fx
+from torch.fx.experimental.symbolic_shapes import DimDynamic, ShapeEnv, StatelessSymbolicContext
 
 from engine.features.compile import gated_sums as feature
 from engine.features.compile.gate import Gate
@@ -90,6 +92,26 @@ def operands(dtype=torch.float64):
 
 def count(graph, op):
     return sum(node.target is op for node in graph.graph.nodes)
+
+
+def test_lengths_stay_the_graphs_own():
+    """A length that became a constant would have each layer compiled again for each length of a batch."""
+    shapes = ShapeEnv()
+    fake, of_any_length = FakeTensorMode(shape_env=shapes), StatelessSymbolicContext(
+        dynamic_sizes=[DimDynamic.DYNAMIC, DimDynamic.DYNAMIC, DimDynamic.STATIC]
+    )  # fmt: skip
+    x, *weights = operands()
+    given = [fake.from_tensor(x, symbolic_context=of_any_length), *map(fake.from_tensor, weights)]
+    slope = fake.from_tensor(torch.randn(2, TOKENS, HIDDEN), symbolic_context=of_any_length).double()
+
+    def gradients(slope, *given):
+        leaves = [each.detach().requires_grad_(at not in BASE) for at, each in enumerate(given)]
+        return torch.autograd.grad(block(*leaves), [each for each in leaves if each.requires_grad], slope)
+
+    with fake:
+        graph = make_fx(gradients)(slope, *given)
+    GatedSums()(graph.graph)
+    assert {int(value) for value in shapes.replacements.values() if value.is_number} <= {HIDDEN}
 
 
 @pytest.mark.parametrize("read", [False, True], ids=["theirs alone", "read once more"])
