@@ -154,7 +154,7 @@ def test_on_a_gpu_a_hundred_samplings_hold_no_more_than_forty() -> None:
         assert passes[0].replayed > 30
         held.append(torch.cuda.memory_reserved() >> 20)
     print(f"MiB reserved after 1, 2, 31, 32, 40 and 100 samplings: {[held[at - 1] for at in (1, 2, 31, 32, 40, 100)]}")
-    assert max(held[40:]) <= max(held[:40])
+    assert max(held[40:]) <= max(held[:40]) + 16
 
 
 def test_recordings_that_are_gone_give_their_memory_back_now_and_then(monkeypatch) -> None:
