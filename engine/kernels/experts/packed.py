@@ -25,6 +25,8 @@ GROUPED = tuple(groups.BITS)
 _Aten: Any = torch.ops.aten
 AHEAD = True
 """Whether the next experts are unpacked beside the product of these."""
+PAIRED = True
+"""Whether a product begins before the one of the experts before has ended."""
 
 
 class Held(NamedTuple):
@@ -180,28 +182,40 @@ class PackedExperts(torch.Tensor):
 
 
 @cache
-def _side_stream(device: torch.device) -> torch.cuda.Stream:
-    return torch.cuda.Stream(device)
+def _streams(device: torch.device) -> tuple[torch.cuda.Stream, torch.cuda.Stream]:
+    """One that unpacks, whose programs go first where there is room for them, and one for every second product."""
+    return torch.cuda.Stream(device, priority=-1), torch.cuda.Stream(device)
 
 
 def _one_ahead(unpacked: Callable[[int, bool], Tensor], turns: int, device: torch.device) -> Iterator[Tensor]:
-    """What `unpacked` gives for each turn, the next one's on another stream while the caller multiplies this one's. The caller's
+    """What `unpacked` gives for each turn, the next one's on another stream while the caller multiplies this one's. Every second
+    turn is another stream's too, so that a product begins as the last programs of the one before it end. The caller's own
     stream has waited for all of it at the end, so that rooms may be given back there."""
-    here, side = torch.cuda.current_stream(device), _side_stream(device)
+    here = torch.cuda.current_stream(device)
+    side, other = _streams(device)
+    products = (here, other) if PAIRED else (here, here)
     found = unpacked(0, False)
-    free = here.record_event()
-    for turn in range(turns):
-        following = None
-        if turn + 1 < turns:
-            side.wait_event(free)
-            with torch.cuda.stream(side):
-                following = unpacked(turn + 1, True)
-            ready = side.record_event()
-        yield found
-        free = here.record_event()
-        if following is not None:
-            here.wait_event(ready)
-            found = following
+    begun = free = ready = here.record_event()
+    other.wait_event(begun)
+    try:
+        for turn in range(turns):
+            following = None
+            if turn + 1 < turns:
+                side.wait_event(free)
+                with torch.cuda.stream(side):
+                    following = unpacked(turn + 1, True)
+                coming = side.record_event()
+            product = products[turn % 2]
+            product.wait_event(ready)
+            torch.cuda.set_stream(product)
+            yield found
+            torch.cuda.set_stream(here)
+            free = product.record_event()
+            if following is not None:
+                found, ready = following, coming
+        here.wait_stream(other)
+    finally:
+        torch.cuda.set_stream(here)
 
 
 def _again(packed: PackedExperts, held: Held, form: Form) -> PackedExperts:
