@@ -26,6 +26,8 @@ RUN, BLOCK = 128, 512
 """Slots that one program puts in their places, and that one program counts."""
 DECODED = ("nf4", "fp4", "mxfp4", "nvfp4", "fp8")
 """Kinds that products decode inside."""
+AHEAD = False
+"""Whether the next experts are unpacked beside a product without that having been timed."""
 REGISTERS = 192
 """What a thread of a product takes at most, so that programs that unpack find room beside it."""
 DECODED_ROWS = 64
@@ -497,18 +499,22 @@ def _lora(inner: Tensor | None, b: Tensor | None) -> tuple[int, ...]:
     return (0, 0, 0, 0) if inner is None or b is None else (inner.shape[1], *b.stride())
 
 
-class Way(Tiles):
+IN_TURN, INSIDE, BESIDE = 0, 1, 2
+"""Ways of a product with packed experts: some unpacked after the other, decoded inside, the next unpacked meanwhile."""
+_WORDS = "unpacked first", "decoded inside the product", "unpacked beside the product before"
+
+
+class Ways(Tiles):
     """Ways of a product with packed experts, in words."""
 
     def words(self, tile: Tile) -> str:
-        return "decoded inside the product" if tile[0] else "unpacked first"
+        return _WORDS[tile[0]]
 
 
 @cache
-def _ways(tiles: Tiles, inside_first: bool) -> Way:
-    """The two ways, the one picked by hand first."""
-    ways: tuple[Tile, ...] = ((1,), (0,)) if inside_first else ((0,), (1,))
-    return Way(f"packed_{tiles.kernel}", 1, ("inside",), ways, lambda way: Cost(0, 0))
+def _ways(tiles: Tiles, *ways: int) -> Ways:
+    """These ways, the one picked by hand first."""
+    return Ways(f"packed_{tiles.kernel}", 1, ("way",), tuple((way,) for way in ways), lambda way: Cost(0, 0))
 
 
 def decoding(tiles: Tiles, weight: PackedExperts, x: Tensor, rows: int, halves: bool) -> Tiles | None:
@@ -539,26 +545,27 @@ def _launch_all(
     halves: bool = False,
 ) -> None:  # fmt: skip
     """Launches the product with all of a weight. Of a packed one either its tiles are decoded inside, or one part after the
-    other is unpacked and multiplied: whichever takes less time for so many rows."""
+    other is unpacked and multiplied, maybe the next meanwhile: whichever takes less time for so many rows."""
     if not isinstance(weight, PackedExperts):
         launch(weight, 0, {}, _tile(tiles, x, weight, rows, partial(launch, weight, 0, {})))
         return
     inside = decoding(tiles, weight, x, rows, halves)
 
     def go(way: Tile) -> None:
-        if way[0] and inside is not None:
+        if way == (INSIDE,) and inside is not None:
             launch(weight, 0, {}, _tile(inside, x, weight, rows, partial(launch, weight, 0, {})))
             return
-        told = {"maxnreg": REGISTERS} if weight.goes_ahead else {}
-        for some, opens in weight.in_turn(plan.starts):
+        beside = way == (BESIDE,)
+        told = {"maxnreg": REGISTERS} if beside else {}
+        for some, opens in weight.in_turn(plan.starts, beside):
             launch(some, opens, told, _tile(tiles, x, some, rows, partial(launch, some, opens, told)))
 
-    if inside is None:
-        go((0,))
-        return
+    unpacked = ([BESIDE, IN_TURN] if AHEAD else [IN_TURN, BESIDE]) if weight.can_go_ahead else [IN_TURN]
+    decoded = [INSIDE] if inside is not None else []
+    ways = _ways(tiles, *(decoded + unpacked if rows <= DECODED_ROWS else unpacked + decoded))
     experts, n, k = (bucket(side) for side in weight.shape)
     key = (bucket(x.shape[0]), experts, n, k, rows, str(x.dtype), weight.form.kind, int(weight.form.turned))
-    go(TUNER.pick(_ways(tiles, rows <= DECODED_ROWS), key, x.device, go))
+    go(TUNER.pick(ways, key, x.device, go))
 
 
 def _tile(tiles: Tiles, x: Tensor, weight: Tensor, rows: int, launch: Callable[[Tile], None]) -> Tile:

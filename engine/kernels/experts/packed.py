@@ -23,8 +23,6 @@ PLAIN = "mxfp4", "nvfp4", "fp8"
 GROUPED = tuple(groups.BITS)
 """Read from files alone, and unpacked without bitsandbytes."""
 _Aten: Any = torch.ops.aten
-AHEAD = True
-"""Whether the next experts are unpacked beside the product of these."""
 PAIRED = True
 """Whether a product begins before the one of the experts before has ended."""
 
@@ -113,18 +111,18 @@ class PackedExperts(torch.Tensor):
                 _unpacked(self.held, self.form, first + place, room)
 
     @property
-    def goes_ahead(self) -> bool:
-        """Whether some experts are unpacked while those before them are multiplied: where the room holds some of them twice, and
-        not all."""
+    def can_go_ahead(self) -> bool:
+        """Whether some experts can be unpacked while those before them are multiplied: where the room holds some of them twice,
+        and not all."""
         each = self.form.rows * self.form.columns * self.element_size()
-        return AHEAD and self.device.type == "cuda" and 2 * each <= EXPERT_BUFFER < each * self.shape[0]
+        return self.device.type == "cuda" and 2 * each <= EXPERT_BUFFER < each * self.shape[0]
 
-    def in_turn(self, starts: Tensor) -> Iterator[tuple[Tensor, int]]:
+    def in_turn(self, starts: Tensor, ahead: bool = False) -> Iterator[tuple[Tensor, int]]:
         """The experts with rows, as many at a time as a bounded room holds: the weights [n, out, in] of some of them,
-        good until the next are asked for, and the number of the first."""
+        good until the next are asked for, and the number of the first. With `ahead` the room is shared by those that are
+        multiplied and the next ones, which are unpacked meanwhile."""
         form, experts = self.form, self.shape[0]
         each = form.rows * form.columns * self.element_size()
-        ahead = self.goes_ahead
         turns = -(-experts // max(1, min(EXPERT_BUFFER // (1 + ahead) // each, experts)))
         at_once = -(-experts // turns)
         rooms = torch.empty(1 + ahead, at_once, form.rows, form.columns, dtype=form.dtype, device=self.device)
