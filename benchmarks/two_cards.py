@@ -5,7 +5,7 @@
                                    [--results FILE --commit HASH]
     python benchmarks/two_cards.py lora full moe ep save overhead --shape tiny
 
-`lora`: 8B, r=16 on all linear layers, 4x2048 a card, one card beside two under DDP, then DDP beside FSDP2. `full`: 8B full
+`lora`: 8B, r=16 on all linear layers, 4x2048 a card, each card beside two under DDP, then DDP beside FSDP2. `full`: 8B full
 weights under FSDP2, ours against a plain `fully_shard` loop with compiled layers and TRL's trainer under accelerate's FSDP2,
 one after the other. `moe`: LoRA on a mixture of 30B-A3B's width. `ep`: the same on two cards that
 each hold all experts, and that divide them (`distributed.expert_parallel_size`), compiled and not. `save`: how long a sharded checkpoint of 8B full
@@ -84,13 +84,14 @@ GIB_A_CHECKPOINT = 50
 @dataclass(frozen=True)
 class Spec:
     """An arm: its kind (`_ranks.py`), how many processes it has, and its settings on top of the part's. `wanted` are set past
-    the rules where they refuse them, which is then said."""
+    the rules where they refuse them, which is then said. A single process is on the card of this number."""
 
     name: str
     kind: str = "worker"
     processes: int = CARDS
     settings: dict[str, Any] = field(default_factory=dict)
     wanted: dict[str, Any] = field(default_factory=dict)
+    card: int = 0
 
 
 @dataclass(frozen=True)
@@ -290,7 +291,8 @@ class Bench:
         """All ranks of these parts, which import side by side."""
         for name in names:
             for spec in PARTS[name].arms:
-                visible = () if self.tiny else choose(spec.processes).visible
+                wanted = [spec.card] if spec.processes == 1 else spec.processes
+                visible = () if self.tiny else choose(wanted).visible
                 self.started[f"{name} {spec.name}"] = Ranks(
                     f"{name}-{spec.name}", visible, spec.processes, self.given.logs
                 )
@@ -395,10 +397,16 @@ def events_of(run: RunFolder) -> list[dict[str, Any]]:
 def lora(stage: Stage) -> None:
     """One card beside two, then DDP beside FSDP2, with layers compiled and without. Half of the time is the first's."""
     begun, whole = time.monotonic(), stage.left()
-    if len(stage.begin("one card", "ddp", within=0.75 * whole)) == 2:
+    alone = ["one card", "the other card"]  # the slower of both sets the pace of two
+    if len(going := stage.begin(*alone, "ddp", within=0.75 * whole)) > 1:
         until = max(begun + 0.55 * whole, time.monotonic() + 0.15 * whole)
-        scaling(stage, stage.turns(["one card", "ddp"], until, stage.given.rounds), 1.96)
-    stage.arms["one card"].end()
+        times = stage.turns(going, until, stage.given.rounds)
+        scaling(stage, times, 1.96)
+        if times.both(alone[1], "ddp"):
+            found = times.ratio(alone[1], "ddp", CARDS)
+            say(f"{stage.name}: tokens/s, two cards / the other card {found[0]:.3f} [{found[1]:.3f}, {found[2]:.3f}]")
+    for name in alone:
+        stage.arms[name].end()
     shared = stage.begin(
         "fsdp2, compiled", "fsdp2, layers let go of", "fsdp2, plain layers", within=0.65 * stage.left()
     )
@@ -606,6 +614,7 @@ PARTS: dict[str, Part] = {
         235, "8b", _BEST,
         (
             Spec("one card", processes=1, wanted=COMPILED),
+            Spec("the other card", processes=1, wanted=COMPILED, card=1),
             Spec("ddp", settings=DDP, wanted=COMPILED),
             Spec("fsdp2, compiled", settings=FSDP2, wanted=COMPILED),
             Spec("fsdp2, layers let go of", settings={**FSDP2, **LET_GO}, wanted=COMPILED),

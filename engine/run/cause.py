@@ -6,6 +6,7 @@ returns is redacted and safe for a terminal.
 
 from __future__ import annotations
 
+import itertools
 import os
 import re
 from collections.abc import Mapping
@@ -30,6 +31,9 @@ _NOISE = re.compile(
 )
 _RANK = re.compile(r"exitcode\s*:\s*(-?\d+).{0,40}?(?:local_rank: (\d+))?\s*\(pid: (\d+)\)", re.DOTALL)
 
+_START = re.compile(rb"^\S+ \S+ rank \d+: process (\d+), local rank .*$", re.MULTILINE)
+"""What a rank's own log says first of each start."""
+_TRACEBACK = "Traceback (most recent call last)"
 _AGENTS = "torch.distributed.elastic.multiprocessing.errors.ChildFailedError"
 _FIRST = "Root Cause (first observed failure)"
 
@@ -41,6 +45,8 @@ class Cause:
     cause: str
     message: str
     lines: tuple[str, ...] = ()
+    follows: bool = False
+    """Whether it may have ended because a worker on another node had, by what its log says."""
 
 
 # What cards, drivers and the network between cards say of themselves.
@@ -72,11 +78,6 @@ def of_peer(final: Mapping[str, Any]) -> bool:
     return _PEER.search(" ".join((str(final.get("message") or ""), *map(str, final.get("lines") or ())))) is not None
 
 
-def follows(cause: Cause, log: Path, log_from: int) -> bool:
-    """Whether a worker may have ended because one on another node had, by what its log says from the byte `log_from` on."""
-    return cause.cause.startswith("exit ") and _PEER.search(log_tail(log, start=log_from)) is not None
-
-
 def explain(
     exit_code: int | None, log: Path, *, log_from: int = 0, out_of_memory: bool = False, who: str = "The worker"
 ) -> Cause:
@@ -97,7 +98,7 @@ def explain(
         return Cause("unknown", f"{who} ended without a word, and nobody was there to read its exit code.", lines)
     if exit_code < 0:
         name = signal_name(-exit_code)
-        return Cause(f"signal {name}", f"{who} was ended by {name}.", lines)
+        return Cause(f"signal {name}", f"{who} was ended by {name}.", _crash(log, log_from) or lines)
     if "OutOfMemoryError" in text or "CUDA out of memory" in text:
         return Cause(
             "GPU memory", f"{who} ran out of GPU memory. Use a smaller batch or gradient checkpointing.", lines
@@ -113,7 +114,25 @@ def explain(
             )
     last = next((line for line in reversed(lines) if _is_error(line)), "")
     detail = f": {last}" if last else "; its log says no more"
-    return Cause(f"exit {exit_code}", f"{who} ended with exit code {exit_code}{detail}", lines)
+    follows = _PEER.search(log_tail(log, start=log_from)) is not None
+    return Cause(f"exit {exit_code}", f"{who} ended with exit code {exit_code}{detail}", lines, follows)
+
+
+def log_of_rank(shared: Path, log_from: int, own: Path, pid: int) -> tuple[Path, int]:
+    """The log, and its byte, from which on stands why this process of a rank fell: in the shared one the last words are those of
+    whoever fell last. The rank's own, where it tells there of an exception; a crash is told in the shared one alone."""
+    try:
+        with open(inside.open_file(own.parent, own), "rb") as file:
+            begin = max(0, file.seek(0, os.SEEK_END) - _TAIL_BYTES)
+            file.seek(begin)
+            data = file.read(_TAIL_BYTES)
+    except (OSError, WorkbenchError):
+        return shared, log_from
+    starts = list(_START.finditer(data))
+    if starts and int(starts[-1][1]) != pid:
+        return shared, log_from
+    words = starts[-1].end() if starts else 0
+    return (own, begin + words) if _TRACEBACK.encode() in data[words:] else (shared, log_from)
 
 
 def free_bytes(path: Path) -> int:
@@ -133,7 +152,7 @@ def meaningful_lines(log: Path, log_from: int = 0) -> tuple[str, ...]:
     text = log_tail(log, start=log_from)
     lines = [line.rsplit("\r", 1)[-1].rstrip() for line in text.splitlines()]
     lines = [line for line in lines if not _NOISE.search(line)]
-    starts = [place for place, line in enumerate(lines) if "Traceback (most recent call last)" in line]
+    starts = [place for place, line in enumerate(lines) if _TRACEBACK in line]
     if starts and any(line.startswith(_AGENTS) for line in lines[starts[-1] :]):
         lines = lines[: starts.pop()]  # torchrun's own, about ranks that failed
     if starts:
@@ -141,6 +160,19 @@ def meaningful_lines(log: Path, log_from: int = 0) -> tuple[str, ...]:
         if len(lines) > MAX_LINES:
             lines = [lines[0], "...", *lines[-(MAX_LINES - 2) :]]
     return tuple(visible(redact(line))[:500] for line in lines[-MAX_LINES:])
+
+
+def _crash(log: Path, log_from: int) -> tuple[str, ...]:
+    """What Python said last as it crashed: how, and where the thread was; empty where it said nothing."""
+    lines = log_tail(log, start=log_from).splitlines()
+    starts = [place for place, line in enumerate(lines) if line.startswith("Fatal Python error")]
+    if not starts:
+        return ()
+    rest = lines[starts[-1] :]
+    place = next((place for place, line in enumerate(rest) if line.startswith("Current thread")), len(rest))
+    where = itertools.takewhile(lambda line: line.startswith("  "), rest[place + 1 :])
+    found = [rest[0], *rest[place : place + 1], *where]
+    return tuple(visible(redact(line))[:500] for line in found[:MAX_LINES])
 
 
 def log_tail(log: Path, size: int = _TAIL_BYTES, start: int = 0) -> str:

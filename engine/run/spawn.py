@@ -60,6 +60,9 @@ _SECRET_NAME = re.compile(
     r"(?i)(^|_)(tokens?|secrets?|passw(or)?d|passphrase|credentials?|pat|apikey|key(_id)?|auth)($|_)"
 )
 
+TORCHRUN = ("-m", "engine.compat.torchrun", "--rdzv-backend=one-address", "--max-restarts=0")
+"""torchrun, listening at the address of its rendezvous and nowhere else."""
+
 
 @dataclass(frozen=True)
 class Group:
@@ -81,19 +84,15 @@ def worker_argv(
     folder: RunFolder, choice: Choice, module: str = "engine.worker", group: Group | None = None
 ) -> list[str]:
     """One process directly; several through torchrun, which picks a free port on the loopback interface itself. Nodes meet
-    at the address of their group; the rendezvous is torchrun's static one, as there alone rank 0 is on the first node."""
+    at the address of their group, and rank 0 is on the first."""
     if group is not None:
         return [
             *python(),
-            "-m",
-            "torch.distributed.run",
+            *TORCHRUN,
             f"--nnodes={group.nodes}",
-            f"--node-rank={group.rank}",
             f"--nproc-per-node={choice.processes}",
-            "--rdzv-backend=static",
             f"--rdzv-endpoint={group.endpoint}",
-            f"--rdzv-conf=timeout={group.timeout}",
-            "--max-restarts=0",
+            f"--rdzv-conf=rank={group.rank},timeout={group.timeout}",
             "-m",
             module,
             str(folder.path),
@@ -102,14 +101,10 @@ def worker_argv(
         return [*python(), "-m", module, str(folder.path)]
     return [
         *python(),
-        "-m",
-        "torch.distributed.run",
+        *TORCHRUN,
         "--nnodes=1",
         f"--nproc-per-node={choice.processes}",
-        "--rdzv-backend=c10d",
         "--rdzv-endpoint=127.0.0.1:0",
-        "--local-addr=127.0.0.1",
-        "--max-restarts=0",
         "-m",
         module,
         str(folder.path),

@@ -11,7 +11,7 @@ import subprocess
 
 from engine.run import cause
 from engine.run.process import Identity, boot_id, busy_seconds, host, identity, send
-from engine.run.process_group import Family
+from engine.run.process_group import ProcessTree
 from engine.run.store import RunFolder
 
 
@@ -22,7 +22,7 @@ class WorkerProcess:
         self,
         run: RunFolder,
         who: Identity,
-        family: Family,
+        family: ProcessTree,
         *,
         log_from: int = 0,
         child: subprocess.Popen[bytes] | None = None,
@@ -37,7 +37,7 @@ class WorkerProcess:
     ) -> WorkerProcess:
         """A child of this process, whose descendants carry the token."""
         who = identity(child.pid) or Identity(child.pid, 0, boot_id(), host())
-        return cls(run, who, Family(token, who, processes), log_from=log_from, child=child)
+        return cls(run, who, ProcessTree(token, who, processes), log_from=log_from, child=child)
 
     @classmethod
     def adopted(cls, run: RunFolder) -> WorkerProcess | None:
@@ -45,7 +45,7 @@ class WorkerProcess:
         values, who = run.read_json(), run.worker()
         if who is None:
             return None
-        family = Family(str(values.get("token") or ""), who, int(values.get("processes") or 1))
+        family = ProcessTree(str(values.get("token") or ""), who, int(values.get("processes") or 1))
         if not family.owns(who):
             return None
         log_from = values.get("log_from")
@@ -85,10 +85,11 @@ class WorkerProcess:
         if self.family.lost_rank is not None:
             rank, process = self.family.lost_rank
             alone = f"process {process.pid} on {host()}"
+            log, begin = cause.log_of_rank(self.run.log, self.log_from, self.run.log_of(rank), process.pid)
             return cause.explain(
                 cause.failed_ranks(self.run.log, self.log_from).get(process.pid),
-                self.run.log,
-                log_from=self.log_from,
+                log,
+                log_from=begin,
                 out_of_memory=cause.kernel_ended(process),
                 who=f"Rank {rank} ({alone if node is None else f'node {node}, {host()}, process {process.pid}'})",
             )

@@ -4,7 +4,7 @@ TRL asks all ranks for four numbers of each batch, one message each, and reads t
 the host waits for the card, and each rank for all others. Here these questions are noted where TRL asks them, and what it
 computes from the answers is computed from the same numbers once they are logged, by one message for all batches since. And a step
 is logged within the next one, once the device has that one's forward pass to do: at its own end the host would wait for it, and then
-the device for the host.
+the device for the host. What several ranks tell each other for it is asked at the step's end, in its turn, and only read later.
 """
 
 from __future__ import annotations
@@ -150,12 +150,10 @@ class LateMetrics(RunTrainer):
         return self.args.device.type != "cpu"
 
     def logs_late(self) -> bool:
-        """One process alone: several ask each other in the order of their steps. Whatever else is done at a step's end comes
-        behind its line."""
+        """Whatever else is done at a step's end comes behind its line."""
         control = self.control
         other = control.should_save or control.should_evaluate or control.should_training_stop
-        alone = self.accelerator.num_processes == 1
-        return self.numbers_arrive_later and alone and not (other or control.should_epoch_stop)
+        return self.numbers_arrive_later and not (other or control.should_epoch_stop)
 
     def _maybe_log_save_evaluate(self, tr_loss: torch.Tensor, grad_norm: Any, *args: Any, **kwargs: Any) -> None:
         self.log_over()
@@ -164,8 +162,11 @@ class LateMetrics(RunTrainer):
             super()._maybe_log_save_evaluate(tr_loss, grad_norm, *args, **kwargs)
             return
         self.control.should_log = False
-        loss, norm = _to_host(tr_loss), _to_host(grad_norm)
+        several = self.accelerator.num_processes > 1
+        loss = _to_host(self.accelerator.gather(tr_loss.detach()).mean() if several else tr_loss)
+        norm = _to_host(grad_norm)
         self._told = _to_host(self._answers()) if self._asked else None
+        self.counts.ask()
         tr_loss -= tr_loss
         arrived = None
         if tr_loss.is_cuda:
@@ -188,10 +189,26 @@ class LateMetrics(RunTrainer):
         try:
             self.finite.settle(control, all_steps=True)
             control.should_log, control.should_evaluate, control.should_save = True, False, False
-            super()._maybe_log_save_evaluate(over.loss, over.norm, *over.args, **over.kwargs)
+            if self.accelerator.num_processes > 1:
+                self._log_of_all(over)
+            else:
+                super()._maybe_log_save_evaluate(over.loss, over.norm, *over.args, **over.kwargs)
         finally:
             self.clock.ended = None
             control.should_log, control.should_evaluate, control.should_save = wanted
+
+    def _log_of_all(self, over: _Over) -> None:
+        """What transformers logs of a step, but for asking the ranks, who are in another by now. The operations are added up where
+        they are needed, at a checkpoint and the end."""
+        loss, steps = float(over.loss), self.state.global_step - self._globalstep_last_logged
+        self._total_loss_scalar += loss
+        self._globalstep_last_logged = self.state.global_step
+        logs = {"loss": loss / steps}
+        if over.norm is not None:
+            logs["grad_norm"] = float(over.norm)
+        logs["learning_rate"] = over.kwargs["learning_rate"]
+        *_, start_time = over.args
+        self.log(logs, start_time)
 
     def log(self, logs: dict[str, float], *args: Any, **kwargs: Any) -> None:
         self.read_metrics()

@@ -93,6 +93,8 @@ class TokenCounts:
         # Asked once: accelerate looks its state up anew each time.
         self._processes: int = accelerator.num_processes
         self._unread: list[tuple[Any, Any]] = []
+        self._asked: torch.Tensor | None = None
+        """What all ranks told of their tokens, on its way to the host."""
 
     def add(self, total: Any, trained: Any) -> None:
         """Notes a batch's tokens: numbers, or tensors of one."""
@@ -100,27 +102,51 @@ class TokenCounts:
         if len(self._unread) >= UNREAD:
             self.read()
 
-    def read(self) -> tuple[int, int]:
-        """Both counts as they are now; on all ranks."""
-        if self._unread:
-            total, trained = self._sums()
-            self.total += total
-            self.trained += trained
+    def ask(self) -> None:
+        """Has all ranks tell what is not counted yet; `read`, which must come when that is on the host, asks them no more. On all
+        ranks."""
+        if self._processes > 1 and self._unread:
+            self._asked = self._told_by_all().to("cpu", non_blocking=True, copy=True)
             self._unread.clear()
+
+    def read(self) -> tuple[int, int]:
+        """Both counts as they are now, or were when asked; on all ranks."""
+        if self._asked is not None:
+            table, self._asked = self._asked, None
+            fresh = self._taken(table)
+        elif self._unread:
+            fresh = self._sums()
+            self._unread.clear()
+        else:
+            return self.total, self.trained
+        self.total += fresh[0]
+        self.trained += fresh[1]
         return self.total, self.trained
 
     def _sums(self) -> tuple[int, int]:
         """Of what is not counted yet; from a device in one copy, on the host without a kernel."""
         on_host = isinstance(self._unread[0][0], int) or self._unread[0][1].device.type == "cpu"
-        if self._processes == 1 and on_host:
-            return sum(int(total) for total, _ in self._unread), sum(int(trained) for _, trained in self._unread)
-        device = self._accelerator.device
-        counts = [torch.as_tensor(count, device=device) for pair in self._unread for count in pair]
-        fresh = torch.stack(counts).view(-1, 2).sum(0)
         if self._processes > 1:
-            own = torch.tensor(self._ranks.own(), dtype=fresh.dtype, device=device)
-            table = self._accelerator.gather(torch.cat([fresh, own]).unsqueeze(0))
-            self._ranks.take(table.tolist())
-            fresh = table.sum(0)[:2]
-        total, trained = fresh.tolist()
+            return self._taken(self._told_by_all())
+        if on_host:
+            return sum(int(total) for total, _ in self._unread), sum(int(trained) for _, trained in self._unread)
+        total, trained = self._own().tolist()
         return int(total), int(trained)
+
+    def _own(self) -> torch.Tensor:
+        """The tokens and trained tokens of this rank that are not counted yet [2], on its device."""
+        counts = [torch.as_tensor(count, device=self._accelerator.device) for pair in self._unread for count in pair]
+        return torch.stack(counts).view(-1, 2).sum(0)
+
+    def _told_by_all(self) -> torch.Tensor:
+        """A row a rank: its tokens, those that are trained, and its own figures, on the device."""
+        fresh = self._own()
+        own = torch.tensor(self._ranks.own(), dtype=fresh.dtype, device=fresh.device)
+        table: torch.Tensor = self._accelerator.gather(torch.cat([fresh, own]).unsqueeze(0))
+        return table
+
+    def _taken(self, table: torch.Tensor) -> tuple[int, int]:
+        """The sums of such a table, whose figures go to the ranks'."""
+        rows = table.tolist()
+        self._ranks.take(rows)
+        return sum(int(row[0]) for row in rows), sum(int(row[1]) for row in rows)

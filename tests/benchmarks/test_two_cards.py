@@ -97,7 +97,7 @@ def test_every_part_runs_on_two_processes_of_a_cpu(tmp_path: Path, parts: list[s
     assert "FAILED" not in done.stdout
     rows = [(row["work"].removeprefix("cards_"), row["impl"]) for row in csv.DictReader(results.open())]
     expected = {
-        "lora": ["ours, one card", "ours, ddp", "ours, ddp", "ours, fsdp2, compiled", "ours, fsdp2, layers let go of",
+        "lora": ["ours, one card", "ours, the other card", "ours, ddp", "ours, ddp", "ours, fsdp2, compiled", "ours, fsdp2, layers let go of",
                  "ours, fsdp2, plain layers", "ours, ddp, plain layers", "ours, fsdp2, plain layers"],
         "overhead": ["ours", "trl, same settings"],
         "full": ["ours, compiled", "trl under accelerate's fsdp2", "fully_shard, compiled", "ours, plain layers"],

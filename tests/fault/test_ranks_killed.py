@@ -22,7 +22,7 @@ from engine.rules import read
 from engine.run import checkpoint, control, devices, launch, store
 from engine.run.from_config import launch_config
 from engine.run.process import Identity, host, send
-from engine.run.process_group import Family
+from engine.run.process_group import ProcessTree
 from engine.run.store import ENDED, RunFolder
 from engine.run.tail import Tail
 from tests.engine.features.families import made
@@ -83,9 +83,17 @@ class Watched:
         worker = self.run.worker()
         if worker is None or not worker.alive:
             return {}
-        family = Family(self.run.read_json()["token"], worker, self.number)
-        family.look(lambda: False)
+        family = ProcessTree(self.run.read_json()["token"], worker, self.number)
+        family.poll(lambda: False)
         return family.ranks if len(family.ranks) == self.number else {}
+
+    def listening(self) -> set[str]:
+        """The addresses at which torchrun and the ranks wait for others."""
+        worker = self.run.worker()
+        assert worker is not None
+        pids = [worker.pid, *(who.pid for who in self.until(self.ranks).values())]
+        found = (each for pid in pids for each in psutil.Process(pid).net_connections("tcp"))
+        return {each.laddr.ip for each in found if each.status == psutil.CONN_LISTEN}
 
     def kill_one(self, segment: int, moment: str, chance: random.Random, limit: float) -> None:
         """Kills a rank of this start at such a moment, and sees all of them go within the limit."""
@@ -119,6 +127,9 @@ def test_ranks_killed_at_random_moments(runs: Path, promptly: Any, ranks: int, k
     chance = random.Random(f"{ranks} {kills} {part}")
     watched = Watched(runs, ranks)
     run = watched.run
+    watched.until(lambda: watched.of("metrics", 0))
+    (listening,) = watched.listening()
+    assert listening == "127.0.0.1", "other machines could reach in"
     for segment in range(kills):
         moment = MOMENTS[(segment + (2 if kills == 1 else 1)) % len(MOMENTS)]
         watched.kill_one(segment, moment, chance, promptly(10))

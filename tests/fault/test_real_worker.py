@@ -22,7 +22,7 @@ from engine.run.from_config import launch_config
 from engine.run.in_flight import in_flight
 from engine.run.lock import is_held
 from engine.run.process import send
-from engine.run.process_group import Family
+from engine.run.process_group import ProcessTree
 from engine.run.store import ENDED, RunFolder
 from engine.run.tail import Tail
 from engine.run.view import RunView, fold_many
@@ -122,8 +122,8 @@ def test_a_run_that_may_restart_ends_with_the_weights_of_one_that_was_never_kill
 def test_a_lost_rank_is_made_up_for(runs):
     run = demo(runs, "two", "run.devices=2", "optim.max_steps=24", "run.max_restarts=2")
     until(lambda: view_of(run).step >= 13)
-    family = Family(run.read_json()["token"], run.worker(), 2)
-    until(lambda: family.look(lambda: False) is None and len(family.ranks) == 2, 10)
+    family = ProcessTree(run.read_json()["token"], run.worker(), 2)
+    until(lambda: family.poll(lambda: False) is None and len(family.ranks) == 2, 10)
     os.kill(family.ranks[1].pid, signal.SIGKILL)
     until(lambda: over(run))
     view = view_of(run)
@@ -135,8 +135,8 @@ def test_a_stopped_rank_is_named_and_the_run_goes_on(runs, promptly):
     settings = "run.devices=2", "optim.max_steps=24", "run.max_restarts=1", "distributed.ddp_timeout=10"
     run = demo(runs, "two", *settings)
     until(lambda: view_of(run).step >= 13)
-    family = Family(run.read_json()["token"], run.worker(), 2)
-    until(lambda: family.look(lambda: False) is None and len(family.ranks) == 2, 10)
+    family = ProcessTree(run.read_json()["token"], run.worker(), 2)
+    until(lambda: family.poll(lambda: False) is None and len(family.ranks) == 2, 10)
     stopped = family.ranks[1]
     os.kill(stopped.pid, signal.SIGSTOP)
     assert until(lambda: view_of(run).restarts) < 10 + promptly(10)
@@ -151,6 +151,39 @@ def test_a_stopped_rank_is_named_and_the_run_goes_on(runs, promptly):
     assert (view.state, view.step, view.resumed_from) == ("finished", 24, 10)
 
 
+@pytest.mark.gpu
+@pytest.mark.parametrize("strategy", ["ddp", "fsdp2"])
+def test_over_nccl_a_stopped_rank_is_named_with_what_the_other_waits_in(runs, promptly, strategy):
+    settings = "run.max_restarts=1", "distributed.ddp_timeout=10", f"distributed.strategy={strategy}"
+    many = "optim.max_steps=20000", "run.save_steps=200", "run.eval_steps=20000", "run.prompts_steps=20000"
+    run = demo(runs, "two", "run.devices=2", *many, *settings)
+    until(lambda: view_of(run).step >= 201 or over(run))
+    assert not over(run), view_of(run).cause
+    family = ProcessTree(run.read_json()["token"], run.worker(), 2)
+    until(lambda: family.poll(lambda: False) is None and len(family.ranks) == 2, 10)
+    stopped = family.ranks[1]
+    os.kill(stopped.pid, signal.SIGSTOP)
+    took = until(lambda: view_of(run).restarts or over(run))
+    events = [json.loads(line) for line in run.events.read_bytes().splitlines()]
+    told, lines = next((event["message"], event["lines"]) for event in events if event["kind"] == "failed")
+    print(f"NCCL, {strategy}: told {took:.1f} s after the stop: {told}", *lines, sep="\n", flush=True)
+    assert took < 10 + promptly(10)
+    assert told.startswith(
+        f"Rank 1 (process {stopped.pid} on {stopped.host}) hangs: it is stopped by a signal (SIGSTOP)"
+    )
+    operation = re.search(r"rank 0 \(process \d+ on \S+\) has waited in (\w+) for 1\d s", told)
+    assert operation is not None, told
+    assert re.match("_?(all_?reduce|all_?gather|reduce_?scatter)", operation[1]), told
+    assert any(line.startswith("rank 0,") for line in lines)
+    assert any(line.startswith("rank 1,") for line in lines)
+    assert any(".py:" in line for line in lines)
+    until(lambda: over(run) or view_of(run).step > (view_of(run).resumed_from or 20000))
+    assert (view_of(run).resumed_from or 0) >= 200
+    control.request(run, "stop", now=True)
+    until(lambda: over(run))
+    assert run.state == "stopped", view_of(run).cause
+
+
 @pytest.mark.parametrize("strategy", ["ddp", "fsdp2"])
 def test_two_ranks_write_one_stream_and_a_killed_one_is_named_and_the_run_goes_on(runs, promptly, strategy):
     run = demo(runs, "two", "run.devices=2", "optim.max_steps=60", f"distributed.strategy={strategy}")
@@ -160,8 +193,8 @@ def test_two_ranks_write_one_stream_and_a_killed_one_is_named_and_the_run_goes_o
     events = [json.loads(line) for line in run.events.read_bytes().splitlines()]
     assert [event["seq"] for event in events] == list(range(len(events)))
     assert {event["rank"] for event in events} == {0}
-    family = Family(run.read_json()["token"], run.worker(), 2)
-    until(lambda: family.look(lambda: False) is None and len(family.ranks) == 2, 10)
+    family = ProcessTree(run.read_json()["token"], run.worker(), 2)
+    until(lambda: family.poll(lambda: False) is None and len(family.ranks) == 2, 10)
     os.kill(family.ranks[1].pid, signal.SIGKILL)
     assert until(lambda: over(run)) < promptly(5)
     assert view_of(run).state == "failed"
@@ -259,3 +292,33 @@ def test_a_commit_that_fails_on_the_first_rank_costs_no_told_step_and_is_the_cau
     until(lambda: over(run))
     assert run.state == "finished", view_of(run).cause
     assert list(view_of(run).series["loss"].points()[0]) == list(range(1, 31))
+
+
+FALLS = """
+import os
+if os.environ.get("RANK") == "1":
+    import torch
+    from engine.trainers.ranks import Waits
+    over, made = Waits.step_over, []
+    def falls(self):
+        made.append(1)
+        if len(made) == 12:
+            raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 20.00 MiB.")
+        over(self)
+    Waits.step_over = falls
+"""
+
+
+def test_another_rank_that_finds_no_room_on_its_card_is_named_with_that(runs, tmp_path, monkeypatch):
+    """The first one says last that a connection was closed, which may not come again; want of room would."""
+    hook = tmp_path / "hook"
+    hook.mkdir()
+    (hook / "sitecustomize.py").write_text(FALLS)
+    monkeypatch.setenv("PYTHONPATH", str(hook))
+    monkeypatch.setenv("WORKBENCH_TESTS_COLD", "1")
+    run = demo(runs, "two", "run.devices=2", "run.max_restarts=2")
+    until(lambda: over(run))
+    view = view_of(run)
+    assert (view.state, view.cause_kind, view.restarts) == ("failed", "GPU memory", [])
+    assert re.match(r"Rank 1 \(process \d+ on \S+\) ran out of GPU memory", view.cause), view.cause
+    assert view.cause_lines[-1].startswith("torch.OutOfMemoryError: CUDA out of memory")

@@ -38,7 +38,7 @@ COLD = "WORKBENCH_TESTS_COLD"
 WARM = "WORKBENCH_TESTS_WARM"
 """Set for `python [-P] -c CODE ...` whose start is not what is looked at: it is forked too, where its code may find torch and
 all the rest imported already."""
-TORCHRUN = "torch.distributed.run"
+TORCHRUN = "engine.compat.torchrun"
 MODULES = (
     "engine.worker",
     "engine.inspector",

@@ -36,7 +36,8 @@ import prestarted
 
 LIBRARIES = """numpy pyarrow datasets tokenizers safetensors.torch torch torch.utils.data peft accelerate trl
 transformers.trainer transformers.modeling_utils transformers.models.auto.modeling_auto transformers.models.llama.modeling_llama
-transformers.tokenization_utils_fast transformers.models.qwen3.modeling_qwen3 trl.trainer.sft_trainer trl.trainer.dpo_trainer torch.distributed.run"""
+transformers.tokenization_utils_fast transformers.models.qwen3.modeling_qwen3 trl.trainer.sft_trainer trl.trainer.dpo_trainer torch.distributed.run
+torch.distributed.elastic.rendezvous.static_tcp_rendezvous"""
 M_MMAP_THRESHOLD = -3
 MADV_COLLAPSE = 25
 HUGE = 1 << 21
@@ -146,6 +147,7 @@ def _make_once() -> None:
     get_checkpoint_conversion_mapping("qwen3")  # patterns for the weights of every architecture there is
     caches.share_what_libraries_read()
     caches.unpack_plainly()
+    caches.seed_plainly()
     ModelCard.from_template(ModelCardData())
     dates.training_days()
     tiny._texts_digest()

@@ -10,6 +10,7 @@ and what has no kernel get plain torch.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from functools import lru_cache
 from typing import Any
@@ -285,8 +286,8 @@ def _gated_sums_backward(
 
 
 def _led(gate: Any, *inners: Any) -> Any:
-    """The form of what leads into these factors."""
-    return gate.new_empty(gate.shape[:-1].numel(), sum(0 if x is None else x.shape[-1] for x in inners))
+    """The form of what leads into these factors. `torch.Size.numel` would make the length a constant of the graph."""
+    return gate.new_empty(math.prod(gate.shape[:-1]), sum(0 if x is None else x.shape[-1] for x in inners))
 
 
 @_gated_sums_backward.register_fake

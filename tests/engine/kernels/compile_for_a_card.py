@@ -59,6 +59,9 @@ def compiled(fn: JITFunction, capability: int, values: dict[str, Any], options: 
             signature[name] = "constexpr"
         elif isinstance(value, TensorDescriptor):
             signature[name] = f"tensordesc<{TYPES[value.base.dtype][1:]}{list(value.block_shape)}>"
+        elif isinstance(value, tuple):  # the parts of a packed weight
+            signature[name] = tuple(TYPES[part.dtype] for part in value)
+            aligned |= {(i, j): [["tt.divisibility", 16]] for j in range(len(value))}
         elif isinstance(value, torch.Tensor):
             signature[name] = TYPES[value.dtype]
             aligned[(i,)] = [["tt.divisibility", 16]]

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import inspect
 import json
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
+from unittest.mock import patch
 
 import pytest
 import torch
@@ -16,6 +18,7 @@ from trl import KTOTrainer
 
 from engine.run.store import RunFolder
 from engine.trainers import late_metrics, uneven
+from engine.trainers.late_metrics import LateMetrics
 from engine.trainers.stream_loader import Dealt
 from engine.trainers.uneven import UnevenShare
 from tests.caches import own_cache
@@ -40,8 +43,20 @@ STREAM = {
 
 
 def read_with_each_batch() -> None:
-    """Metrics that wait are read as each batch begins, the uneven one too."""
+    """Metrics that wait are read as each batch begins, the uneven one too. Runs in a folder `late` have their numbers later, as
+    on a GPU, and may ask no rank for anything once others are in the next step."""
     late_metrics.UNREAD = 4
+    LateMetrics.numbers_arrive_later = property(lambda self: self.run.path.parent.name == "late")  # type: ignore[assignment, method-assign]
+    log = LateMetrics._log_of_all
+
+    def asking_nobody(self: LateMetrics, over: Any) -> None:
+        asks = patch.object(self.accelerator, "gather", side_effect=AssertionError("a rank is asked"))
+        with asks, patch.object(torch.distributed, "all_gather", side_effect=AssertionError("a rank is asked")):
+            log(self, over)
+        with (self.run.path / f"late-{self.args.process_index}").open("a") as file:
+            file.write(f"{self.state.global_step}\n")
+
+    LateMetrics._log_of_all = asking_nobody  # type: ignore[method-assign]
 
 
 @pytest.fixture(scope="module")
@@ -114,6 +129,34 @@ def test_what_is_compared_within_a_batch_is_counted_once_too(
         assert all(7 * share == pytest.approx(round(7 * share), abs=1e-5) for share in found), (
             "of seven rows, not eight"
         )
+
+
+@pytest.mark.parametrize(
+    "more", [{}, {"optim.gradient_accumulation_steps": 2, "run.logging_steps": 2}], ids=["each", "some"]
+)
+def test_a_step_that_is_logged_within_the_next_has_the_same_line_on_two_processes(
+    tmp_path: Path, two: TwoRanks, more: dict[str, Any]
+) -> None:
+    rows = written(tmp_path, "rows", LONGER)
+    given = {**EPOCHS, "data.train": rows, "data.eval": rows, "run.devices": 2, "optim.per_device_train_batch_size": 2}
+    given |= {
+        "optim.gradient_accumulation_steps": 1,
+        "run.logging_steps": 1,
+        "run.eval_steps": 5,
+        "run.save_steps": 3,
+        **more,
+    }
+    at_once, late = (two.train(run_folder(tmp_path / name, given)) for name in ("at once", "late"))
+    clocks = re.compile("^(t|seq)$|second|runtime|memory")
+    found = [
+        [{name: value for name, value in line.items() if not clocks.search(name)} for line in lines(run, "metrics")]
+        for run in (at_once, late)
+    ]
+    assert found[0] == found[1]
+    assert len(found[0]) > 3
+    steps = [(late.path / f"late-{rank}").read_text().split() for rank in (0, 1)]
+    assert steps[0] == steps[1] != []
+    assert not (at_once.path / "late-0").exists()
 
 
 def test_a_baseline_is_the_mean_over_rows_and_a_sum_behind_it_stays_one() -> None:
