@@ -119,6 +119,8 @@ PARTS = (
         for work in (
             "8b-lora",
             "8b-lora-ragged",
+            "8b-lora-alpaca",
+            "8b-lora-gsm8k",
             "8b-lora-one-row",
             "8b-lora-accumulated",
             "0.6b-full",

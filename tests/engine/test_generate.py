@@ -97,7 +97,7 @@ def test_what_was_learned_is_answered_and_the_answer_ends_at_the_end_of_its_turn
     assert answers_to(model, tokenizer, wrong) == [("03.03.2021", "2021-03-03", "1999-01-01")]
 
 
-@pytest.mark.parametrize("adapted", [False, True], ids=["full", "lora"])
+@pytest.mark.parametrize("adapted", [pytest.param(False, marks=pytest.mark.slow), True], ids=["full", "lora"])
 def test_losses_of_a_training_with_samples_equal_those_without_to_the_bit(base: Any, adapted: bool) -> None:
     rows = dates.rows("train", count=8)
 

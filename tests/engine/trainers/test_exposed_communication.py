@@ -84,7 +84,7 @@ def seen(run: RunFolder) -> tuple[RunView, dict[str, Any]]:
     return fold(RunView(), events), last
 
 
-@pytest.mark.parametrize("strategy", ["ddp", "fsdp2"])
+@pytest.mark.parametrize("strategy", ["ddp", pytest.param("fsdp2", marks=pytest.mark.slow)])
 def test_a_late_rank_shows_as_the_others_waiting_and_is_named(pair: Pair, strategy: str) -> None:
     chosen = {"distributed.strategy": strategy}
     calm, (view, late) = seen(pair.train(late=False, **chosen))[1], seen(pair.train(late=True, **chosen))
