@@ -83,7 +83,7 @@ def test_weights_are_listed_anew_where_only_what_is_trained_became_others(model)
     """As FSDP2 leaves it: parts that see and do not learn come first and stay whole."""
     model.requires_grad_(False)
     model.lm_head = torch.nn.Linear(2, 2)
-    undo = walk_once(model, Accelerator())
+    undo = cache_traversals(model, Accelerator())
     list(model.parameters())
     model.lm_head.weight = torch.nn.Parameter(torch.ones(2, 2))
     assert [id(each) for each in model.parameters()] == [id(each) for _, each in model.named_parameters()]
