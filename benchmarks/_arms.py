@@ -28,6 +28,7 @@ from _turns import CARD, Arm, Patched
 from peft import get_peft_model
 from transformers import GptOssConfig, Qwen3Config, Qwen3MoeConfig
 
+from engine.config.facts import DataFacts
 from engine.config.files import as_yaml
 from engine.config.kinds import LOADERS
 from engine.config.method import METHODS
@@ -281,9 +282,15 @@ PEERS = "plain", "default", "liger", "compiled by torch, liger"
 
 
 def settings(
-    options: argparse.Namespace, method: str, arm: dict[str, Any], folder: Path, machine: Machine | None = None
+    options: argparse.Namespace,
+    method: str,
+    arm: dict[str, Any],
+    folder: Path,
+    machine: Machine | None = None,
+    longest: int | None = None,
 ) -> Any:
-    """The run's config, with `auto` resolved for this shape and card, or that of `machine`."""
+    """The run's config, with `auto` resolved for this shape and card, or that of `machine`; `longest` are the tokens of the longest
+    row, as a worker knows them once its rows are prepared."""
     kind: dict[str, Any] = {"kind": method}
     if method in GENERATES:
         length = min(options.answer, options.tokens)
@@ -313,7 +320,10 @@ def settings(
     wrong = [found.message for found in reading.findings if found.severity == "error"]
     if wrong:
         raise SystemExit(f"{method}: {wrong}")
-    return resolved(reading.config, gather_facts(reading.config, machine=machine, sources=False))
+    facts = gather_facts(reading.config, machine=machine, sources=False)
+    if longest is not None:
+        facts = dataclasses.replace(facts, data=DataFacts(longest=longest, exact=True))
+    return resolved(reading.config, facts)
 
 
 def of_experts(options: argparse.Namespace) -> dict[str, Any]:
@@ -437,7 +447,8 @@ class Builder:
 
     def config(self, name: str) -> Any:
         """The arm's settings."""
-        return settings(self.options, self.method, ARMS[name], self.folder)
+        prompts = max(map(len, self.rows["prompt_ids"])) if self.method in GENERATES else None
+        return settings(self.options, self.method, ARMS[name], self.folder, longest=prompts)
 
     def packed(self, name: str) -> str:
         """What the arm's base is packed in; empty for 16 bits."""

@@ -203,7 +203,7 @@ def described(point: Point, folder: Path, machine: Machine | None = None) -> tup
     facts = gather_facts(config, machine=machine, sources=False)
     found = counts.parameters(config, facts)
     tokens = point.rows * point.tokens
-    asked = step_times.asked_of(config, facts, tokens, point.tokens, found.base if found is not None else 0)
+    asked = step_times.step_of(config, facts, tokens, point.tokens, found.base if found is not None else 0)
     if asked is None:
         raise SystemExit(f"{point.name}: the shape is not known")
     return config, facts, asked

@@ -7,8 +7,9 @@
 LoRA, 4 rows a step, cut cross-entropy and checkpointing as `auto` takes them. `ragged` rows have 200 to 2,048 tokens and
 are padded, `packed` ones fill packs of 2,048. Each arm is a process as `workbench train` starts it: `default` leaves every
 choice to `auto`, `plain` compiles nothing, `cold` compiles with empty caches, `warm` once more with the caches of `cold`.
-`--with-trl` adds TRL's own trainer on the same model and rows, in a fresh process. Told are the seconds from launch to "Training" and to the first step's end, its own seconds, a step's afterwards, and from
-how many steps the compiler's wait is earned.
+`--with-trl` adds TRL's own trainer on the same model and rows, in a fresh process. Told are the seconds from launch to
+"Training" and to the first step's end, its own seconds, a step's afterwards, from how many steps the compiler's wait is
+earned, and what the run's `step_seconds` add up to beside a clock of this process.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ import statistics
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 from pathlib import Path
 from typing import Any
@@ -38,6 +40,8 @@ from engine.run.index import open_view
 from engine.run.launch import launch
 from engine.run.store import RunFolder
 
+POLLED = 0.005
+"""Seconds between two looks at a run's events by a clock of our own."""
 CARD = torch.cuda.is_available()
 ARMS: dict[str, dict[str, Any]] = {
     "default": {},
@@ -96,16 +100,50 @@ def take(place: Path, given: argparse.Namespace, arm: str) -> dict[str, Any]:
     found = read(config(place, given, arm)).config
     begun = time.time()
     run = launch(dump(found), runs_dir=place / "runs", name=arm, devices="auto", info={})
-    watch = open_view(run)
+    watch, outside = open_view(run), Outside(run)
     until = time.monotonic() + given.limit
     while not watch.view.over and time.monotonic() < until:
         time.sleep(0.2)
         watch.poll()
     watch.poll()
+    outside.end()
     if watch.view.state != "finished":
         print(run.log.read_text()[-3000:])
         raise SystemExit(f"{arm}: the run is {watch.view.state}")
-    return {"arm": arm, **seconds(run, begun)}
+    return {"arm": arm, **seconds(run, begun), "clock": outside.beside_its_own()}
+
+
+class Outside:
+    """A clock of this process beside that of a run: when each step's line was there."""
+
+    def __init__(self, run: RunFolder) -> None:
+        self.run, self.over = run, threading.Event()
+        self.seen: list[tuple[float, dict[str, Any]]] = []
+        self.thread = threading.Thread(target=self._watch)
+        self.thread.start()
+
+    def _watch(self) -> None:
+        while not self.run.events.exists() and not self.over.wait(POLLED):
+            pass
+        with self.run.events.open() as lines:
+            while not self.over.wait(POLLED):
+                while (line := lines.readline()).endswith("\n"):
+                    event = json.loads(line)
+                    if event["kind"] == "metrics" and "step_seconds" in event:
+                        self.seen.append((time.monotonic(), event))
+                lines.seek(lines.tell() - len(line.encode()))
+
+    def end(self) -> None:
+        self.over.set()
+        self.thread.join()
+
+    def beside_its_own(self) -> dict[str, float]:
+        """Seconds of the steps between the second and the last but one by the run's own clock and by this; their ratio. A line is
+        written within the step that follows, so the last one, which none follows, comes sooner."""
+        steps = self.seen[1:-1]
+        own = sum(event["step_seconds"] for _, event in steps[1:])
+        outside = steps[-1][0] - steps[0][0] if len(steps) > 1 else 0.0
+        return {"steps": len(steps) - 1, "own": own, "outside": outside, "ratio": own / max(outside, 1e-9)}
 
 
 def seconds(run: RunFolder, begun: float) -> dict[str, Any]:
@@ -113,9 +151,14 @@ def seconds(run: RunFolder, begun: float) -> dict[str, Any]:
     events = [json.loads(line) for line in run.events.read_text().splitlines()]
     phases = [(event["name"], event["t"]) for event in events if event["kind"] == "phase"]
     steps = [event for event in events if event["kind"] == "metrics" and "step_seconds" in event]
-    ends = [at for _, at in phases[1:]] + [steps[0]["t"]]
-    last = steps[int(len(steps) * (1 - SETTLED)) :]
     training = next(at for name, at in phases if name == "Training")
+    # Its line comes within the second step.
+    first = training + steps[0]["step_seconds"]
+    ends = [at for _, at in phases[1:]] + [max(first, phases[-1][1])]
+    last = steps[int(len(steps) * (1 - SETTLED)) :]
+    took: dict[str, float] = {}
+    for (name, at), end in zip(phases, ends, strict=True):
+        took[name] = round(took.get(name, 0.0) + end - at, 1)
     rate = sum(event["tokens"] - before["tokens"] for before, event in itertools.pairwise(last))
     compiled = [
         entry.get("detail", "")
@@ -125,9 +168,9 @@ def seconds(run: RunFolder, begun: float) -> dict[str, Any]:
         if entry.get("feature") == "torch.compile"
     ]
     return {
-        "phases": {name: round(end - at, 1) for (name, at), end in zip(phases, ends, strict=True)},
+        "phases": took,
         "launch_to_training": training - begun,
-        "launch_to_first_step": steps[0]["t"] - begun,
+        "launch_to_first_step": first - begun,
         "first_step": steps[0]["step_seconds"],
         "first_steps": [round(event["step_seconds"], 2) for event in steps[:6]],
         "step": statistics.median(event["step_seconds"] for event in last),
@@ -227,6 +270,9 @@ def main() -> None:
             }[arm]
             for work in ("launch_to_training", "first_step", "launch_to_first_step"):
                 results.add(work, shape, words, ms=[1e3 * one[work]])
+            if clock := one.get("clock"):
+                told = f"{shape}; {clock['steps']} steps; step_seconds / a clock outside {clock['ratio']:.4f}"
+                results.add("step_clock", told, words, ms=[1e3 * clock["own"] / max(clock["steps"], 1)])
             results.add(
                 "by_default" if arm in ("default", "trl") else "full_speed",
                 shape,

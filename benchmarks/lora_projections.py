@@ -122,7 +122,7 @@ def entrants(kind: str, base: str, tokens: int, size: int, wide: int) -> dict[st
     theirs = block(kind, base, size, wide)
     ours, other = copy.deepcopy(theirs), copy.deepcopy(theirs)
     found, _ = fuse([ours])
-    assert not found.left, found.words()
+    assert not found.left, found.summary()
     x = torch.randn(1, tokens, size, device=DEVICE, dtype=torch.bfloat16).requires_grad_()
     return {
         "peft": passes(theirs, x, theirs),

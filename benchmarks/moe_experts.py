@@ -1,6 +1,6 @@
 """Experts with LoRA beside their peers on one CUDA device: time, extra memory and the floor, in one run.
 
-    python benchmarks/moe_experts.py [WORK ...] [--packed [--kind mxfp4] [--room 64]] [--results FILE] [--commit HASH]
+    python benchmarks/moe_experts.py [WORK ...] [--tokens 1024] [--packed [--kind mxfp4] [--way "decoded inside"]] [--results FILE] [--commit HASH]
 
 Works are `even skewed long mixtral olmoe many gptoss`: shapes of Qwen3-30B-A3B with 4,096 tokens spread evenly, unevenly,
 and with 16,384, then those of other models. Forward and backward, frozen base in bfloat16, adapters on both projections.
@@ -14,8 +14,9 @@ and read once at 3.0 TB/s (one H100 SXM).
 from __future__ import annotations
 
 import argparse
+import contextlib
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib.util import find_spec
 
 import torch
@@ -24,8 +25,9 @@ from _accuracy import refuse_while_red
 from _figures import Results, result_options
 from dense_kernels import contest
 
-from engine.kernels.experts import ExpertLoRA, expert_mlp, expert_mlp_reference
+from engine.kernels.experts import ExpertLoRA, expert_mlp, expert_mlp_reference, launch
 from engine.kernels.experts import packed as packing
+from engine.kernels.experts import unpack as unpacking
 from engine.kernels.experts.packed import Form, Held, PackedExperts, Packer
 
 BYTES_PER_MS, FLOP_PER_MS = 3.0e9, 790e9
@@ -36,6 +38,17 @@ NF4 = (
     0.2461123, 0.33791524, 0.44070983, 0.562617, 0.72295684, 1.0,
 )  # fmt: skip
 MiB = 2**20
+WAYS: dict[str, dict[str, object]] = {
+    "decoded inside": {"rows": 1024},
+    "unpacked in turn": {"rows": 0, "ahead": False},
+    "unpacked ahead": {"rows": 0, "ahead": True},
+    **{
+        f"unpacked ahead {n} x {size}": {"rows": 0, "ahead": True, "beside": (n, size, 3)}
+        for n in (1, 2, 3, 4, 8)
+        for size in (1024, 2048, 4096)
+    },
+}
+"""Ways of products with packed weights, beside the one that runs choose."""
 Step = Callable[[], tuple[torch.Tensor, ...]]
 
 
@@ -229,24 +242,55 @@ def drawn_in_nf4(weight: torch.Tensor) -> PackedExperts:
     return PackedExperts(held, Form("nf4", rows, columns, False, 64, 256, weight.dtype, True))
 
 
-def contest_packed(block: Block, kind: str, rooms: list[int], results: Results) -> None:
-    """Ours packed and over 16 bits, with each of these rooms in MiB, and one launch that unpacks four experts."""
+@contextlib.contextmanager
+def told(
+    rows: int | None = None,
+    ahead: bool | None = None,
+    room: int | None = None,
+    beside: tuple[int, int, int] | None = None,
+):
+    """Other choices than our own: rows of a tile up to which products decode inside, whether the next experts are unpacked beside
+    a product, MiB unpacked at a time, programs of a multiprocessor that do so beside one and bytes that each reads."""
+    own = launch.DECODED_ROWS, packing.AHEAD, packing.EXPERT_BUFFER, unpacking.BESIDE
+    launch.DECODED_ROWS = own[0] if rows is None else rows
+    packing.AHEAD = own[1] if ahead is None else ahead
+    packing.EXPERT_BUFFER = own[2] if room is None else room * MiB
+    unpacking.BESIDE = beside or own[3]
+    try:
+        yield
+    finally:
+        launch.DECODED_ROWS, packing.AHEAD, packing.EXPERT_BUFFER, unpacking.BESIDE = own
+
+
+def otherwise(step: Step, **choices: object) -> Step:
+    def run() -> tuple[torch.Tensor, ...]:
+        with told(**choices):
+            return step()
+
+    return run
+
+
+def contest_packed(block: Block, kind: str, rooms: list[int], ways: list[str], results: Results) -> None:
+    """Ours packed and over 16 bits, with each of these rooms in MiB and each of these ways, which must agree to rounding."""
     held = [held_in(kind, weight) for weight in (block.gate_up, block.down)]
-    entrants = {"ours": block.packed(held), "ours over 16 bits": block.ours()}
-    own = packing.EXPERT_BUFFER
-    for room in rooms:
-
-        def in_room(step: Step = entrants["ours"], room: int = room) -> tuple[torch.Tensor, ...]:
-            packing.EXPERT_BUFFER = room * MiB
-            try:
-                return step()
-            finally:
-                packing.EXPERT_BUFFER = own
-
-        entrants[f"ours, {room} MiB at a time"] = in_room
+    step = block.packed(held)
+    entrants = {"ours": step, "ours over 16 bits": block.ours()}
+    entrants |= {f"ours, {room} MiB at a time": otherwise(step, room=room) for room in rooms}
+    entrants |= {f"ours, {way}": otherwise(step, **WAYS[way]) for way in ways}
+    first, *others = ([each.float() for each in run()] for name, run in entrants.items() if name != "ours over 16 bits")
+    for other, name in zip(others, [*rooms, *ways], strict=True):
+        apart = max(float((a - b).norm() / b.norm()) for a, b in zip(other, first, strict=True))
+        print(f"{kind} {block.work.shape} {name}: {apart:.1e} from ours", flush=True)
+        if apart > 1e-2:
+            raise SystemExit("the numbers differ")
+    del first, others
     work = block.work
     contest(f"moe_lora_{kind}", work.shape, work.floor, entrants, results)
-    gate_up, experts = held[0], work.experts
+
+
+def contest_unpack(block: Block, kind: str, results: Results) -> None:
+    """One launch that unpacks four experts of them all."""
+    gate_up, experts = held_in(kind, block.gate_up), block.work.experts
     places = torch.arange(experts + 1, device="cuda")
     starts = torch.bucketize(places, places[experts // 5 :: experts // 5][:4]).int()
     out = torch.empty_like(block.gate_up)
@@ -280,18 +324,22 @@ def main() -> None:
     parser.add_argument("--packed", action="store_true", help="experts held in few bits beside 16 bits, and no peers")
     parser.add_argument("--kind", action="append", choices=KINDS, help="of the few bits; all without it")
     parser.add_argument("--room", action="append", type=int, default=[], help="MiB unpacked at a time, beside its own")
+    parser.add_argument("--way", action="append", choices=WAYS, default=[], help="beside the one that runs choose")
+    parser.add_argument("--tokens", action="append", type=int, default=[], help="instead of a work's own")
     parser.add_argument("--unchecked", action="store_true", help="the accuracy cases have passed just now")
     result_options(parser)
     options = parser.parse_args()
     if not options.unchecked:
-        refuse_while_red("experts_cases", "experts_plan", "experts_packed")
+        refuse_while_red("experts_cases", "experts_plan", "experts_packed", "experts_decoded")
     results = Results(options, torch.cuda.get_device_name(), "torch", "triton")
-    for name in options.works:
-        work = WORKS[name]
+    for name, tokens in [(each, n) for each in options.works for n in options.tokens or [WORKS[each].tokens]]:
+        work = replace(WORKS[name], tokens=tokens)
         block = Block(work)
         if options.packed:
             for kind in options.kind or KINDS:
-                contest_packed(block, kind, options.room, results)
+                contest_packed(block, kind, options.room, options.way, results)
+                if work == WORKS[name]:
+                    contest_unpack(block, kind, results)
                 torch.cuda.empty_cache()
             continue
         entrants = {

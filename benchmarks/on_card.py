@@ -76,7 +76,8 @@ MARKED = tuple(
     if "mark.gpu" in test.read_text("utf-8")
 )
 """The files that carry the mark, the longest first: the others may need packages that a card's machine lacks."""
-TESTS = ("-m", "pytest", "-v", "--durations=15", "-p", "no:cacheprovider", "-m", "gpu", *MARKED)
+# Eight processes, as many as the goal of 240 s is for.
+TESTS = ("-m", "pytest", "-v", "-n", "8", "--durations=15", "-p", "no:cacheprovider", "-m", "gpu", *MARKED)
 KINDS = (
     "sft", "dpo", "kto", "grpo", "ppo", "reward", "embedding", "ipo", "simpo", "orpo", "gdpo", "prm", "pretrain", "distill",
 )  # fmt: skip

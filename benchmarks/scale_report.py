@@ -4,7 +4,7 @@
 
 Reads the tables named and that of `--into`, where all points are kept (`scale_curves.csv`), and writes there
 `scale_curves.md` and `scale_curves_CARD.svg`. Time of a point that is kept out is told from the others of its card, as the
-estimate does (`engine.facts.step_times`); memory is the closed-form estimate of today for all points. `--ship` writes
+estimate does (`engine.facts.step_speeds`); memory is the closed-form estimate of today for all points. `--ship` writes
 the points that are not kept out into the package's table, which the estimate reads on a card that nobody measured at home.
 The exit code is 1 where a point that is kept out is missed by more than 10 %. Needs no card.
 """
@@ -23,7 +23,9 @@ from pathlib import Path
 
 from _scale_points import PARTS, Measured, add, estimated_again, fitted_to, read
 
-from engine.facts import step_times
+from engine.config.facts import StepTime
+from engine.facts import step_speeds, step_times
+from engine.planning.speed import published
 
 AIM = 0.10
 STAR = " \\*"
@@ -63,8 +65,20 @@ def judged(points: Sequence[Measured]) -> list[Judged]:
     for each in sorted(points, key=lambda each: order.index(each.point.name)):
         step, mib, note = estimated_again(each)
         known.append((replace(each, step=step), mib, note))
-    fit = fitted_to(each for each, _, _ in known)
-    return [Judged(each, step_times.seconds(each.step, fit), mib, note) for each, mib, note in known]
+    speeds = speeds_of(fitted_to(each for each, _, _ in known))
+    return [Judged(each, _told(speeds, each.step), mib, note) for each, mib, note in known]
+
+
+def _told(speeds: step_speeds.Speeds | None, step: StepTime) -> float | None:
+    return None if speeds is None else step_speeds.seconds(speeds, step_speeds.terms(step))
+
+
+def speeds_of(rows: Sequence[StepTime]) -> step_speeds.Speeds | None:
+    """What these rows say of the card; None where they are too few."""
+    card = published(rows[0].card) if rows else None
+    if card is None or len(rows) < step_times.FEWEST:
+        return None
+    return step_speeds.fitted(tuple(rows), step_speeds.published(*card))
 
 
 def table(card: str, found: Sequence[Judged]) -> list[str]:
@@ -85,8 +99,19 @@ def table(card: str, found: Sequence[Judged]) -> list[str]:
     out = [each for each in found if each.measured.point.kept_out]
     lines += ["", f"\\* kept out of the fit. {_within('time', [each.time_off for each in out])}, "
               f"{_within('memory', [each.memory_off for each in out])}; memory of all points: "
-              f"{_within('', [each.memory_off for each in found])}.", ""]  # fmt: skip
+              f"{_within('', [each.memory_off for each in found])}. "
+              f"{_within('Every point told from all others but itself, time', _each_alone(found))}.", ""]  # fmt: skip
     return lines
+
+
+def _each_alone(found: Sequence[Judged]) -> list[float | None]:
+    """How far the time of each point is off by a fit to all others, those that are kept out among them."""
+    steps = [each.measured.step for each in found]
+    shares = []
+    for at, step in enumerate(steps):
+        told = _told(speeds_of([*steps[:at], *steps[at + 1 :]]), step)
+        shares.append(None if told is None else told / step.seconds - 1)
+    return shares
 
 
 def _off(share: float | None) -> str:

@@ -182,7 +182,7 @@ _LINKS = {0: "one board", 10: "one PCIe switch", 20: "several PCIe switches", 30
 
 def gpu_links() -> dict[str, int]:
     """Over what the GPUs of this machine reach each other, each with the number of pairs; empty where that is not known."""
-    return _asked_of_driver(_links, {})
+    return _query_driver(_links, {})
 
 
 def _links(pynvml: ModuleType, handles: list[object]) -> dict[str, int]:
@@ -199,13 +199,13 @@ def _links(pynvml: ModuleType, handles: list[object]) -> dict[str, int]:
 
 @cache
 def _gpus() -> tuple[Gpu, ...]:
-    return _asked_of_driver(lambda pynvml, handles: tuple(_gpu(pynvml, handle) for handle in handles), ())
+    return _query_driver(lambda pynvml, handles: tuple(_gpu(pynvml, handle) for handle in handles), ())
 
 
 _Answer = TypeVar("_Answer")
 
 
-def _asked_of_driver(ask: Callable[[ModuleType, list[object]], _Answer], otherwise: _Answer) -> _Answer:
+def _query_driver(ask: Callable[[ModuleType, list[object]], _Answer], otherwise: _Answer) -> _Answer:
     """What NVIDIA's driver says of its GPUs, or this where there is none or it does not answer."""
     if not os.path.exists("/proc/driver/nvidia") and not os.path.exists("/dev/nvidiactl") and os.name != "nt":
         return otherwise

@@ -93,7 +93,7 @@ class Commits:
         if is_local(name) or (revision is not None and COMMIT.fullmatch(revision)):
             return revision
         key = f"{'' if kind == 'model' else f'{kind}s/'}{name}@{revision or 'main'}"
-        if key not in self.known and (commit := _asked(name, revision, kind)) is not None:
+        if key not in self.known and (commit := _resolve_commit(name, revision, kind)) is not None:
             self.known[key] = commit
             if self._write is not None and int(os.environ.get("RANK", "0")) == 0:
                 self._write(json.dumps(self.known, indent=1))
@@ -120,11 +120,19 @@ def is_local(name: str) -> bool:
 def snapshot(name: str, revision: str | None, patterns: Sequence[str]) -> Path:
     """The folder in the hub's cache with the files of these patterns, fetched where they are not here. Raises as its client does."""
     from huggingface_hub import snapshot_download
+    from huggingface_hub.errors import LocalEntryNotFoundError, OfflineModeIsEnabled
 
-    return Path(snapshot_download(name, revision=revision, allow_patterns=list(patterns)))
+    asked: dict[str, Any] = {"revision": revision, "allow_patterns": list(patterns)}
+    try:
+        return Path(snapshot_download(name, **asked))
+    except (OfflineModeIsEnabled, transport_error()):
+        # Before 2.2 its client looks into its cache for a branch, and for a commit asks the hub what files it has.
+        with contextlib.suppress(LocalEntryNotFoundError):
+            return Path(snapshot_download(name, local_files_only=True, **asked))
+        raise
 
 
-def _asked(name: str, revision: str | None, kind: str) -> str | None:
+def _resolve_commit(name: str, revision: str | None, kind: str) -> str | None:
     """The commit by the hub, or by its cache where the hub does not answer. Raises `DataError` or `ModelError` where the hub
     answers, but neither it nor the cache tells: what was loaded then would be nobody knows which version."""
     from huggingface_hub import HfApi, snapshot_download

@@ -63,12 +63,12 @@ class JobSupervisor(Supervisor):
         )
         self.start(waited=True)
 
-    def hear(self, number: int, _: object) -> None:
+    def on_signal(self, number: int, _: object) -> None:
         """A signal of SLURM's. The worker is asked in writing: a signal may have reached it too, and a second would end it."""
         self.told = self.told or signal_name(number)
         self.forwarded = True  # no start anew within this job
 
-    _forward = hear
+    _forward = on_signal
 
     def _watch_requests(self) -> None:
         if self.told and not self.asked and self.final is None:
@@ -94,7 +94,7 @@ class JobSupervisor(Supervisor):
         if self.asked:
             control.remove(self.run, self.run.control / f"{self.asked}.json")
         self.run.free_ballast()
-        self.state.say(state="queued", cause="", exit_code=code, ended=None, message=self._told_in_words())
+        self.state.update(state="queued", cause="", exit_code=code, ended=None, message=self._signal_name())
 
     def _vain(self) -> int:
         """How often in a row the run was queued again without a new checkpoint, this time included; kept in run.json."""
@@ -103,7 +103,7 @@ class JobSupervisor(Supervisor):
         values = self.run.read_json()
         before, vain = values.get("requeued_from") or 0, values.get("requeued_in_vain") or 0
         vain = vain + 1 if step <= before else 0
-        self.state.say(requeued_from=step, requeued_in_vain=vain)
+        self.state.update(requeued_from=step, requeued_in_vain=vain)
         return int(vain)
 
     def fail_to_begin(self, problem: Exception) -> None:
@@ -113,9 +113,9 @@ class JobSupervisor(Supervisor):
             return
         self.goes_on = True
         self.run.free_ballast()
-        self.state.say(state="queued", cause="", message=self._told_in_words())
+        self.state.update(state="queued", cause="", message=self._signal_name())
 
-    def _told_in_words(self) -> str:
+    def _signal_name(self) -> str:
         why = "is near its time limit" if self.told == "SIGUSR1" else "was told to end"
         return f"requeued: job {self.job} {why}; the run goes on when the job begins again"
 
@@ -167,7 +167,7 @@ def main(path: str, job: str) -> int:
     hold_on()
     supervisor = JobSupervisor(run, job)
     for number in (signal.SIGUSR1, signal.SIGTERM):
-        signal.signal(number, supervisor.hear)
+        signal.signal(number, supervisor.on_signal)
     try:
         run.refuse_flaws()
         handle = claim(run, patience=PATIENCE_SECONDS)

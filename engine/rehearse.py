@@ -31,7 +31,7 @@ class Measuring(TrainerCallback):
     def __init__(self, dataset: Any, rows_per_step: int, together: int = 0, steps: int = 2, cycle: int = 1) -> None:
         widths = _widths(dataset)
         order = sorted(range(len(widths)), key=lambda row: (-widths[row], row))
-        first = _one_of_each(dataset, order)
+        first = _longest_per_label(dataset, order)
         chosen = [*first, *(row for row in order if row not in first)]
         taken = [chosen[place % len(chosen)] for place in range(max(rows_per_step, len(first)))]
         self.dataset = dataset.select(taken * max(steps, -(-together // len(taken))))
@@ -77,7 +77,7 @@ class Measuring(TrainerCallback):
         return mean if len(others) >= self._cycle else mean + max(0.0, first - mean) / self._cycle
 
 
-def _one_of_each(dataset: Any, order: list[int]) -> list[int]:
+def _longest_per_label(dataset: Any, order: list[int]) -> list[int]:
     """The longest row of each verdict, where rows have one: good is told from bad only where both are there."""
     verdicts = [name for name, feature in dataset.features.items() if getattr(feature, "dtype", "") == "bool"]
     if not verdicts:

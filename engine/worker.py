@@ -191,13 +191,13 @@ def _train(
     from engine.rehearse import Measuring
     from engine.trainers.auto_resolution import at_the_card
 
-    config, why = at_the_card(run, config)
     module = _method(config, run)
     _pin_commits(run)
     say.phase("Loading the tokenizer")
     processing_class = load_processing_class(config)
     rehearsing = bool(run.read_json().get("rehearse"))
     config, prepared, held_out = _rows(run, config, processing_class, say, rehearsing)
+    config, why = at_the_card(run, config, rows=prepared.facts)
     _same_rows(run, prepared, held_out, processing_class, say)
     measuring = Measuring(prepared.dataset, *_rehearsed(config)) if rehearsing else None
     say.phase("Loading the model")
@@ -213,7 +213,7 @@ def _train(
     if beat is not None:
         trainer.on_progress = beat.tick
     if newest is not None and stream is None and not config.data.ignore_data_skip:
-        _tell_of_another_batch(newest, trainer, say)
+        _report_other_batch_size(newest, trainer, say)
     _restore(trainer, job, stream, newest)
     features.apply(trainer.built(notes))
     built = functools.partial(_write_receipt, config, trainer, prepared, loaded, why, features.entries(), say)
@@ -290,7 +290,7 @@ def _same_rows(
 ) -> None:
     """All processes learn from the same rows, and a resumed run from those it was trained on, or from others that a person has
     accepted."""
-    from engine.data.compare import hold
+    from engine.data.compare import compare_with_record
     from engine.trainers.agreement import require_same_rows
 
     require_same_rows({"train": prepared, "eval": held_out})
@@ -300,7 +300,7 @@ def _same_rows(
     if int(os.environ.get("RANK", "0")) > 0:
         return
     tokenizer = getattr(processing_class, "tokenizer", processing_class)
-    for sentence in hold(run, {"train": prepared, "eval": held_out}, tokenizer, accepted=accepted):
+    for sentence in compare_with_record(run, {"train": prepared, "eval": held_out}, tokenizer, accepted=accepted):
         say.finding("data", f"Goes on with other rows, as accepted: {sentence}.")
 
 
@@ -308,6 +308,7 @@ def _model(
     config: RunConfig, processing_class: Any, prepared: Prepared, held_out: Prepared | None, notes: Notes
 ) -> tuple[Loaded, PreTrainedModel | PeftModel, Features]:
     """The model as it was loaded, then with its adapter and all that acts on it before there is a trainer, and what acted."""
+    from engine.compat.compile_workers import start_ahead
     from engine.features.built import Built
     from engine.features.load import load
     from engine.features.sequence import Features
@@ -315,6 +316,7 @@ def _model(
     from engine.models.vocabulary import refuse_tokens_without_weights
     from engine.trainers.finite import refuse_non_finite
 
+    start_ahead(config)
     loaded = load(config)
     refuse_non_finite(loaded.model, config.model.name)
     rows = {"data.train": prepared.dataset, "data.eval": held_out.dataset if held_out else None}
@@ -517,7 +519,7 @@ def _rows_a_step(trainer: RunTrainer, config: RunConfig) -> int:
     return int(own * args.world_size // config.distributed.context_parallel_size)
 
 
-def _tell_of_another_batch(newest: Path, trainer: RunTrainer, say: _Speaker) -> None:
+def _report_other_batch_size(newest: Path, trainer: RunTrainer, say: _Speaker) -> None:
     """Says so where a step learns from more rows than those before the checkpoint, or fewer: transformers counts its place in the
     rows in steps."""
     now, before = trainer.commit_info["rows_a_step"], (checkpoint.read_commit(newest) or {}).get("rows_a_step", 0)

@@ -150,6 +150,7 @@ def pytest_collection_finish(session: pytest.Session) -> None:
 
 def pytest_runtest_setup() -> None:
     caches.unpack_plainly()
+    caches.seed_plainly()
 
 
 @pytest.hookimpl(trylast=True)

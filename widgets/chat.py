@@ -82,7 +82,7 @@ class ChatPart(Part):
 
     @verb
     def chat_say(self, *, text: Text) -> dict[str, Any]:
-        self._open.say(text)
+        self._open.send(text)
         return {}
 
     @verb
@@ -92,7 +92,7 @@ class ChatPart(Part):
 
     @verb
     def chat_again(self) -> dict[str, Any]:
-        self._open.again()
+        self._open.retry()
         return {}
 
     @verb

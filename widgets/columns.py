@@ -64,7 +64,7 @@ class ColumnsPart(Part):
 
     def _state(self) -> dict[str, Any]:
         columns = self._opened()
-        columns.look()
+        columns.poll()
         found = columns.found
         return {
             "done": not columns.open,

@@ -15,8 +15,8 @@ from engine.config.files import load
 from engine.config.findings import shown as value_shown
 from engine.errors import UsageError, WorkbenchError, visible
 from engine.run import store
-from engine.run.compare import MOST, each_once, fit_to_compare, identical_words, in_words, summary
-from engine.run.curves import words
+from engine.run.compare import MOST, describe_identical, fit_to_compare, format_value, summary, unique_names
+from engine.run.curves import label_of
 from engine.run.store import RunFolder
 from engine.run.view import RunView
 from widgets.curves import MOST as MOST_CURVES
@@ -48,7 +48,7 @@ class ComparePart(Part):
         """What differs between these runs now, in words; nothing but its mark where the asker has it already."""
         if len(set(runs)) < len(runs):
             raise UsageError("A run was named twice; name runs that are different.")
-        return news(_in_words(*self._found(runs)), mark)
+        return news(_for_view(*self._compare(runs)), mark)
 
     def data(self) -> dict[str, Any]:
         """All that differs between the given runs as plain values, every curve and answer of theirs among it.
@@ -57,23 +57,23 @@ class ComparePart(Part):
         """
         for run in self._given:
             self._known.read_completely(run)
-        comparison, problem = self._found(self._given)
+        comparison, problem = self._compare(self._given)
         if problem:
             raise WorkbenchError(problem)
         return comparison
 
-    def _found(self, runs: Sequence[str]) -> tuple[dict[str, Any], str]:
-        """What `told` makes of the runs, and why their settings could not be compared, if so."""
+    def _compare(self, runs: Sequence[str]) -> tuple[dict[str, Any], str]:
+        """The comparison of the runs, and why their settings could not be compared, if so."""
         configs, problem = [], ""
         try:
             configs = [self._config(run) for run in runs]
         except (WorkbenchError, OSError) as trouble:
             problem = str(trouble)
 
-        def tell(views: list[RunView]) -> dict[str, Any]:
+        def compare_views(views: list[RunView]) -> dict[str, Any]:
             return summary(runs, views, configs)
 
-        return self._known.seen_together(runs, tell), problem
+        return self._known.seen_together(runs, compare_views), problem
 
     def _config(self, run: str) -> Mapping[str, Any]:
         """A run's config, read again only where the file has changed."""
@@ -88,22 +88,22 @@ class ComparePart(Part):
         """What differs in a few lines, for a notebook that cannot show widgets."""
         if not self._given:
             return ""
-        comparison, problem = self._found(self._given)
+        comparison, problem = self._compare(self._given)
         lines = [f"Runs {', '.join(visible(run) for run in self._given)}"]
         for name, ends in list(comparison["curves"].items())[:3]:
             newest = [value_shown(end["last"]) if end and end["last"] is not None else "-" for end in ends]
-            lines.append(f"  {visible(words(name).title)}: {', '.join(newest)}")
+            lines.append(f"  {visible(label_of(name).title)}: {', '.join(newest)}")
         lines += [f"  {visible(path)}: {', '.join(values)}" for path, values in _settings(comparison)]
-        lines += [f"  {sentence}" for sentence in identical_words(comparison["identical"])]
+        lines += [f"  {sentence}" for sentence in describe_identical(comparison["identical"])]
         lines += [f"  {visible(problem)}"] if problem else []
         return "\n".join([*lines, f"  In a terminal: workbench compare {' '.join(map(visible, self._given))}"])
 
 
 def _settings(comparison: Mapping[str, Any]) -> list[tuple[str, list[str]]]:
-    return [(row["path"], [in_words(value) for value in row["values"]]) for row in comparison["settings"]]
+    return [(row["path"], [format_value(value) for value in row["values"]]) for row in comparison["settings"]]
 
 
-def _in_words(comparison: Mapping[str, Any], problem: str) -> dict[str, Any]:
+def _for_view(comparison: Mapping[str, Any], problem: str) -> dict[str, Any]:
     """As a view shows it: clipped, without secrets, hidden characters visible."""
     curves = drawn(comparison["curves"])[:MOST_CURVES]
     return {
@@ -115,7 +115,7 @@ def _in_words(comparison: Mapping[str, Any], problem: str) -> dict[str, Any]:
             {"path": shown(path, 120), "values": [shown(value, 300) for value in values]}
             for path, values in _settings(comparison)
         ],
-        "identical": [shown(sentence, 400) for sentence in identical_words(comparison["identical"])],
+        "identical": [shown(sentence, 400) for sentence in describe_identical(comparison["identical"])],
         "problem": shown(problem, 400),
         "answers": [
             {"prompt": shown(asked["prompt"], 300), "answers": [_answer(answer) for answer in asked["answers"]]}
@@ -138,7 +138,7 @@ class Compare(NotebookWidget):
         fit_to_compare([str(name.path if isinstance(name, RunFolder) else name) for name in names])
         root = store.runs_dir(runs)
         self.runs = [name if isinstance(name, RunFolder) else store.find(str(name), root) for name in names]
-        called = each_once(self.runs)
+        called = unique_names(self.runs)
         known = Runs(lambda: root, dict(zip(called, self.runs, strict=True)))
         self._part = ComparePart(known, called)
         super().__init__(*monitoring(known), self._part, height=height)

@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from typing import Any
 
 from engine.errors import visible
-from engine.run.curves import leading, ordered, words
+from engine.run.curves import label_of, leading, ordered
 from engine.run.view import RunView
 
 MOST = 24
@@ -21,7 +21,7 @@ def drawn(names: Iterable[str]) -> list[tuple[str, str, str]]:
     curves = []
     for name in names:
         if not UNDRAWN.fullmatch(name) and not name.startswith("gpu"):
-            known = words(name)
+            known = label_of(name)
             curves.append((name, visible(known.title)[:60], {"seconds": "brief"}.get(known.unit, known.unit)))
     return curves
 

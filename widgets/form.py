@@ -131,7 +131,7 @@ class FormPart(Part):
     @verb
     def find(self, *, text: Name) -> dict[str, Any]:
         """Settings and terms whose name or help holds all words."""
-        return {"found": _found(self.draft.config, text)}
+        return {"found": _search(self.draft.config, text)}
 
     def to_step(self, step: str) -> None:
         """Open a step. Raises UsageError for one that there is not."""
@@ -193,13 +193,13 @@ def version_of(session: BuildSession, step: str) -> str:
     """Changes with all that a view shows of a step."""
     draft, facts = session.draft, session.facts
     words = (
-        f"{facts.asking}|{'|'.join(facts.trouble)}|{facts.working}|{sorted(facts.looks)}|{bool(facts.tokenizer)}"
-        f"|{session.warm.words()}|{facts.stopped}"
+        f"{facts.asking}|{'|'.join(facts.problems)}|{facts.working}|{sorted(facts.looks)}|{bool(facts.tokenizer)}"
+        f"|{session.warm.summary()}|{facts.stopped}"
     )
     return f"{draft.version}.{step}.{draft.dirty}.{abs(hash(words)) % 10**8}"
 
 
-def _found(config: RunConfig, text: str) -> list[dict[str, Any]]:
+def _search(config: RunConfig, text: str) -> list[dict[str, Any]]:
     """Hits that hold all words, names before helps and the config's own settings first; `about` tells what has no row."""
     words = text.lower().split()
     hits = [item for item in findable(config) if words and item.holds(words)]

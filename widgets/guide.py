@@ -60,7 +60,7 @@ class GuidePart(Part):
             "page": guide.page,
             "blocks": list(drawn(guide.blocks)),
             "choices": [
-                {"id": goal.id, "words": goal.words, "here": goal is guide.goal} for goal in choices(guide.page)
+                {"id": goal.id, "words": goal.description, "here": goal is guide.goal} for goal in choices(guide.page)
             ],
             "terms": [list(term) for term in guide.terms],
             "rows": visible(guide.first.rows),

@@ -151,7 +151,7 @@ class MonitorPart(Part):
         phase = doing(state, view.phase) if state else view.phase
         eta = round(view.eta_seconds) if view.eta_seconds is not None and not view.over else None
         if view.silent_seconds is not None:
-            phase, eta = silence.words(view.silent_seconds), None
+            phase, eta = silence.describe(view.silent_seconds), None
         return [
             view.step,
             eta,

@@ -30,7 +30,7 @@ def title(text: str) -> Block:
     return {"kind": "title", "text": text}
 
 
-def say(text: str, kind: str = "text") -> Block:
+def text_block(text: str, kind: str = "text") -> Block:
     return {"kind": kind, "text": visible(text)}
 
 
@@ -77,7 +77,7 @@ def goals(draft: Draft) -> list[dict[str, Any]]:
     wishes = [
         {
             "recipe": goal.recipe,
-            "words": goal.words,
+            "words": goal.description,
             "note": goal.note,
             "about": _plain(of_recipe(goal.recipe)) if goal.recipe else [],
             "chosen": bool(goal.recipe) and goal is mine,
@@ -137,14 +137,14 @@ def _review(session: BuildSession) -> Iterator[Block]:
         yield {"kind": "table", "rows": [["checkpoints will take", will], ["free", size(machine.disk_free_bytes)]]}
     if rehearsed := session.rehearsed:
         yield title("Measured")
-        yield say(rehearsed)
+        yield text_block(rehearsed)
     yield title(pages.changed_from(session))
     difference = draft.diff()
     if difference:
         rows = [[path, _short(was), "→", _short(now)] for path, was, now in difference]
         yield {"kind": "table", "rows": rows}
     else:
-        yield say("nothing", "dim")
+        yield text_block("nothing", "dim")
 
 
 def _short(value: Any) -> str:
@@ -156,15 +156,15 @@ def _short(value: Any) -> str:
 
 def _launch(session: BuildSession) -> Iterator[Block]:
     if session.errors:
-        yield say(f"{session.errors} to mend before the run can start; the list is below.", "bad")
+        yield text_block(f"{session.errors} to mend before the run can start; the list is below.", "bad")
     else:
         yield from drawn(pages.uncounted(session))
         yield from drawn(pages.waiting(session))
     yield title("Where")
-    yield say(f"On {machine_text(session.draft.facts.machine)}.")
-    yield say(f"Its folder is made in {session.runs_dir}.")
+    yield text_block(f"On {machine_text(session.draft.facts.machine)}.")
+    yield text_block(f"Its folder is made in {session.runs_dir}.")
     yield title("When this notebook closes")
-    yield say(
+    yield text_block(
         "The run goes on: it is a process of its own. Closing the page, restarting the kernel or stopping Jupyter does not "
         "touch it. Come back with Monitor and the run's name, or with the command workbench in a terminal."
     )

@@ -76,7 +76,7 @@ class PreviewPart(Part):
         }
         self._number += 1
         if kind == "index":
-            self._look_raw(sources[0], split, base, row, count)
+            self._read_raw(sources[0], split, base, row, count)
         self._question.put({"kind": kind, **more[kind]}, "tokenizing")
         self._question.send(count=count, split=split)
         return self._news()
@@ -92,7 +92,7 @@ class PreviewPart(Part):
         self._give_up()
         return {}
 
-    def _look_raw(self, source: Any, split: str, base: Path, row: int, count: int) -> None:
+    def _read_raw(self, source: Any, split: str, base: Path, row: int, count: int) -> None:
         """Begin to read rows as they stand in the first source, without waiting for torch."""
         if self._pool is None:
             self._pool = ThreadPoolExecutor(max_workers=1, thread_name_prefix="workbench-rows")

@@ -115,7 +115,7 @@ class ActionsPart(Part):
 
     def answer(self, run: str, view: RunView) -> str:
         """What became of the last request made here."""
-        if words := self._jobs.words(run):
+        if words := self._jobs.status(run):
             return words
         name = self._said.get(run)
         if name is None:

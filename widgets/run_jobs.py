@@ -17,7 +17,7 @@ from engine.export.process import Export, part_summary, request
 from engine.figures import progress
 from engine.run.data_record import DataChanged
 from engine.run.ending import End
-from engine.run.evaluations import Evaluation, in_words, step_of, tasks_of
+from engine.run.evaluations import Evaluation, step_of, summary, tasks_of
 from engine.run.pruning_choice import remove
 from engine.run.store import RunFolder
 from engine.run.task import Task
@@ -29,7 +29,7 @@ from widgets.protocol import shown
 
 @dataclass
 class _Job:
-    words: str
+    status: str
     """How far it is; what came of it once it is done."""
     settings: Mapping[str, Any] | None = None
     future: Future[None] | None = None
@@ -54,7 +54,7 @@ class RunJobs:
 
         def work() -> None:
             resume(run, settings=settings, accept_data=accept_data)
-            job.words = ""
+            job.status = ""
 
         self._start(name, job, work)
 
@@ -67,7 +67,7 @@ class RunJobs:
 
         def work() -> None:
             job.new = apply(run, view, end)
-            job.words = f"{job.new.id} starts from the beginning"
+            job.status = f"{job.new.id} starts from the beginning"
 
         self._start(name, job, work)
 
@@ -84,7 +84,7 @@ class RunJobs:
 
         def work() -> None:
             record, _ = task.measure(lambda message: _report(job, message))
-            job.words = in_words(record)
+            job.status = summary(record)
 
         self._start(name, job, work)
 
@@ -105,7 +105,7 @@ class RunJobs:
 
         def work() -> None:
             task.run(lambda message: _report(job, message))
-            job.words = f"{'; '.join(part.removesuffix('.') for part in job.parts)}; in {folder}"
+            job.status = f"{'; '.join(part.removesuffix('.') for part in job.parts)}; in {folder}"
 
         self._start(name, job, work)
 
@@ -114,17 +114,17 @@ class RunJobs:
         job = _Job("reading what stays whole, then removing")
 
         def work() -> None:
-            job.words = remove(run, keep, steps).removed()
+            job.status = remove(run, keep, steps).removed()
 
         self._start(name, job, work)
 
-    def words(self, name: str) -> str:
+    def status(self, name: str) -> str:
         """How far the job of a run is, or what came of it; nothing where there is none."""
         job = self._jobs.get(name)
         if job is None or job.future is None:
             return ""
         if not job.future.done():
-            return shown(job.words, 300)
+            return shown(job.status, 300)
         problem = job.future.exception()
         if isinstance(problem, DataChanged):
             return shown(problem.message)
@@ -132,7 +132,7 @@ class RunJobs:
             return shown(problem.full_message)
         if problem is not None:
             return shown(f"{type(problem).__name__}: {problem}")
-        return shown(job.words, 600)
+        return shown(job.status, 600)
 
     def rows_changed(self, name: str) -> bool:
         """Whether the last resume waits for a person's word on rows that are other than before."""
@@ -156,7 +156,7 @@ class RunJobs:
     def _start(self, name: str, job: _Job, work: Callable[[], None]) -> None:
         before = self._jobs.get(name)
         if before is not None and before.future is not None and not before.future.done():
-            raise WorkbenchError(f"Something goes on for this run already: {before.words}.", "Wait until it is done.")
+            raise WorkbenchError(f"Something goes on for this run already: {before.status}.", "Wait until it is done.")
         if self._pool is None:
             self._pool = ThreadPoolExecutor(max_workers=4, thread_name_prefix="workbench-run")
         self._jobs[name] = job
@@ -167,6 +167,6 @@ def _report(job: _Job, message: dict[str, Any]) -> None:
     """What the process says: how far it is, or a form that is done."""
     if (state := message.get("progress")) is not None:
         of = f" {progress({**state, 'unit': state.get('unit') or 'rows'})}" if state["total"] > 1 else ""
-        job.words = f"{state['what']}{of} …"
+        job.status = f"{state['what']}{of} …"
     if (part := message.get("part")) is not None:
         job.parts.append(part_summary(part))

@@ -22,7 +22,7 @@ from engine.run.pruning_choice import Choice, Kept
 from engine.run.stopping import ways
 from engine.run.store import RunFolder
 from engine.run.view import RunView
-from engine.session.run_messages import NO_RECEIPT, NO_SAMPLES, NO_WORDS, asked_when, damaged
+from engine.session.run_messages import NO_RECEIPT, NO_SAMPLES, NO_WORDS, damaged, sample_time
 from widgets.protocol import shown
 
 SAMPLE_PROMPTS, SAMPLE_ANSWERS = 8, 6
@@ -107,7 +107,7 @@ def pruning(choice: Choice) -> dict[str, Any]:
             [
                 each.step,
                 f"{each.name}, {size(each.bytes)}",
-                shown(each.words(), 300),
+                shown(each.summary(), 300),
                 [[shown(asked["prompt"], 80), shown(asked["text"], 120)] for asked in each.answers[:SAMPLE_PROMPTS]],
             ]
             for each in checkpoints
@@ -158,12 +158,12 @@ def samples(view: RunView) -> list[dict[str, Any]]:
         newest = samples[-SAMPLE_ANSWERS:]
         if samples[0] not in newest:
             newest = [samples[0], *newest[1:]]
-        answers = [[asked_when(sample["step"]), _said(sample["completion"], 400)] for sample in reversed(newest)]
+        answers = [[sample_time(sample["step"]), _shown_text(sample["completion"], 400)] for sample in reversed(newest)]
         answered.append({"prompt": shown(prompt, 300), "answers": answers})
     return answered
 
 
-def _said(text: str, limit: int) -> str:
+def _shown_text(text: str, limit: int) -> str:
     return shown(text, limit) if str(text).strip() else NO_WORDS
 
 
@@ -209,7 +209,7 @@ def group(stored: Mapping[str, Any]) -> dict[str, Any]:
 def _completion(completion: Mapping[str, Any], names: Sequence[str]) -> dict[str, Any]:
     rewards = completion.get("rewards") or {}
     return {
-        "text": _said(completion.get("text") or "", COMPLETION_CHARACTERS),
+        "text": _shown_text(completion.get("text") or "", COMPLETION_CHARACTERS),
         "tokens": completion.get("tokens"),
         "rewards": [rewards.get(name) for name in names],
         "reward": completion.get("reward"),

@@ -66,7 +66,7 @@ class TemplatePart(Part):
 
     def _state(self) -> dict[str, Any]:
         editing = self._opened()
-        editing.look()
+        editing.poll()
         found = editing.found
         turns = [
             {
@@ -81,7 +81,7 @@ class TemplatePart(Part):
         ]
         return {
             "done": not editing.open,
-            "words": visible(editing.words()),
+            "words": visible(editing.summary()),
             "row": editing.row,
             "text": found.get("text", ""),
             "changed": editing.changed,

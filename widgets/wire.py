@@ -67,7 +67,7 @@ def spec_data(spec: FieldSpec) -> dict[str, Any]:
     }
 
 
-def in_words(spec: FieldSpec, value: Any) -> str:
+def format_value(spec: FieldSpec, value: Any) -> str:
     """A value in a sentence."""
     if control_of(spec) == "sources":
         return ", ".join(source[spec.items[0].name] for source in shown_value(spec, value)) or "none"
@@ -186,7 +186,7 @@ class Settings:
         was = spec.value(self._origins[recipe])
         if was == value and isinstance(was, bool) == isinstance(value, bool):
             return ""
-        return f"back to the {'recipe' if recipe else 'default'}: {in_words(spec, was)}"
+        return f"back to the {'recipe' if recipe else 'default'}: {format_value(spec, was)}"
 
 
 def finding_data(finding: Finding) -> dict[str, Any]:

@@ -117,7 +117,7 @@ def _summary(run: RunFolder) -> dict[str, Any]:
     return {
         "id": run.id,
         "state": view.state,
-        "silent": silence.words(view.silent_seconds),
+        "silent": silence.describe(view.silent_seconds),
         "why": shown(_why(view), 300),
         "method": visible(view.method),
         "model": shown(view.model, 60),

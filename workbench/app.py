@@ -139,7 +139,7 @@ class Ending:
         app.goodbye.append(sentence)
         return sentence
 
-    def words(self) -> list[str]:
+    def messages(self) -> list[str]:
         """What is said when the window is closed: at least the way back."""
         from workbench.screens.leave import way_back
 

@@ -97,7 +97,7 @@ class Unsaved:
                 who = identity()
                 aside = {"when": time.time(), "file": str(file) if file else None, "owner": who and who.as_json()}
                 self._folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-                self._hold(_write_whole(self._place, json.dumps({**entry, **aside})))
+                self._hold(_write_atomically(self._place, json.dumps({**entry, **aside})))
             self._kept = entry
 
     def _hold(self, handle: int) -> None:
@@ -185,7 +185,7 @@ def _is_open(place: Path) -> bool:
         os.close(handle)
 
 
-def _write_whole(place: Path, text: str) -> int:
+def _write_atomically(place: Path, text: str) -> int:
     """The new content or the old, whatever happens in between; a handle that holds the file's lock, where there are locks."""
     handle, name = tempfile.mkstemp(dir=place.parent, prefix=".unsaved-")
     held = -1

@@ -91,7 +91,7 @@ def sources_of(file: File) -> tuple[Path, Mapping[str, Any]]:
     places = (
         [file.lists]
         if file.lists is not None
-        else [file.found(named), file.folder, file.folder / "data", Path.cwd() / "data"]
+        else [file.resolve_path(named), file.folder, file.folder / "data", Path.cwd() / "data"]
     )
     for place in places:
         if place is None or not (place / LIST).is_file() or (place / LIST).stat().st_size > MOST_BYTES:
@@ -115,7 +115,7 @@ def _entry(at: str, name: str, entry: Mapping[str, Any], file: File, place: Path
         form = _FORMATS.get(method, "sharegpt" if chat else "alpaca")
     settings: dict[str, Any] = {f"{at}.format": form}
 
-    def say(key: str, value: Any, answer: Answer) -> None:
+    def add_row(key: str, value: Any, answer: Answer) -> None:
         file.from_lists.append(
             Row(f"{LIST}: {name}.{key}", value, answer.outcome, answer.settings, answer.reason, "list")
         )
@@ -126,30 +126,30 @@ def _entry(at: str, name: str, entry: Mapping[str, Any], file: File, place: Path
     for key, value in entry.items():
         if key == "columns" and isinstance(value, Mapping):
             for part, column in value.items():
-                say(f"columns.{part}", column, _column(at, str(part), column, method, chat))
+                add_row(f"columns.{part}", column, _column(at, str(part), column, method, chat))
         elif key == "tags" and isinstance(value, Mapping):
             for tag, word in value.items():
-                say(f"tags.{tag}", word, _tag(at, str(tag), word))
+                add_row(f"tags.{tag}", word, _tag(at, str(tag), word))
         elif key == "file_name":
-            say(
+            add_row(
                 key,
                 value,
                 needless("hf_hub_url counts before it.") if hub else mapped({f"{at}.path": _file(value, place, file)}),
             )
         elif key == "hf_hub_url":
-            say(key, value, mapped({f"{at}.path": str(value)}))
+            add_row(key, value, mapped({f"{at}.path": str(value)}))
         elif key == "formatting":
-            say(key, value, mapped({f"{at}.format": form}))
+            add_row(key, value, mapped({f"{at}.format": form}))
         elif key == "ranking":
-            say(key, value, needless("The method says it: pairs are read as chosen and rejected."))
+            add_row(key, value, needless("The method says it: pairs are read as chosen and rejected."))
         elif key == "split":
-            say(key, value, mapped({f"{at}.split": value}) if hub else needless("A file has no splits."))
+            add_row(key, value, mapped({f"{at}.split": value}) if hub else needless("A file has no splits."))
         elif key in ("subset", "revision") and hub:
-            say(key, value, mapped({f"{at}.{key}": value}))
+            add_row(key, value, mapped({f"{at}.{key}": value}))
         elif key == "num_samples":
-            say(key, value, mapped({f"{at}.rows": value}))
+            add_row(key, value, mapped({f"{at}.rows": value}))
         else:
-            say(key, value, _REST.get(str(key), _UNKNOWN))
+            add_row(key, value, _REST.get(str(key), _UNKNOWN))
     if not chat and "columns" not in entry:
         columns = {part: column for part, column in _named(method).items() if part in _DEFAULT_COLUMNS}
         wanted = {ours: _DEFAULT_COLUMNS[part] for part, ours in columns.items() if ours != _DEFAULT_COLUMNS[part]}

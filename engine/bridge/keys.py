@@ -93,9 +93,13 @@ class File:
 
     def is_local(self, name: str) -> bool:
         """Whether a source's name is a file or a folder, by its looks or because it is there."""
-        return name.startswith((".", "~", "/")) or name.lower().endswith(DATA_SUFFIXES) or self.found(name) is not None
+        return (
+            name.startswith((".", "~", "/"))
+            or name.lower().endswith(DATA_SUFFIXES)
+            or self.resolve_path(name) is not None
+        )
 
-    def found(self, name: str) -> Path | None:
+    def resolve_path(self, name: str) -> Path | None:
         """Where a path of the file leads: the tools count from where they are started, which may be the file's folder."""
         for base in (self.folder, Path.cwd()):
             place = base / os.path.expanduser(name)
@@ -108,7 +112,7 @@ class File:
 
     def place(self, name: str) -> str:
         """A path as it must stand in the new config, which counts from its own folder; names stay names."""
-        there = self.found(name) if not os.path.isabs(os.path.expanduser(name)) else None
+        there = self.resolve_path(name) if not os.path.isabs(os.path.expanduser(name)) else None
         return self.from_out(there) if there is not None else name
 
     def from_out(self, there: Path) -> str:

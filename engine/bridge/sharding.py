@@ -209,7 +209,7 @@ def _deepspeed(value: Any, file: File) -> Answer | list[Part]:
     if is_off(value):
         return needless(OFF)
     name = str(value)
-    place = file.found(name)
+    place = file.resolve_path(name)
     if place is None:
         stage = re.search(r"z(?:ero)?[_-]?([0-3])", name.rpartition("/")[2].lower())
         if stage is None or "offload" in name.lower():

@@ -17,7 +17,7 @@ _SLICE = re.compile(r"(\w+)\[:(\d+)(%?)\]")
 def reward_function(name: str, file: File) -> str:
     """`file.py:function` for `module.function`; empty where that file is not there."""
     module, _, function = name.rpartition(".")
-    there = file.found(module.replace(".", "/") + ".py") if module else None
+    there = file.resolve_path(module.replace(".", "/") + ".py") if module else None
     return f"{file.from_out(there)}:{function}" if there is not None else ""
 
 

@@ -109,8 +109,8 @@ def spell(day: datetime.date, draw: random.Random) -> str:
         return _pick(draw, _NUMERIC).format(d=day.day, m=day.month, y=day.year, yy=day.year % 100)
     in_words = draw.random() < 0.15
     text = _pick(draw, _WRITTEN).format(
-        day=_in_words(day.day) if in_words else _pick(draw, _DAY_FORMS)(day.day),
-        nth=_in_words(day.day) if in_words else _ordinal(day.day),
+        day=_spell_out(day.day) if in_words else _pick(draw, _DAY_FORMS)(day.day),
+        nth=_spell_out(day.day) if in_words else _ordinal(day.day),
         month=_pick(draw, (MONTHS, MONTHS, MONTHS_SHORT))[day.month - 1],
         year=f"'{day.year % 100:02}" if draw.random() < 0.2 else str(day.year),
     )
@@ -130,7 +130,7 @@ def _ordinal(number: int) -> str:
     return f"{number}{suffix}"
 
 
-def _in_words(number: int) -> str:
+def _spell_out(number: int) -> str:
     return DAYS_IN_WORDS[number - 1]
 
 

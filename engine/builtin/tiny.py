@@ -72,21 +72,21 @@ def folder(tokenizer: str | os.PathLike[str] | None = None) -> Path:
     Raises `ModelError` where the tokenizer cannot be read or the cache cannot be written.
     """
     if tokenizer is None:
-        return made_once("tiny", _recipe(), lambda place: _write(_own_tokenizer(), place))
+        return cached_folder("tiny", _recipe(), lambda place: _write(_own_tokenizer(), place))
     loaded = _other_tokenizer(os.fspath(tokenizer))
     with tempfile.TemporaryDirectory(prefix="tokenizer-") as saved:
         loaded.save_pretrained(saved)
         files = {file.name: hashlib.sha256(file.read_bytes()).hexdigest() for file in Path(saved).iterdir()}
-    return made_once("tiny", {**_recipe(), "tokenizer": files}, lambda place: _write(loaded, place))
+    return cached_folder("tiny", {**_recipe(), "tokenizer": files}, lambda place: _write(loaded, place))
 
 
-def made_once(stem: str, recipe: dict[str, Any], write: Callable[[Path], None], name: str = NAME) -> Path:
+def cached_folder(stem: str, recipe: dict[str, Any], write: Callable[[Path], None], name: str = NAME) -> Path:
     """The folder in the cache that `write` fills, made where none is there that this recipe decided.
 
     Raises `ModelError`, naming the model `name`, where the cache cannot be written.
     """
     target = _base() / f"{stem}-{_digest(recipe)}"
-    if not _whole(target):
+    if not _is_complete(target):
         with _aside(target, name) as place:
             write(place)
     return target
@@ -214,7 +214,7 @@ def _base() -> Path:
     return user_cache() / "builtin"
 
 
-def _whole(target: Path) -> bool:
+def _is_complete(target: Path) -> bool:
     return all((target / name).is_file() for name in ("config.json", "model.safetensors", "tokenizer.json"))
 
 
@@ -244,7 +244,7 @@ def _into_place(place: Path, target: Path) -> None:
     try:
         place.rename(target)
     except OSError:
-        if _whole(target):
+        if _is_complete(target):
             return  # another process was first, with the same content
         broken = place.with_name(place.name + "-broken")
         with contextlib.suppress(FileNotFoundError):
@@ -252,7 +252,7 @@ def _into_place(place: Path, target: Path) -> None:
         try:
             place.rename(target)
         except OSError:
-            if not _whole(target):
+            if not _is_complete(target):
                 raise
         finally:
             shutil.rmtree(broken, ignore_errors=True)

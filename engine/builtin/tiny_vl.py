@@ -61,7 +61,7 @@ def folder() -> Path:
         "texts": hashlib.sha256("\0".join(_texts()).encode()).hexdigest(),
         "transformers": importlib.metadata.version("transformers"),
     }
-    return tiny.made_once("tiny-vl", recipe, _write, NAME)
+    return tiny.cached_folder("tiny-vl", recipe, _write, NAME)
 
 
 def _write(target: Path) -> None:

@@ -53,13 +53,13 @@ class Chat:
         began = time.monotonic()
         self._sides = []
 
-        def say(phase: str) -> None:
+        def emit_phase(phase: str) -> None:
             self._answers.send(task.number, progress={"phase": phase, "seconds": time.monotonic() - began})
 
-        say("Starting")
+        emit_phase("Starting")
         from engine.chat.models import load_sides
 
-        sides = load_sides(task.params["sides"], say)
+        sides = load_sides(task.params["sides"], emit_phase)
         from engine.chat.answering import summary
         from engine.models.sizes import bytes_of
 

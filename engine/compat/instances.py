@@ -40,7 +40,7 @@ def noted(undo: Callable[[], None]) -> Callable[[], None]:
 
 
 @contextlib.contextmanager
-def whole() -> Iterator[None]:
+def atomic() -> Iterator[None]:
     """An error inside takes back, in the reverse order, what was put inside."""
     made: list[Callable[[], None]] = []
     outer, token = _MADE.get(), _MADE.set(made)

@@ -18,7 +18,7 @@ from transformers import PreTrainedModel
 from engine.compat.instances import all_of, noted, put
 
 
-def walk_once(model: torch.nn.Module, accelerator: Any) -> Callable[[], None]:
+def cache_traversals(model: torch.nn.Module, accelerator: Any) -> Callable[[], None]:
     """Wraps `train`, `parameters` and `num_parameters` of the model, and how `accelerator` unwraps it; returns the undo."""
     undos = [put(model, "train", _turning_what_turns(model)), put(model, "parameters", _listing_once(model.parameters))]
     if callable(count := getattr(model, "num_parameters", None)):

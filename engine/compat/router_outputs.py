@@ -31,7 +31,7 @@ def hand_on_router_logits(backbone: torch.nn.Module) -> Callable[[], None] | Non
     plain: Any = backbone.forward
     settings: Any = backbone.config
 
-    def hear(router: torch.nn.Module, args: Any, chosen: tuple[Tensor, Tensor, Tensor]) -> None:
+    def note_choice(router: torch.nn.Module, args: Any, chosen: tuple[Tensor, Tensor, Tensor]) -> None:
         # What is computed again for its gradients is nobody's answer, and would hold all that it was computed from.
         if passes:
             passes[-1].append(chosen[2])
@@ -49,7 +49,7 @@ def hand_on_router_logits(backbone: torch.nn.Module) -> Callable[[], None] | Non
         return out
 
     routers = [module for module in backbone.modules() if type(module).__name__.endswith("TopKRouter")]
-    undos = [module.register_forward_hook(hear).remove for module in routers]
+    undos = [module.register_forward_hook(note_choice).remove for module in routers]
     return noted(all_of([put(backbone, "forward", forward), *undos]))
 
 

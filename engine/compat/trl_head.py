@@ -76,7 +76,7 @@ def head_settings(model: torch.nn.Module) -> HeadSettings | None:
 _KNOWN = "tokens_with_a_label"
 
 
-def tell_labelled(labels: torch.Tensor, count: int) -> None:
+def set_label_count(labels: torch.Tensor, count: int) -> None:
     """Tells a head that is given this very tensor [B, T] how many of the labels behind each row's first are none that are
     ignored, as whoever made the batch knows: so it does not ask the card, and wait."""
     setattr(labels, _KNOWN, count)

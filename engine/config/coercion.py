@@ -242,7 +242,7 @@ def _list(spec: FieldSpec, word: str) -> Any:
 
 def expectation(spec: FieldSpec) -> str:
     """What the setting takes, in words: `a number above 0, or auto`."""
-    rule = _kind_in_words(spec)
+    rule = _describe_type(spec)
     if spec.auto:
         rule += ", or auto"
     if spec.nullable:
@@ -250,13 +250,13 @@ def expectation(spec: FieldSpec) -> str:
     return rule
 
 
-def _kind_in_words(spec: FieldSpec) -> str:
+def _describe_type(spec: FieldSpec) -> str:
     if spec.path == "run.devices":
         return "a number of GPUs, a list of GPU numbers such as [0, 2]"
     if spec.control == "choice":
         return alternatives([shown(choice) for choice in spec.choices if choice not in spec.unsupported])
     if spec.control in ("int", "float"):
-        return ("a whole number" if spec.control == "int" else "a number") + _bounds_in_words(spec)
+        return ("a whole number" if spec.control == "int" else "a number") + _describe_bounds(spec)
     return {
         "bool": "true or false",
         "text": "text",
@@ -268,7 +268,7 @@ def _kind_in_words(spec: FieldSpec) -> str:
     }[spec.control]
 
 
-def _bounds_in_words(spec: FieldSpec) -> str:
+def _describe_bounds(spec: FieldSpec) -> str:
     bounds = spec.bounds
     low = (
         f"above {shown(bounds.gt)}"

@@ -14,7 +14,7 @@ class Distill(MethodSection):
 
     kind: Annotated[Literal["distill"], Kind] = "distill"
     called: ClassVar[str] = CALLED["distill"]
-    words: ClassVar[str] = "distillation: learn from a teacher's probabilities"
+    description: ClassVar[str] = "distillation: learn from a teacher's probabilities"
     formats: ClassVar[tuple[str, ...]] = ("distill",)
     rows: ClassVar[Rows] = "distill"
     lora_rate: ClassVar[float] = 2e-4

@@ -32,14 +32,14 @@ def rewrite(text: str, before: Mapping[str, Any], after: Mapping[str, Any]) -> s
     for way in (_spliced, _round_trip):
         try:
             changed = way(flat, before, after)
-            if _says(changed, after):
+            if _reads_back_as(changed, after):
                 return mark + changed.replace("\n", ends)
         except (YAMLError, WorkbenchError, KeyError, IndexError, ValueError, TypeError, AttributeError):
             continue  # this layout is beyond the way tried; the next one is plainer
     return mark + as_yaml(after).replace("\n", ends)
 
 
-def _says(text: str, wanted: Mapping[str, Any]) -> bool:
+def _reads_back_as(text: str, wanted: Mapping[str, Any]) -> bool:
     got = parse(text).mapping
     return got == wanted and _same_types(got, wanted)
 

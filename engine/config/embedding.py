@@ -16,7 +16,7 @@ class Embedding(MethodSection):
 
     kind: Annotated[Literal["embedding"], Kind] = "embedding"
     called: ClassVar[str] = CALLED["embedding"]
-    words: ClassVar[str] = "embedding: turn texts into vectors for search"
+    description: ClassVar[str] = "embedding: turn texts into vectors for search"
     formats: ClassVar[tuple[str, ...]] = ("embedding",)
     rows: ClassVar[Rows] = "texts"
     head: ClassVar[Head] = "none"

@@ -278,6 +278,10 @@ class StepTime:
     peak_mib: float = 0.0
     reference: float = 0.0
     """Operations a parameter and token of passes without gradients beside, 2 where there is a reference."""
+    numbers: int = 0
+    """What a compiled layer keeps for each token, in numbers; 0 where a table does not say."""
+    vocabulary: int = 0
+    """Scores of the head for each token; 0 where a table does not say."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -300,4 +304,6 @@ class Facts:
     """Milliseconds, both ways, of attention over documents like the run's on this machine, by its implementation's name."""
     step_times: tuple[StepTime, ...] = ()
     """Batches that were measured on a card like the machine's."""
+    shipped_times: tuple[StepTime, ...] = ()
+    """Those that come with the package: of that card, else of another, from which published speeds tell this one's."""
     given: frozenset[str] = frozenset()

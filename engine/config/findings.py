@@ -103,6 +103,6 @@ def must(
     return Finding(path, severity, name, f"{where}: must be {rule}; got {shown(got)}. {todo}", fix, todo)
 
 
-def say(path: str, sentence: str, *, severity: Severity = "warning", fix: Fix | None = None) -> Finding:
+def notice(path: str, sentence: str, *, severity: Severity = "warning", fix: Fix | None = None) -> Finding:
     """A finding about what will happen rather than about one value: `<path>: <sentence>`."""
     return Finding(path, severity, "", f"{path}: {sentence}", fix)

@@ -82,7 +82,7 @@ class MethodSection(Section):
 
     called: ClassVar[str]
     """Its name in a sentence: `DPO`."""
-    words: ClassVar[str]
+    description: ClassVar[str]
     """What it does, for a list of choices: `DPO: prefer one answer over another`."""
     formats: ClassVar[tuple[str, ...]]
     """The data formats it learns from."""

@@ -34,7 +34,7 @@ class Sft(CrossEntropy):
 
     kind: Annotated[Literal["sft"], Kind] = "sft"
     called: ClassVar[str] = CALLED["sft"]
-    words: ClassVar[str] = "SFT: learn to answer like the examples"
+    description: ClassVar[str] = "SFT: learn to answer like the examples"
     formats: ClassVar[tuple[str, ...]] = LANGUAGE_FORMATS
     rows: ClassVar[Rows] = "language"
     lora_rate: ClassVar[float] = 2e-4
@@ -47,7 +47,7 @@ class Pretrain(CrossEntropy):
 
     kind: Annotated[Literal["pretrain"], Kind] = "pretrain"
     called: ClassVar[str] = CALLED["pretrain"]
-    words: ClassVar[str] = "pretraining: read plain text"
+    description: ClassVar[str] = "pretraining: read plain text"
     formats: ClassVar[tuple[str, ...]] = ("text", "tokens", "synthetic", "multimodal_pretrain")
     rows: ClassVar[Rows] = "language"
     lora_rate: ClassVar[float] = 1e-4

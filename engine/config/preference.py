@@ -25,7 +25,7 @@ class Dpo(MethodSection):
 
     kind: Annotated[Literal["dpo"], Kind] = "dpo"
     called: ClassVar[str] = CALLED["dpo"]
-    words: ClassVar[str] = "DPO: prefer one answer over another"
+    description: ClassVar[str] = "DPO: prefer one answer over another"
     formats: ClassVar[tuple[str, ...]] = ("preference", "ranking", "synthetic")
     rows: ClassVar[Rows] = "pairs"
     sequences: ClassVar[int] = 2
@@ -64,7 +64,7 @@ class Kto(MethodSection):
 
     kind: Annotated[Literal["kto"], Kind] = "kto"
     called: ClassVar[str] = CALLED["kto"]
-    words: ClassVar[str] = "KTO: more of the good answers, less of the bad ones"
+    description: ClassVar[str] = "KTO: more of the good answers, less of the bad ones"
     formats: ClassVar[tuple[str, ...]] = ("unpaired_preference", "preference", "ranking", "synthetic")
     rows: ClassVar[Rows] = "rated"
     # each prompt with its answer, and with the answer of another row for the estimate of the divergence
@@ -108,7 +108,7 @@ class Ipo(MethodSection):
 
     kind: Annotated[Literal["ipo"], Kind] = "ipo"
     called: ClassVar[str] = CALLED["ipo"]
-    words: ClassVar[str] = "IPO: prefer one answer over another, by a fixed margin"
+    description: ClassVar[str] = "IPO: prefer one answer over another, by a fixed margin"
     formats: ClassVar[tuple[str, ...]] = ("preference", "ranking", "synthetic")
     rows: ClassVar[Rows] = "pairs"
     sequences: ClassVar[int] = 2
@@ -130,7 +130,7 @@ class Simpo(MethodSection):
 
     kind: Annotated[Literal["simpo"], Kind] = "simpo"
     called: ClassVar[str] = CALLED["simpo"]
-    words: ClassVar[str] = "SimPO: prefer one answer over another, without a reference"
+    description: ClassVar[str] = "SimPO: prefer one answer over another, without a reference"
     formats: ClassVar[tuple[str, ...]] = ("preference", "ranking", "synthetic")
     rows: ClassVar[Rows] = "pairs"
     sequences: ClassVar[int] = 2
@@ -159,7 +159,7 @@ class Orpo(MethodSection):
 
     kind: Annotated[Literal["orpo"], Kind] = "orpo"
     called: ClassVar[str] = CALLED["orpo"]
-    words: ClassVar[str] = "ORPO: learn answers and preferences in one go"
+    description: ClassVar[str] = "ORPO: learn answers and preferences in one go"
     formats: ClassVar[tuple[str, ...]] = ("preference", "ranking", "synthetic")
     rows: ClassVar[Rows] = "pairs"
     sequences: ClassVar[int] = 2

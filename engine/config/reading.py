@@ -149,7 +149,7 @@ class _Reader:
         if raw is None:
             raw = {}
         if not isinstance(raw, Mapping):
-            self._whole_section(name, raw)
+            self._section_value(name, raw)
             raw = {}
         model, known_kind = self._model_of(name, models, raw)
         values: dict[str, Any] = {}
@@ -229,7 +229,7 @@ class _Reader:
         fix = Fix(f"remove {spec.name}", unset=(spec.path,)) if written else None
         self._refuse(spec.path, rule, got, todo, "setting-of-another-kind", fix)
 
-    def _whole_section(self, name: str, raw: Any) -> None:
+    def _section_value(self, name: str, raw: Any) -> None:
         """The section holds one value, as in `method: dpo`: say which setting was probably meant."""
         rule = f"settings of the form `key: value`, such as `{next(iter(fields_in(name)))}`"
         changes = _of_one_value(name, raw)

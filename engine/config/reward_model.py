@@ -14,7 +14,7 @@ class Reward(MethodSection):
 
     kind: Annotated[Literal["reward"], Kind] = "reward"
     called: ClassVar[str] = CALLED["reward"]
-    words: ClassVar[str] = "reward model: give answers a score"
+    description: ClassVar[str] = "reward model: give answers a score"
     formats: ClassVar[tuple[str, ...]] = ("preference", "ranking", "synthetic")
     rows: ClassVar[Rows] = "pairs"
     head: ClassVar[Head] = "score"
@@ -36,7 +36,7 @@ class Prm(MethodSection):
 
     kind: Annotated[Literal["prm"], Kind] = "prm"
     called: ClassVar[str] = CALLED["prm"]
-    words: ClassVar[str] = "process reward: judge each step of an answer"
+    description: ClassVar[str] = "process reward: judge each step of an answer"
     formats: ClassVar[tuple[str, ...]] = ("stepwise_supervision",)
     rows: ClassVar[Rows] = "steps"
     head: ClassVar[Head] = "steps"

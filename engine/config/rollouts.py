@@ -128,7 +128,7 @@ class Grpo(Groups):
 
     kind: Annotated[Literal["grpo"], Kind] = "grpo"
     called: ClassVar[str] = CALLED["grpo"]
-    words: ClassVar[str] = "GRPO: learn from rewards, answers compared in groups"
+    description: ClassVar[str] = "GRPO: learn from rewards, answers compared in groups"
 
     scale_rewards: Annotated[
         Literal["group", "batch", "none"],
@@ -147,7 +147,7 @@ class Gdpo(Groups):
 
     kind: Annotated[Literal["gdpo"], Kind] = "gdpo"
     called: ClassVar[str] = CALLED["gdpo"]
-    words: ClassVar[str] = "GDPO: as GRPO, each of several rewards by itself"
+    description: ClassVar[str] = "GDPO: as GRPO, each of several rewards by itself"
 
 
 class Ppo(Rollouts):
@@ -157,7 +157,7 @@ class Ppo(Rollouts):
 
     kind: Annotated[Literal["ppo"], Kind] = "ppo"
     called: ClassVar[str] = CALLED["ppo"]
-    words: ClassVar[str] = "PPO: learn from rewards, with a value head"
+    description: ClassVar[str] = "PPO: learn from rewards, with a value head"
 
     num_generations: Annotated[int, Ge(1), Le(1024), Title("Answers a prompt"), Advanced] = 1
     """How many answers are sampled for each prompt. The value head judges each by itself; several share the cost of

@@ -32,11 +32,11 @@ _MODELS: dict[type[Section], type[BaseModel]] = {}
 def pydantic_model(owner: type[Section]) -> type[BaseModel]:
     """The section as a model of pydantic's, with its name, docstring, annotations, bounds and defaults."""
     if owner not in _MODELS:
-        _MODELS[owner] = _made(owner)
+        _MODELS[owner] = _build_model(owner)
     return _MODELS[owner]
 
 
-def _made(owner: type[Section]) -> type[BaseModel]:
+def _build_model(owner: type[Section]) -> type[BaseModel]:
     definitions: dict[str, Any] = {
         name: (_annotation(setting.annotation), _default(setting.default))
         for name, setting in owner.model_fields.items()

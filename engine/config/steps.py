@@ -75,7 +75,7 @@ class Goal:
     """A wish in words (of at most 36 cells: a line at 80 columns), the recipe that answers it, or why none does yet."""
 
     id: str
-    words: str
+    description: str
     recipe: str | None
     note: str
 

@@ -178,7 +178,7 @@ _SPELLINGS = {
 }  # fmt: skip
 
 
-def in_plain_words(name: str) -> str:
+def display_name(name: str) -> str:
     """A key as a person writes it: `lora_dropout` as LoRA dropout."""
     words = " ".join(_SPELLINGS.get(word, word) for word in name.split("_"))
     return words[:1].upper() + words[1:] if words[:1].islower() and name.split("_")[0] not in _SPELLINGS else words
@@ -226,7 +226,7 @@ def _spec(section: str, owner: type[Section], name: str, kinds: tuple[str, ...],
         path=path,
         section=section,
         name=name,
-        title=by_kind[Title].text if Title in by_kind else in_plain_words(name),
+        title=by_kind[Title].text if Title in by_kind else display_name(name),
         control=control,
         choices=tuple(choices),
         labels=dict(words.words) if words else {},
@@ -293,7 +293,7 @@ def _declarer(model: type[Section], name: str) -> type:
 
 def _kind_spec(spec: FieldSpec, models: dict[str, type[Section]]) -> FieldSpec:
     """`kind` itself: its choices are the section's kinds, each in the words of its own class."""
-    words = {kind: model.words for kind, model in models.items() if issubclass(model, MethodSection)}
+    words = {kind: model.description for kind, model in models.items() if issubclass(model, MethodSection)}
     return replace(spec, choices=tuple(models), labels=words or spec.labels)
 
 

@@ -176,7 +176,7 @@ class Masking:
         regions = found.regions if found is not None else []
         for index in without:
             places = sum(number == index for number, _, _ in regions)
-            if places != 1 and says(messages[index]):
+            if places != 1 and has_content(messages[index]):
                 what = "in more places than one" if places else "outside the loop over messages"
                 raise MaskError(
                     f"{self.name} writes message {index + 1}, which is flagged as not trained, {what}",
@@ -367,7 +367,7 @@ def _wanted(messages: Sequence[Message], trained: str) -> set[int]:
     flags = {index: flag for index, message in enumerate(messages) if (flag := flag_of(message)) is not None}
     if trained != "flag":
         asked = {max(assistant, default=-1)} & assistant if trained == "last" else assistant
-        return {index for index in asked if flags.get(index, True) and (index in flags or says(messages[index]))}
+        return {index for index in asked if flags.get(index, True) and (index in flags or has_content(messages[index]))}
     for index, flag in flags.items():
         if flag and "train" in messages[index] and index not in assistant:
             raise MaskError(f"message {index + 1} is flagged as trained, but only turns of the assistant can be")
@@ -379,7 +379,7 @@ def flag_of(message: Message) -> Any:
     return next((message[name] for name in FLAGS if message.get(name) is not None), None)
 
 
-def says(message: Message) -> bool:
+def has_content(message: Message) -> bool:
     """Whether the turn holds anything: text, a part of a list, reasoning or a call of a tool."""
     content = message.get("content")
     said = bool(content.strip()) if isinstance(content, str) else bool(content)

@@ -43,14 +43,15 @@ def mapped(rows: Rows, names: Mapping[str, str], format_name: str | None, count:
         "title": known.title if known is not None else "",
         "why": found.why,
         "parts": [
-            {"name": part, "needed": part in required, "column": _taken(part, found.columns, first)} for part in parts
+            {"name": part, "needed": part in required, "column": _source_column(part, found.columns, first)}
+            for part in parts
         ],
         "rows": [_row(rows, index, found.format, found.columns) for index in range(count) if _there(rows, index)],
         "problem": found.problems[0] if found.format is None and found.problems else "",
     }
 
 
-def _taken(part: str, columns: Mapping[str, str], first: Mapping[str, Any]) -> str:
+def _source_column(part: str, columns: Mapping[str, str], first: Mapping[str, Any]) -> str:
     """The column that a part is read from; empty where it is read from none."""
     column = columns.get(part, part)
     return column if part in columns or column in first else ""
@@ -77,10 +78,10 @@ def _row(rows: Rows, index: int, format_name: str | None, columns: Mapping[str, 
         example = read_example(rows[index], format_name, columns)
     except WorkbenchError as problem:
         return shown | {"problem": f"{problem.message}. {problem.hint}".strip()}
-    return shown | {"says": [[label, text[:CLIP]] for label, text in says(example) if text]}
+    return shown | {"says": [[label, text[:CLIP]] for label, text in example_parts(example) if text]}
 
 
-def says(example: Example) -> Iterator[tuple[str, str]]:
+def example_parts(example: Example) -> Iterator[tuple[str, str]]:
     """What an example says, part by part: who says it or what it is, and the text."""
     if example.tools:
         yield "tools", ", ".join(_tool(tool) for tool in example.tools)

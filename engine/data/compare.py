@@ -92,7 +92,9 @@ def _differ(numbers: Sequence[int]) -> str:
 
 
 # -- the run held to its record ----------------------------------------------------------------------------------------
-def hold(run: RunFolder, now: Mapping[str, Prepared | None], tokenizer: Any, *, accepted: bool) -> list[str]:
+def compare_with_record(
+    run: RunFolder, now: Mapping[str, Prepared | None], tokenizer: Any, *, accepted: bool
+) -> list[str]:
     """Compare the prepared rows of each split with the run's record, then record them; sentences on what differs.
 
     Raises DataChanged where something does, and `accepted` does not say to go on all the same.

@@ -85,7 +85,7 @@ def detect(
     mapping = _columns(known, first, named)
     images: dict[int, tuple[Any, ...]] = {}
     for index, row in seen:
-        problem, shown = _judged(rows, index, row, known, mapping, named if not format else None, at)
+        problem, shown = _check_row(rows, index, row, known, mapping, named if not format else None, at)
         if shown:
             images[index] = shown
         if problem:
@@ -112,7 +112,7 @@ def _why(known: Format, mapping: Mapping[str, str], first: Row, format: str | No
     return f"{sentence}; {rows.note}" if rows.note else sentence
 
 
-def _judged(
+def _check_row(
     rows: Rows,
     index: int,
     row: Row,

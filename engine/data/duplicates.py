@@ -27,7 +27,7 @@ def leave_out_duplicates(plan: Plan, progress: Progress | None = None) -> None:
     key = digest_of({"duplicates": FORMAT, "method": plan.method, "sources": source_parts(plan, told)})
     with store.lock(key, told) as report:
         if (folder := store.find(key)) is None:
-            found = _found(plan, report)
+            found = _find_duplicates(plan, report)
             with store.building(key) as folder:
                 (folder / "meta.json").write_text(json.dumps({"duplicates": found}), "utf-8")
                 plan.refuse_changed()
@@ -41,7 +41,7 @@ def left_out(plan: Plan) -> int:
     return 0 if plan.val_set_size is not None and plan.split == "eval" else len(plan.duplicates or ())
 
 
-def _found(plan: Plan, progress: Progress) -> list[tuple[int, int, int]]:
+def _find_duplicates(plan: Plan, progress: Progress) -> list[tuple[int, int, int]]:
     """(source, row, number of the earlier row over all sources) of each that says nothing new."""
     places = sorted(set(plan.everything()))
     bases = [plan.base(number) for number in range(len(plan.sources))]

@@ -125,7 +125,7 @@ def gather_facts(
         model=model,
         data=data,
         packages=Installed() if here else None,
-        sources=look_at_sources([*config.data.train, *config.data.eval], folder, config.data.image_base_dir)
+        sources=inspect_sources([*config.data.train, *config.data.eval], folder, config.data.image_base_dir)
         if sources
         else None,
         files={
@@ -142,6 +142,7 @@ def gather_facts(
         compiler=compiler_waits.known(config, model, card) if card else None,
         attention_times=attention_times.known(attention_times.key(config, model, data, card)) if card else None,
         step_times=step_times.of_card(machine.gpus[0]) if machine.gpus else (),
+        shipped_times=step_times.shipped(machine.gpus[0]) if machine.gpus else (),
     )
 
 
@@ -213,6 +214,7 @@ def completed(facts: Facts, config: RunConfig, base: str | Path = ".") -> Facts:
         compiler=found.compiler,
         attention_times=found.attention_times,
         step_times=found.step_times,
+        shipped_times=found.shipped_times,
     )
 
 
@@ -255,16 +257,16 @@ def _there(path: str, folder: Path) -> bool:
         return False
 
 
-def look_at_sources(entries: Iterable[Any], folder: Path, image_base_dir: str | None = None) -> dict[str, SourceFacts]:
+def inspect_sources(entries: Iterable[Any], folder: Path, image_base_dir: str | None = None) -> dict[str, SourceFacts]:
     """One look at each source, by its path as the config writes it."""
     found: dict[str, SourceFacts] = {}
     for entry in entries:
         if entry.path and entry.path not in found:
-            found[entry.path] = look_at_source(entry, folder, image_base_dir)
+            found[entry.path] = inspect_source(entry, folder, image_base_dir)
     return found
 
 
-def look_at_source(entry: Any, folder: Path, image_base_dir: str | None = None) -> SourceFacts:
+def inspect_source(entry: Any, folder: Path, image_base_dir: str | None = None) -> SourceFacts:
     """There or not, size, first rows, format. Never raises for bad data: a problem is part of the answer."""
     if entry.path in BUILTIN_ROWS:
         return _builtin(entry)

@@ -23,7 +23,16 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from engine.data.cache_entries import NOTE, Held, Progress, locked
 from engine.data.hub_entries import about_of, entry_of, folder_of, last_used, note_of, splits_of
-from engine.data.hub_sets import HubFile, RangeFile, builder_of, is_part, kind_of, no_such_split, telling, with_sizes
+from engine.data.hub_sets import (
+    HubFile,
+    RangeFile,
+    builder_of,
+    is_part,
+    kind_of,
+    no_such_split,
+    raises_data_error,
+    with_sizes,
+)
 from engine.data.remote import KEEP_FREE
 from engine.errors import Cancelled, DataError, redact, visible
 from engine.hub import COMMIT, commit_of
@@ -53,7 +62,7 @@ def hub_rows(
     from engine.data.columnar import SavedRows
 
     wanted, progress = split or "train", on_progress or (lambda what, done, total: None)
-    with telling(name):
+    with raises_data_error(name):
         commit = commit_of(name, revision, kind="dataset")
         known = commit if commit is not None and COMMIT.fullmatch(commit) else None
         # A share of a split, or what follows so many rows of it, is not among its first ones.
@@ -75,7 +84,7 @@ def hub_rows(
         if limit is not None and any(len(each) < len(files[one]) for one, each in chosen.items()):
             about = abouts[-1]
         note = note_of(about, revision)
-        return _opened(name, _made(builder, chosen, folder_of(about), note, progress), wanted)
+        return _opened(name, _build_entry(builder, chosen, folder_of(about), note, progress), wanted)
 
 
 def _needed(name: str, files: Mapping[Any, Any], wanted: str, limit: int | None) -> dict[str, list[HubFile]]:
@@ -103,7 +112,7 @@ def _first(files: Sequence[HubFile], limit: int) -> Iterator[HubFile]:
 
 
 # -- fetching ----------------------------------------------------------------------------------------------------------
-def _made(
+def _build_entry(
     builder: Any, chosen: Mapping[str, list[HubFile]], folder: Path, note: Mapping[str, Any], on_progress: Progress
 ) -> _Entry:
     """The entry with the rows of these files. Raises `DataError`, and what `on_progress` does."""

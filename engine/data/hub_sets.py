@@ -70,7 +70,7 @@ def is_part(split: str | None) -> bool:
 
 
 @contextlib.contextmanager
-def telling(name: str) -> Iterator[None]:
+def raises_data_error(name: str) -> Iterator[None]:
     """Ask for a data set inside; what the libraries raise becomes a `DataError`."""
     import datasets
 
@@ -108,7 +108,7 @@ def builder_of(name: str, subset: str | None, revision: str | None) -> Any:
 def hub_files(name: str, split: str, subset: str | None = None, revision: str | None = None) -> list[HubFile] | None:
     """The files of one split in their order; None where the hub does not answer and all of the set is in the cache of
     `datasets`. Raises `DataError` for a set, a subset or a split that cannot be had."""
-    with telling(name):
+    with raises_data_error(name):
         try:
             found = builder_of(name, subset, revision).config.data_files
         except Exception:

@@ -92,7 +92,7 @@ class Counts:
         """Count a row that is dropped, truncated, split, masked or identical; one that is looked at alone has no number."""
         setattr(self, what, getattr(self, what) + 1)
         if what not in self.first_at and "row" in row:
-            number, index = _found(plan, row["row"])
+            number, index = _locate(plan, row["row"])
             self.first_at[what] = _at(plan.sources[number].rows, index)
 
 
@@ -102,7 +102,7 @@ def _at(rows: Rows, index: int) -> str:
     return f"{visible(path)}:{line}" if line else f"{visible(path)}, {rows.named(index)}"
 
 
-def _found(plan: Plan, row: int) -> tuple[int, int]:
+def _locate(plan: Plan, row: int) -> tuple[int, int]:
     """Which source a row stands in, and where, by its number over all sources."""
     bases = [plan.base(number) for number in range(len(plan.sources))]
     number = max(index for index, base in enumerate(bases) if base <= row)
@@ -184,7 +184,7 @@ def nothing_left(named: str, reasons: str) -> DataError:
 
 def too_long_error(plan: Plan, row: int, how: str) -> DataError:
     """The refusal of a row that is longer than `data.max_length`, by its number."""
-    number, index = _found(plan, row)
+    number, index = _locate(plan, row)
     # A row that is named by the byte where it begins has no number that says anything.
     named = "the row" if plan.bases and plan.bases[0] else f"row {index:,}"
     return plan.sources[number].rows.error(

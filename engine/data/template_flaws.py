@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from engine.data.chat import Chat
-from engine.data.chat_masks import says
+from engine.data.chat_masks import has_content
 from engine.data.chat_template import SENTINEL, MaskError, Message
 
 CONTROL = re.compile("[\x00-\x08\x0b\x0e-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]")
@@ -21,7 +21,7 @@ def left_out(chat: Chat, marks: re.Pattern[str], messages: Sequence[Message], to
     for place, message in enumerate(messages):
         if any(map(marks.search, _written(message, text))):
             found.append("marks")
-        if message["role"] != "tool" and not says(message):
+        if message["role"] != "tool" and not has_content(message):
             found.append("empty_turn")
         said = message.get("content") if message["role"] == "system" else None
         if isinstance(said, str) and said.strip() not in text and _is_lost(chat, messages, place, "content", tools):

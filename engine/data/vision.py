@@ -363,7 +363,7 @@ class ImageBatch:
         """Which of these tokens are an image's, under the name that the model reads; nothing where it does not ask."""
         import torch
 
-        if _tells_kinds(self.processor):
+        if _returns_token_types(self.processor):
             # Where images have positions in three directions these are counted by the model itself, from the types.
             asked = "mm_token_type_ids" in self.processor.model_input_names
             name = "mm_token_type_ids" if asked else "token_type_ids"
@@ -378,7 +378,7 @@ class ImageBatch:
             raise DataError(message, "The file changed while rows of it were trained on: start again.")
 
 
-def _tells_kinds(processor: Any) -> bool:
+def _returns_token_types(processor: Any) -> bool:
     """Whether a processor says by itself of each token whether it is an image's, as its model asks."""
     told = getattr(processor, "return_mm_token_type_ids", None)
     if told is None:

@@ -280,7 +280,7 @@ def is_stack(tensor: str) -> bool:
     return tensor.endswith("_exps.weight")
 
 
-def stays_wide(tensor: str, shape: tuple[int, ...]) -> bool:
+def stays_float32(tensor: str, shape: tuple[int, ...]) -> bool:
     """Whether llama.cpp has the tensor in float32 in every format: norms, biases, and the router, which decides by little."""
     return len(shape) == 1 or not tensor.endswith(".weight") or tensor.endswith("ffn_gate_inp.weight")
 

@@ -23,7 +23,7 @@ from engine.export.card import card
 from engine.export.merge import DTYPES, merge
 from engine.export.places import Source
 from engine.export.shards import compare, take_weights
-from engine.export.stored import wide_weights
+from engine.export.stored import dequantized_weights
 from engine.facts.stored import NOTE_FILES
 from engine.hub import COMMITS, commit_of, reaching_hub
 from engine.models.load import UNREADABLE, load_processing_class, model_folder, wanted_revision
@@ -157,7 +157,7 @@ class Model:
     @cached_property
     def stored(self) -> dict[str, model_files.Tensor]:
         """The weights by the headers of the files, those in FP8 and MXFP4 as the bfloat16 that they stand for."""
-        return wide_weights(self.whole)
+        return dequantized_weights(self.whole)
 
     def computing(self, what: str) -> parity.Layers:
         """Tells how far a comparison is."""
@@ -228,7 +228,7 @@ def write_model(model: Model, into: Path, report: Report) -> parity.Parity:
     if model.source.shares is not None:
         found = replace(found, weights=compare(into, model.source.shares))
     theirs = parity.open_folder(model.config, into, model.inputs, model.computing("Its answers"))
-    found = parity.judged(found, model.reference, theirs, model.bound)
+    found = parity.check_logits(found, model.reference, theirs, model.bound)
     _write_card(model, into, "safetensors", found)
     return found
 
@@ -287,13 +287,13 @@ def write_adapter(model: Model, into: Path, report: Report, *, per_expert: bool 
     if per_expert:
         found = replace(found, reader=single.READER, weights=cut.compare(into))
         theirs = parity.outputs(single.open_again(model.config, model.base, into), model.inputs)
-        found = parity.judged(found, exact, theirs, parity.SAME_WEIGHTS)
+        found = parity.check_logits(found, exact, theirs, parity.SAME_WEIGHTS)
         readers = ONE_BY_ONE if cut.one_by_one else AS_ONE_WEIGHT
     else:
         theirs = parity.reference(
             model.config, model.base, into, model.inputs, report=model.computing("Its answers")
         ).trained
-        found = parity.judged(found, exact, theirs, parity.BOUNDS[torch.float32])
+        found = parity.check_logits(found, exact, theirs, parity.BOUNDS[torch.float32])
     _write_card(model, into, "adapter", found, readers)
     return found
 

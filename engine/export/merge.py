@@ -23,7 +23,15 @@ from engine.config.kinds import LABELS
 from engine.config.tree import RunConfig
 from engine.errors import ModelError, visible
 from engine.export.parity import loader_of
-from engine.export.stored import Share, is_turned, read_weight, shares, stored_name, wide_header, wide_weights
+from engine.export.stored import (
+    Share,
+    dequantized_header,
+    dequantized_weights,
+    is_turned,
+    read_weight,
+    shares,
+    stored_name,
+)
 from engine.export.streamed import quantized_weights
 from engine.features.packed_experts import EXPERTS_ALONE, packs
 from engine.kernels.experts import ExpertLoRA, mxfp4, nvfp4
@@ -115,7 +123,7 @@ def plan(config: RunConfig, base: Path, adapter: Path, *, merging: bool = True) 
         model, bare = (loader.from_config(shape, dtype=torch.float32) for _ in range(2))
     tied = _tied(model)
     quantized = quantized_weights(config, model)
-    stored = wide_weights(base)
+    stored = dequantized_weights(base)
     skeleton = get_peft_model(model, settings, low_cpu_mem_usage=True)
     every = {
         path.removeprefix(PREFIX): module for path, module in skeleton.named_modules() if isinstance(module, LoraLayer)
@@ -149,11 +157,11 @@ def plan(config: RunConfig, base: Path, adapter: Path, *, merging: bool = True) 
     names = [*trained, *(f"{path}.weight" for path in layers)]
     renamed = {there: name for name in names if (there := stored_name(bare, name, stored)) != name}
     packed = _packed(config, bare, stored) if merging else {}
-    left_out = _words_head(shape, bare) & stored.keys() if head in LABELS else set()
+    left_out = _lm_head_weights(shape, bare) & stored.keys() if head in LABELS else set()
     return Plan(bare, layers, trained, low_rank, quantized, tied, wrapped, held, renamed, packed, left_out)
 
 
-def _words_head(shape: Any, judge: Any) -> set[str]:
+def _lm_head_weights(shape: Any, judge: Any) -> set[str]:
     """The weights of the head that a base for text predicts with, where a judge has none of that name."""
     import transformers
 
@@ -246,7 +254,7 @@ def merge(config: RunConfig, base: Path, adapter: Path, into: Path, report: Repo
     Raises ModelError where a weight of the adapter has no place in the base's files, or these hold no plain numbers.
     """
     made = plan(config, base, adapter)
-    every, stored = model_files.stored_weights(base), wide_weights(base)
+    every, stored = model_files.stored_weights(base), dequantized_weights(base)
     odd = next((name for name, each in stored.items() if each.dtype not in DTYPES), None)
     if odd is not None:
         raise ModelError(
@@ -260,7 +268,7 @@ def merge(config: RunConfig, base: Path, adapter: Path, into: Path, report: Repo
     with safe_open(adapter / model_files.ADAPTER_WEIGHTS, "pt") as weights:
         for number, file in enumerate(files):
             last = added if number == len(files) - 1 else {}
-            header = _kept(made, wide_header(file, every))
+            header = _kept(made, dequantized_header(file, every))
             if not header and not last:
                 continue
 
@@ -286,7 +294,9 @@ def merge(config: RunConfig, base: Path, adapter: Path, into: Path, report: Repo
     index = base / model_files.INDEX
     if len(files) > 1 or (files and files[0].name != model_files.WEIGHTS and index.is_file()):
         content = model_files.read_json(index)
-        content["weight_map"] = {name: file.name for file in files for name in _kept(made, wide_header(file, every))}
+        content["weight_map"] = {
+            name: file.name for file in files for name in _kept(made, dequantized_header(file, every))
+        }
         content["weight_map"] |= dict.fromkeys(added, files[-1].name)
         content.setdefault("metadata", {})["total_size"] = size_of_weights(into)
         (into / model_files.INDEX).write_text(json.dumps(content, indent=2) + "\n", "utf-8")

@@ -191,14 +191,17 @@ def outputs(model: PreTrainedModel | PeftModel, ids: Sequence[list[int]]) -> lis
 
 
 def distance(ours: Sequence[torch.Tensor], theirs: Sequence[torch.Tensor]) -> float:
-    """The largest distance of a text's outputs as a share of their size; infinite where one of either is not finite."""
-    worst = 0.0
-    for a, b in zip(ours, theirs, strict=True):
+    """The largest distance of a text's outputs as a share of their size; infinite where one of either is not finite. A judge
+    answers a text with one row of numbers, which may be near nothing: it is held against the size of all its answers."""
+    worst, sizes = 0.0, [each.norm() for each in ours]
+    if sizes and all(each.dim() == 2 and len(each) == 1 for each in ours):
+        sizes = [torch.stack(sizes).square().mean().sqrt()] * len(sizes)
+    for a, b, size in zip(ours, theirs, sizes, strict=True):
         if a.shape != b.shape or not bool(torch.isfinite(a).all() and torch.isfinite(b).all()):
             return float(
                 "inf"
             )  # also what is compared with: a distance from it would be no number, which no bound refuses
-        worst = max(worst, float((a - b).norm() / a.norm().clamp_min(1e-12)))
+        worst = max(worst, float((a - b).norm() / size.clamp_min(1e-12)))
     return worst
 
 
@@ -404,7 +407,7 @@ def outputs_with(
     return None if made is None else streamed.outputs(made, ids, together=config.method.head != "score")
 
 
-def judged(found: Parity, ours: Reference, theirs: Sequence[torch.Tensor], bound: float) -> Parity:
+def check_logits(found: Parity, ours: Reference, theirs: Sequence[torch.Tensor], bound: float) -> Parity:
     """The comparison with its logits. Raises ParityError where they are further apart than `bound`.
 
     Rounding a mixture's weights sends some tokens to other experts, which says nothing of the artefact: its logits are held
@@ -442,7 +445,7 @@ def _lost(
     return along < 0.1 * sum(float((a - b).square().sum()) for a, b in zip(wanted, base, strict=True))
 
 
-def judged_by_llama_cpp(
+def check_llama_cpp_logits(
     found: Parity,
     ours: Sequence[torch.Tensor],
     theirs: Sequence[torch.Tensor],
@@ -483,7 +486,7 @@ def judged_by_llama_cpp(
     )
 
 
-def judged_in_float32(
+def check_float32_logits(
     found: Parity, ours: Sequence[torch.Tensor], theirs: Sequence[torch.Tensor], bound: float, *, mixture: bool
 ) -> Parity:
     """The comparison with llama.cpp's logits, both sides computed in float32 with the numbers of the file: what is left tells

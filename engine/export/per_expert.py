@@ -64,7 +64,7 @@ class PerExpert:
     """An adapter in the checkpoint `adapter`, cut into one for each expert."""
 
     adapter: Path
-    made: Plan
+    plan: Plan
     singles: dict[str, Single]
     """By the names of the projections."""
 
@@ -79,30 +79,30 @@ class PerExpert:
     @property
     def one_by_one(self) -> bool:
         """Whether the base's files hold the experts one by one, so that the names are theirs."""
-        held = {path for path, share in self.made.shares.values() if share.expert is not None}
+        held = {path for path, share in self.plan.shares.values() if share.expert is not None}
         return {each.path for each in self.singles.values()} <= held
 
     def write(self, into: Path) -> None:
         """adapter_model.safetensors and adapter_config.json, a weight at a time."""
         names = {dtype: name for name, dtype in DTYPES.items()}
         with safe_open(self.adapter / model_files.ADAPTER_WEIGHTS, "pt") as weights:
-            cut = {key for each in self.singles.values() for key in self.made.low_rank[each.path].values()}
+            cut = {key for each in self.singles.values() for key in self.plan.low_rank[each.path].values()}
             whole = [key for key in weights.keys() if key not in cut]  # noqa: SIM118 - no mapping
             shapes = {}
             for key in whole:
                 part = weights.get_slice(key)
                 shapes[key] = model_files.Tensor(part.get_dtype(), tuple(part.get_shape()))
             for stem, each in self.singles.items():
-                for key, value in zip(_keys(stem), _factors(self.made, each, weights), strict=True):
+                for key, value in zip(_keys(stem), _factors(self.plan, each, weights), strict=True):
                     shapes[key] = model_files.Tensor(names[value.dtype], tuple(value.shape))
 
             def tensors() -> Iterator[torch.Tensor]:
                 yield from map(weights.get_tensor, whole)
                 for each in self.singles.values():
-                    yield from _factors(self.made, each, weights)
+                    yield from _factors(self.plan, each, weights)
 
             write_safetensors(into / model_files.ADAPTER_WEIGHTS, shapes, tensors())
-        settings = _settings(model_files.read_json(self.adapter / model_files.ADAPTER), self.made, self.singles)
+        settings = _settings(model_files.read_json(self.adapter / model_files.ADAPTER), self.plan, self.singles)
         (into / model_files.ADAPTER).write_text(json.dumps(settings, indent=2) + "\n", "utf-8")
 
     @torch.no_grad()
@@ -114,7 +114,7 @@ class PerExpert:
             safe_open(folder / model_files.ADAPTER_WEIGHTS, "pt") as written,
         ):
             for path in {each.path for each in self.singles.values()}:
-                whole = self.made.delta(path, weights)
+                whole = self.plan.delta(path, weights)
                 largest = float(whole.abs().max())
                 for stem, each in ((stem, each) for stem, each in self.singles.items() if each.path == path):
                     a, b = (written.get_tensor(key).float() for key in _keys(stem))

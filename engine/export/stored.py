@@ -63,13 +63,17 @@ class Share:
         return factors[:, self.rows] if self.expert is None else factors[self.expert, self.rows]
 
 
-def wide_weights(folder: Path) -> dict[str, model_files.Tensor]:
+def dequantized_weights(folder: Path) -> dict[str, model_files.Tensor]:
     """The weights by the headers of a folder's files, those in FP8 and experts in MXFP4, [E, in, out], as bfloat16."""
     every = model_files.stored_weights(folder)
-    return {name: each for part in model_files.weight_files(folder) for name, each in wide_header(part, every).items()}
+    return {
+        name: each
+        for part in model_files.weight_files(folder)
+        for name, each in dequantized_header(part, every).items()
+    }
 
 
-def wide_header(file: Path, every: Mapping[str, model_files.Tensor]) -> dict[str, model_files.Tensor]:
+def dequantized_header(file: Path, every: Mapping[str, model_files.Tensor]) -> dict[str, model_files.Tensor]:
     """The same of one file, of which others of `every` may hold a part."""
     found = {}
     packed = packed_in(file.parent)
@@ -117,11 +121,11 @@ def _scales_fp8(name: str, every: Mapping[str, model_files.Tensor]) -> bool:
 
 
 def read_weight(folder: Path, name: str) -> torch.Tensor:
-    """A weight of the folder's files by its name in `wide_weights`. Raises KeyError for one that is not there."""
+    """A weight of the folder's files by its name in `dequantized_weights`. Raises KeyError for one that is not there."""
     packed = packed_in(folder)
     layer, _, end = name.rpartition(".")
     if packed is not None and end == "weight" and layer in packed:
-        return packed.wide(layer, torch.bfloat16)
+        return packed.dequantize(layer, torch.bfloat16)
     for file in model_files.weight_files(folder):
         header = model_files.header(file)
         for there in (name, f"{name}_blocks"):

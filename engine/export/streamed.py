@@ -22,7 +22,7 @@ from safetensors import safe_open
 from engine import model_files
 from engine.config.tree import RunConfig
 from engine.errors import ModelError
-from engine.export.stored import Share, is_turned, packed_in, read_weight, shares, stored_name, wide_weights
+from engine.export.stored import Share, dequantized_weights, is_turned, packed_in, read_weight, shares, stored_name
 from engine.features.packed_experts import EXPERTS_ALONE, packs
 from engine.kernels.experts.packed import Packer
 from engine.models.capped_scores import keep_capped_scores
@@ -134,7 +134,7 @@ def opened(
         return None  # whose weights transformers turns before they are quantized
     stored = model_files.stored_weights(folder)
     files = {name: file for file in model_files.weight_files(folder) for name in model_files.header(file)}
-    wide = wide_weights(folder) if any(weight.ndim == 3 for weight in model.parameters()) else stored
+    wide = dequantized_weights(folder) if any(weight.ndim == 3 for weight in model.parameters()) else stored
     rounds = _rounding(config, model)
     sources: dict[str, Read] = {}
     together, largest = False, 0

@@ -36,7 +36,7 @@ from engine.export.families_of_gguf import (
     experts,
     is_stack,
     llama3_factors,
-    stays_wide,
+    stays_float32,
     tensors,
     write_sizes,
 )
@@ -92,10 +92,12 @@ def write(model: Model, folder: Path, file: Path, quant: str, report: Report) ->
         _write(model, folder, file, quant, config, name, vocab, report)
     report("Opening it again", 0, 1)
     found = _read_back(model, folder, file, config, name, vocab)
-    return _judged(found, model, folder, file, quant, report) if llama_cpp.installed() else found
+    return _check_parity(found, model, folder, file, quant, report) if llama_cpp.installed() else found
 
 
-def _judged(found: parity.Parity, model: Model, folder: Path, file: Path, quant: str, report: Report) -> parity.Parity:
+def _check_parity(
+    found: parity.Parity, model: Model, folder: Path, file: Path, quant: str, report: Report
+) -> parity.Parity:
     """The comparison with llama.cpp's own ids and logits. Raises ParityError where they are not the model's."""
     from transformers import AutoConfig
 
@@ -116,7 +118,7 @@ def _judged(found: parity.Parity, model: Model, folder: Path, file: Path, quant:
     config = AutoConfig.from_pretrained(folder).get_text_config()
     mixture = experts(config) > 0
     same = (ours, theirs) if quant == "F32" else _in_float32(model, folder, file, config, report)
-    found = parity.judged_by_llama_cpp(
+    found = parity.check_llama_cpp_logits(
         found,
         ours,
         theirs,
@@ -129,7 +131,7 @@ def _judged(found: parity.Parity, model: Model, folder: Path, file: Path, quant:
     if isinstance(same, str):
         return replace(found, not_in_float32=same)
     bound = parity.GELU_TABLE if architecture(config) in GEMMAS else parity.SAME_NUMBERS
-    return parity.judged_in_float32(found, *same, bound, mixture=mixture)
+    return parity.check_float32_logits(found, *same, bound, mixture=mixture)
 
 
 def _in_float32(
@@ -300,7 +302,7 @@ def _shape(theirs: str, ours: list[Part], stored: dict[str, model_files.Tensor])
 def _kind(theirs: str, shape: tuple[int, ...], quant: str) -> GGMLQuantizationType:
     from gguf import GGMLQuantizationType as kinds
 
-    if stays_wide(theirs, shape):
+    if stays_float32(theirs, shape):
         return kinds.F32
     if quant == MXFP4:
         return kinds.MXFP4 if is_stack(theirs) else kinds.BF16
@@ -342,18 +344,18 @@ def _read_back(
                     "gguf", f"the weight {visible(each.name)} is further from its source than rounding"
                 )
 
-    def said(key: str) -> Any:
+    def field_of(key: str) -> Any:
         field = reader.get_field(key)
         return None if field is None else field.contents()
 
     tokenizer = model.tokenizer
     wanted = tokenizer.convert_ids_to_tokens(list(range(min(len(tokenizer), len(vocab.tokens)))))
-    for number, (token, found) in enumerate(zip(wanted, said("tokenizer.ggml.tokens"), strict=False)):
+    for number, (token, found) in enumerate(zip(wanted, field_of("tokenizer.ggml.tokens"), strict=False)):
         if token is not None and str(token) != found and str(token).replace("\u2581", " ") != found:
             raise parity.differs("gguf", f"token {number} is {found!r} instead of {token!r}")
-    if (said("tokenizer.chat_template") or None) != (parity.own_template(tokenizer)[0] or None):
+    if (field_of("tokenizer.chat_template") or None) != (parity.own_template(tokenizer)[0] or None):
         raise parity.differs("gguf", "it has another chat template")
-    ends = [said(f"tokenizer.ggml.{name}_token_id") for name in ("eos", "eot", "eom")]
+    ends = [field_of(f"tokenizer.ggml.{name}_token_id") for name in ("eos", "eot", "eom")]
     found = [each for each in ends if each is not None]
     if sorted(found) != sorted(model.stops):
         raise parity.differs("gguf", f"its stop tokens are {found} instead of {model.stops}")

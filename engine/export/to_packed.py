@@ -32,7 +32,7 @@ from engine.export.merge import (
     size_of_weights,
     write_safetensors,
 )
-from engine.export.stored import packed_in, read_weight, wide_header, wide_weights
+from engine.export.stored import dequantized_header, dequantized_weights, packed_in, read_weight
 from engine.facts.stored import ROUNDED_TO, block_of, stored_as, with_note
 from engine.kernels.experts.packed import of_mxfp4
 from engine.models.stored_fp8 import widened
@@ -107,8 +107,8 @@ class Weights:
         for key in self.every:
             if self.entries is not None and self.entries.holds(key):
                 self._of_layer.setdefault(self.entries.layer_of(key), []).append(key)
-        self.owners = {key: name for name in wide_weights(folder) for key in self._keys(name)}
-        """By the name of an entry the weight, by its name in `wide_weights`, that changes with it; none for plain ones."""
+        self.owners = {key: name for name in dequantized_weights(folder) for key in self._keys(name)}
+        """By the name of an entry the weight, by its name in `dequantized_weights`, that changes with it; none for plain ones."""
 
     def _keys(self, name: str) -> list[str]:
         layer, _, end = name.rpartition(".")
@@ -143,7 +143,7 @@ class Weights:
             )
 
     def read(self, name: str, changed: Mapping[str, torch.Tensor] | None = None) -> torch.Tensor:
-        """A packed weight, with `changed` entries by their names, in the shape of `wide_weights`, float32."""
+        """A packed weight, with `changed` entries by their names, in the shape of `dequantized_weights`, float32."""
         changed = changed or {}
 
         def raw(key: str) -> torch.Tensor:
@@ -152,7 +152,7 @@ class Weights:
         keys, layer = self._keys(name), name.rpartition(".")[0]
         if self.entries is not None and layer in self._of_layer:
             own = {key.removeprefix(f"{layer}."): value for key, value in changed.items()}
-            return self.entries.wide(layer, torch.float32, changed=own)
+            return self.entries.dequantize(layer, torch.float32, changed=own)
         if f"{name}_blocks" in keys:
             return of_mxfp4(raw(keys[0]), raw(keys[1]), torch.float32, turned=True).all_unpacked()
         return widened(name, raw(name), raw(keys[1]) if len(keys) > 1 else None, self.block, torch.float32)
@@ -227,7 +227,7 @@ def write(config: RunConfig, base: Path, adapter: Path, into: Path, report: Repo
 
 
 def _write(config: RunConfig, base: Path, adapter: Path, into: Path, weights: Weights, report: Report) -> Written:
-    made, wide = plan(config, base, adapter), wide_weights(base)
+    made, wide = plan(config, base, adapter), dequantized_weights(base)
     added = added_weights(made, wide)
     refuse_left_over(made, wide, added)
     for name in {*weights.owners.values()}:
@@ -241,7 +241,7 @@ def _write(config: RunConfig, base: Path, adapter: Path, into: Path, weights: We
         for number, file in enumerate(files):
             header = {key: each for key, each in model_files.header(file).items() if key not in dropped}
             last = added if number == len(files) - 1 else {}
-            plain = wide_header(file, weights.every)
+            plain = dequantized_header(file, weights.every)
 
             def tensors(
                 header: Mapping[str, model_files.Tensor] = header,

@@ -165,14 +165,14 @@ def known_model(config: RunConfig, facts: Facts) -> ModelFacts | None:
     return facts.model if facts.model is not None and facts.model.name == config.model.name else None
 
 
-def wide_of(model: ModelFacts) -> int:
+def mlp_width(model: ModelFacts) -> int:
     """The width of a layer's MLP: the usual one where the model's files do not say."""
     return model.intermediate_size or 4 * (model.hidden_size or 0)
 
 
 def products(model: ModelFacts) -> list[tuple[int, int]]:
     """Inner size and width of each matrix product of a dense decoder layer."""
-    hidden, wide, width = model.hidden_size or 0, wide_of(model), model.head_dim or 0
+    hidden, wide, width = model.hidden_size or 0, mlp_width(model), model.head_dim or 0
     q, kv = width * (model.heads or 0), width * (model.kv_heads or 0)
     return [(hidden, q), (hidden, kv), (hidden, kv), (q, hidden), (hidden, wide), (hidden, wide), (wide, hidden)]
 

@@ -25,9 +25,9 @@ class Layers:
     """A value of `memory.gradient_checkpointing` other than `auto`."""
     linears: float
     """Bytes of the linear weights, with their scales."""
-    wide_kept: float
+    mlp_kept: float
     """Numbers that a layer keeps of a token for each of its MLP's width."""
-    wide_gradients: float
+    mlp_gradients: float
     """Gradients of that width that are there at once while it is differentiated."""
     on_the_host: float = 0.0
     """The share of the weights that waits in the host's memory."""

@@ -55,7 +55,7 @@ def add_adapter(model: PreTrainedModel, config: RunConfig) -> PreTrainedModel | 
 
     Raises ModelError for targets and names that the model lacks.
     """
-    from engine.models.stored_packed.linear import leave_to_each_process
+    from engine.models.stored_packed.linear import ignore_in_ddp
     from engine.models.vision_parts import freeze_vision, refuse_without_vision, vision_parts, without_vision
 
     adapter, vision = config.adapter, vision_parts(model)
@@ -63,12 +63,12 @@ def add_adapter(model: PreTrainedModel, config: RunConfig) -> PreTrainedModel | 
     if adapter.kind == "none":
         frozen = _frozen_but(model, adapter.unfrozen_parameters)
         freeze_vision(config, frozen, vision)
-        leave_to_each_process(frozen)
+        ignore_in_ddp(frozen)
         return frozen
     import torch
     from peft import get_peft_model
 
-    from engine.models.expert_shards import as_if_whole
+    from engine.models.expert_shards import unsharded
     from engine.models.layer_names import as_named, name_for_files
 
     _check_targets(model, adapter.target_modules)
@@ -79,7 +79,7 @@ def add_adapter(model: PreTrainedModel, config: RunConfig) -> PreTrainedModel | 
     if (excluded := without_vision(model, vision, config.model.train_vision)) is not None:
         asked.exclude_modules = excluded
     try:
-        with as_if_whole(model), as_named(model):
+        with unsharded(model), as_named(model):
             adapted = get_peft_model(model, asked, autocast_adapter_dtype=in_float32)
     except ValueError as problem:
         first = visible(first_line(problem))
@@ -97,7 +97,7 @@ def add_adapter(model: PreTrainedModel, config: RunConfig) -> PreTrainedModel | 
         elif not in_float32 and "lora_" in name and weight.dtype == torch.float32:
             # Beside weights of int8, which have no format to take, PEFT makes them float32.
             weight.data = weight.data.to(torch.bfloat16)
-    leave_to_each_process(adapted)
+    ignore_in_ddp(adapted)
     return adapted
 
 

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
 
-def looks_back_alone(model: PreTrainedModel) -> bool:
+def is_causal_lm(model: PreTrainedModel) -> bool:
     """Whether every layer of a text model is causal, so that tokens behind a token cannot change what comes out at it."""
     config = model.config
     if hasattr(config, "vision_config") or config.is_encoder_decoder or not getattr(config, "is_causal", True):
@@ -25,7 +25,7 @@ def looks_back_alone(model: PreTrainedModel) -> bool:
     return bool(own) and all(own)
 
 
-def looks_both_ways(model: PreTrainedModel) -> bool:
+def is_bidirectional(model: PreTrainedModel) -> bool:
     """Whether no layer of a text model is causal."""
     own = _flags(model)
     return bool(own) and not any(own) and not hasattr(model.config, "vision_config")
@@ -34,14 +34,14 @@ def looks_both_ways(model: PreTrainedModel) -> bool:
 def refuse_the_wrong_direction(config: RunConfig, model: PreTrainedModel) -> None:
     """Raises ModelError for an encoder that is to write, and for the first token as the vector of a causal model."""
     method = config.method
-    if method.head == "vocabulary" and looks_both_ways(model):
+    if method.head == "vocabulary" and is_bidirectional(model):
         name = visible(redact(config.model.name))
         raise ModelError(
             f"model.name: must be a model that reads from left to right for {method.kind}; got {name} "
             f"({model.config.model_type}), whose tokens see those after them.",
             "Take one that writes, or set method.kind to embedding, reward or prm, which such a model serves.",
         )
-    if method.kind == "embedding" and method.pooling == "first" and looks_back_alone(model):
+    if method.kind == "embedding" and method.pooling == "first" and is_causal_lm(model):
         raise ModelError(
             "method.pooling: must be mean or last for a model that reads from left to right; got first.",
             "Its first token has seen nothing of the text; first is for models such as BERT.",

@@ -95,7 +95,7 @@ class Share:
         mesh = self.group.mesh(part.device)
         return DTensor.from_local(part.detach(), mesh, [*[Replicate()] * (mesh.ndim - 1), Shard(0)], run_check=False)
 
-    def whole_shape(self, part: Tensor) -> torch.Size:
+    def full_shape(self, part: Tensor) -> torch.Size:
         """The shape of the weight of all experts."""
         sizes = list(part.shape)
         sizes[-1 if self.inmost else 0] *= self.group.size
@@ -113,7 +113,7 @@ def is_divided(model: nn.Module) -> bool:
     return any(share_of(weight) is not None for weight in model.parameters())
 
 
-def whole_numel(weight: Tensor) -> int:
+def full_numel(weight: Tensor) -> int:
     """How many numbers a weight has, those of the experts of other processes too."""
     share = share_of(weight)
     return weight.numel() if share is None else weight.numel() * share.group.size
@@ -177,7 +177,7 @@ def divide_experts(model: nn.Module, group: Group) -> None:
 
 
 @contextlib.contextmanager
-def as_if_whole(model: nn.Module) -> Iterator[None]:
+def unsharded(model: nn.Module) -> Iterator[None]:
     """Within it an adapter is made as for all experts, so that each process draws the numbers that one alone would draw; after it
     the adapter is this process's. What stands for the experts meanwhile takes no memory."""
     from peft.tuners.lora.layer import ParamWrapper
@@ -189,7 +189,7 @@ def as_if_whole(model: nn.Module) -> Iterator[None]:
                 put_away.append((module, name, weight, share))
     for module, name, weight, share in put_away:
         # Of no packed weight: it would be unpacked to be asked.
-        stands = torch.zeros((), dtype=weight.dtype, device=weight.device).expand(share.whole_shape(weight))
+        stands = torch.zeros((), dtype=weight.dtype, device=weight.device).expand(share.full_shape(weight))
         setattr(module, name, nn.Parameter(stands, requires_grad=weight.requires_grad))
     try:
         yield

@@ -34,7 +34,7 @@ _AS_NAMED = "layers as they are named"
 def as_named(model: torch.nn.Module) -> Iterator[None]:
     """While an adapter is added, PEFT takes names of layers as they are."""
     config = getattr(model, "config", None)
-    if not taken_for_experts(model):
+    if not named_as_experts(model):
         yield
         return
     own = config.__dict__.get("model_type")
@@ -65,7 +65,7 @@ def no_plain_layers(model: torch.nn.Module) -> frozenset[str]:
     )
 
 
-def taken_for_experts(model: torch.nn.Module) -> frozenset[str]:
+def named_as_experts(model: torch.nn.Module) -> frozenset[str]:
     """Ends of names that PEFT takes for experts of this model's family; none where it takes layers for layers."""
     from peft.utils import transformers_weight_conversion as theirs
 
@@ -79,7 +79,7 @@ def taken_for_experts(model: torch.nn.Module) -> frozenset[str]:
 def name_for_files(adapted: PeftModel) -> None:
     """Changes the adapter's config, which is saved with it, so that PEFT opens the adapter on the layers that have it."""
     base = adapted.get_base_model()
-    ends, config = taken_for_experts(base), adapted.peft_config["default"]
+    ends, config = named_as_experts(base), adapted.peft_config["default"]
     assert isinstance(config, LoraConfig)
     layers = [
         name
@@ -119,7 +119,7 @@ def open_adapter(model: PreTrainedModel | PeftModel, folder: str, name: str, **m
 
 def _is_layer(model: torch.nn.Module, target: str) -> bool:
     path, _, last = target.rpartition(".")
-    if last != "weight" or path.rpartition(".")[2] not in taken_for_experts(model):
+    if last != "weight" or path.rpartition(".")[2] not in named_as_experts(model):
         return False
     return any(
         name == path or name.endswith(f".{path}")

@@ -98,13 +98,13 @@ class _PacksExperts(HfQuantizer):
         ]
         ours = [self._one_by_one(conversion) for conversion in known]
         # Weights that lie in the file as the model holds them.
-        as_stored = [self._whole(f".experts.{end}") for end in sorted(ends)]
+        as_stored = [self._converter(f".experts.{end}") for end in sorted(ends)]
         return [conversion for conversion in conversions if conversion not in known] + ours + as_stored
 
     def _one_by_one(self, known: WeightConverter) -> _OneByOne:
         return _OneByOne.of(known)
 
-    def _whole(self, name: str) -> _OneByOne:
+    def _converter(self, name: str) -> _OneByOne:
         return _OneByOne(name, name, [_AsStored()])
 
     def _changes_experts(self) -> bool:
@@ -175,11 +175,11 @@ class _ExpertsAlone(_PacksExperts):
     def _in_fp8(self) -> bool:
         return self.quantization_config.todo == "keep" and self.quantization_config.kind == "fp8"
 
-    def _whole(self, name: str) -> _OneByOne:
+    def _converter(self, name: str) -> _OneByOne:
         if self._in_fp8():
-            return _InFp8.of(super()._whole(name))
+            return _InFp8.of(super()._converter(name))
         if self.quantization_config.todo in ("pack", "divide"):
-            return super()._whole(name)
+            return super()._converter(name)
         return _InBlocks([f"{name}_blocks", f"{name}_scales"], name, [_AsStored()])
 
 
@@ -368,7 +368,7 @@ class _InFp8(_OneByOne):
         """The weight by its name. Raises ModelError for numbers without scales, or in another format or layout."""
         for operation in self.operations:
             if (name := type(operation).__name__) not in _MOVES:
-                _stays_wide(layer_name, f"{name} of transformers moves numbers, and not their scales")
+                _refuse_packing(layer_name, f"{name} of transformers moves numbers, and not their scales")
         wide = [name for name in self.source_patterns if not name.endswith(("_scale_inv", "_scale"))]
         read = {name: [_Reader(job) for job in self.collected_tensors.get(name, ())] for name in wide}
         scaled = {
@@ -388,14 +388,14 @@ class _InFp8(_OneByOne):
             for name in wide:
                 part = _part(read[name], count, expert, torch.Tensor.contiguous)
                 if part.dtype != torch.float8_e4m3fn:
-                    _stays_wide(layer_name, f"its files hold it in {str(part.dtype).removeprefix('torch.')}")
+                    _refuse_packing(layer_name, f"its files hold it in {str(part.dtype).removeprefix('torch.')}")
                 scale = _part(scaled[name], count, expert, torch.Tensor.float) if scaled[name] else None
                 part = part[0] if part.dim() == 3 else part
                 scale = scale[0] if scale is not None and scale.dim() == 3 else scale
                 parts[name] = part, *fitting(layer_name, part.shape, scale, hf_quantizer.quantization_config.block)
             columns = {block[1] for _, _, block in parts.values()}
             if len(columns) > 1:
-                _stays_wide(layer_name, "parts of it have scales of blocks of other sizes")
+                _refuse_packing(layer_name, "parts of it have scales of blocks of other sizes")
             rows = _common(parts.values())
             codes = {name: [part.view(torch.uint8)] for name, (part, _, _) in parts.items()}
             by_block = {
@@ -428,7 +428,7 @@ def _common(parts: Iterable[tuple[torch.Tensor, torch.Tensor, tuple[int, int]]])
     return math.gcd(*sizes)
 
 
-def _stays_wide(name: str, reason: str) -> NoReturn:
+def _refuse_packing(name: str, reason: str) -> NoReturn:
     raise ModelError(
         f"model.quantize_moe_experts: {name} cannot stay in FP8: {reason}.", "Set model.quantize_moe_experts to false."
     ).mended_by({"model.quantize_moe_experts": False})
@@ -445,11 +445,11 @@ class _Reader:
     def as_stored(self, own: range | None = None) -> torch.Tensor:
         """The entry in the files' own format; of one that holds all experts these alone, the others unread."""
         if self.told is None:
-            return self.whole() if own is None else self.whole()[own.start : own.stop]
+            return self.materialize() if own is None else self.materialize()[own.start : own.stop]
         value: torch.Tensor = self.told["tensor"][...] if own is None else self.told["tensor"][own.start : own.stop]
         return value.to(device=self.told["device"])
 
-    def whole(self) -> torch.Tensor:
+    def materialize(self) -> torch.Tensor:
         value: torch.Tensor = self.job() if callable(self.job) else self.job.result()
         return value
 
@@ -459,7 +459,7 @@ class _Reader:
         if self.told is not None:
             part: torch.Tensor = self.told["tensor"][number : number + 1]
             return part.to(device=self.told["device"], dtype=None if stored else self.told["dtype"])
-        return self.whole()[number : number + 1]
+        return self.materialize()[number : number + 1]
 
 
 def _part(
@@ -467,7 +467,7 @@ def _part(
 ) -> torch.Tensor:
     """One expert's part in the model's format, or what `stored` makes of it in the files'."""
     if len(readers) == count:
-        return readers[number].whole() if stored is None else stored(readers[number].as_stored())
+        return readers[number].materialize() if stored is None else stored(readers[number].as_stored())
     if len(readers) == 1:
         found = readers[0].one(number, stored is not None)
         return found if stored is None else stored(found)

@@ -193,10 +193,19 @@ def _cut(config: RunConfig, facts: Facts) -> dict[FieldSpec, Any]:
 
 def recomputed_within(room: int, config: RunConfig, facts: Facts) -> tuple[Any, str]:
     """What `memory.gradient_checkpointing: auto` becomes where so many bytes of each card are free."""
+    return _gradient_checkpointing(config, _with_room(room, facts))
+
+
+def spared_within(room: int, config: RunConfig, facts: Facts) -> tuple[Any, str]:
+    """What `memory.recompute_num_layers: auto` becomes beside the config's tier where so many bytes of each card are free."""
+    return _recompute_num_layers(config, _with_room(room, facts))
+
+
+def _with_room(room: int, facts: Facts) -> Facts:
     if facts.machine is None:
-        return _gradient_checkpointing(config, facts)
+        return facts
     gpus = tuple(replace(gpu, memory_bytes=min(room, gpu.memory_bytes)) for gpu in facts.machine.gpus)
-    return _gradient_checkpointing(config, replace(facts, machine=replace(facts.machine, gpus=gpus)))
+    return replace(facts, machine=replace(facts.machine, gpus=gpus))
 
 
 def _ten_times(label: str) -> Resolve:

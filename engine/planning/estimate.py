@@ -15,7 +15,7 @@ from engine.facts import counts as counted
 from engine.planning import memory_model
 from engine.planning.auto import resolved
 from engine.planning.messages import Exchange, exchange
-from engine.planning.speed import card_batch_seconds, operations, streaming_share, told_by
+from engine.planning.speed import card_batch_seconds, operations, streaming_share, time_source
 
 # What a CPU core does, for a first guess at the time.
 _CPU_FLOPS_PER_CORE = 2.0e10
@@ -153,7 +153,7 @@ def _speed(
     data = facts.data
     if not seconds or counts is None or not steps or not per_epoch or data is None or not data.tokens:
         return None, ""
-    words = told_by(config, facts, counts, data.tokens / (per_epoch * config.optim.gradient_accumulation_steps))
+    words = time_source(config, facts, counts, data.tokens / (per_epoch * config.optim.gradient_accumulation_steps))
     return (data.tokens * steps / per_epoch / seconds, words) if words else (None, "")
 
 

@@ -20,12 +20,12 @@ from engine.facts.counts import (
     Parameters,
     devices_a_node,
     known_model,
+    mlp_width,
     parameters,
     products,
     sampled_together,
     shard_count,
     tokens_and_length,
-    wide_of,
 )
 from engine.facts.stored import PACKED
 from engine.features import attention_backend, cut_cross_entropy, fp8_base, layer_offloading, packed_experts
@@ -59,6 +59,8 @@ RING_SUMS = 3
 # While answers are sampled, so many float32 copies of the scores of their last token are there at once (measured with
 # transformers 5.23 on a CPU: 5.0, and 4.5 of a model in bfloat16).
 SAMPLED_SCORES = 5
+# The places for keys and values of answers are a multiple of so many, where they are not told to grow token by token.
+CACHE_TILE = 128
 # A layer of a vision tower that is differentiated keeps so many numbers a patch: of its width, more where attention
 # rotates, and of its MLP's, more where that has a gate; and the tower so many of its width beside its layers (saved tensors
 # of SigLIP 7.5, 2.2 and 4, Qwen3-VL 10.5, 2.2 and 10.7, Qwen2.5-VL 12.5, 4.2 and 8.5; torch 2.13).
@@ -211,6 +213,8 @@ def _sampling(config: RunConfig, model: ModelFacts, length: int) -> float:
         return 0.0
     answers = config.optim.per_device_train_batch_size * sampled_together(config)
     width = (model.kv_heads or 0) * (model.head_dim or 0)
+    if getattr(config.method, "cache_implementation", "dynamic") != "dynamic":
+        length = math.ceil(length / CACHE_TILE) * CACHE_TILE
     cached = 2 * width * length * ((model.layers or 0) + 1) * BYTES[config.model.dtype]
     return answers * (cached + SAMPLED_SCORES * 4.0 * (model.vocab_size or 0))
 
@@ -326,9 +330,9 @@ def _activations(config: RunConfig, facts: Facts, layers: Layers, length: int) -
     """What all layers keep for the backward pass, and what one of them needs while it is differentiated: its gradients,
     and all that it forgot where it is computed again."""
     model, tokens, size = layers.model, layers.tokens, layers.size
-    hidden, count, wide = model.hidden_size or 0, model.layers or 0, wide_of(model)
+    hidden, count, wide = model.hidden_size or 0, model.layers or 0, mlp_width(model)
     attention = (model.head_dim or 0) * ((model.heads or 0) + 2 * (model.kv_heads or 0))
-    kept_wide = layers.wide_kept * wide
+    kept_wide = layers.mlp_kept * wide
     kept = KEPT_HIDDEN * hidden + kept_wide + KEPT_ATTENTION * attention
     layer = tokens * kept * size * (KEPT_FROZEN if config.adapter.kind == "lora" else 1.0)
     if config.model.dtype == "float32":
@@ -337,7 +341,7 @@ def _activations(config: RunConfig, facts: Facts, layers: Layers, length: int) -
     scores = tokens * length * (model.heads or 1) * (size + 4) if attention_backend.keeps_scores(config, facts) else 0
     layer += scores
     share = 1.0 if layers.at_once is None else layers.at_once
-    gradients = tokens * (GRADIENTS_HIDDEN * hidden + layers.wide_gradients * wide * share) * size
+    gradients = tokens * (GRADIENTS_HIDDEN * hidden + layers.mlp_gradients * wide * share) * size
     if layers.at_once is not None:
         layer, gradients, of_block = layer - of_block, gradients + of_block * share, 0.0
     if (ring := config.distributed.context_parallel_size) > 1:
@@ -361,19 +365,19 @@ def _activations(config: RunConfig, facts: Facts, layers: Layers, length: int) -
 def _fused_activations(layers: Layers, gradients: float, scores: float) -> tuple[float, float]:
     """The same of compiled layers, of which each holds these bytes of attention scores. What is computed again is there while it is differentiated, but for what the tier kept; the
     last product's result is the next layer's input and is not kept twice."""
-    model, wide = layers.model, wide_of(layers.model)
+    model, wide = layers.model, mlp_width(layers.model)
     count, hidden = model.layers or 0, model.hidden_size or 0
     head = model.head_dim or 0
     narrow = FUSED_HIDDEN * hidden + head * (FUSED_QUERY * (model.heads or 0) + FUSED_KEYS * (model.kv_heads or 0))
     bytes_each = layers.tokens * layers.size
-    layer = bytes_each * (narrow + layers.wide_kept * wide) + scores + layers.beside / max(1, count)
+    layer = bytes_each * (narrow + layers.mlp_kept * wide) + scores + layers.beside / max(1, count)
     if layers.in_flight is not None:
         return layers.in_flight, layer + gradients
     if layers.again is None:
         return layer * count, gradients
     again = layers.again - (hidden if layers.checkpointing in ("selective", "medium") else 0)
     whole = layer * min(layers.left_out, count)
-    there = scores + bytes_each * (narrow + (layers.wide_kept + layers.wide_gradients) * wide - (again - hidden))
+    there = scores + bytes_each * (narrow + (layers.mlp_kept + layers.mlp_gradients) * wide - (again - hidden))
     return bytes_each * again * max(0, count - layers.left_out) + whole, max(gradients, there - whole)
 
 

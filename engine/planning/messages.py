@@ -48,13 +48,13 @@ class Exchange:
 
 
 @dataclass(frozen=True)
-class _Ways:
+class _Links:
     """Bytes a second within a host and between hosts, and how many devices a host has."""
 
     within: float
     between: float
     devices: int
-    words: str
+    description: str
 
     def around(self, several: int) -> float:
         """Of a ring of so many devices beside each other: from host to host it has all connections of a host."""
@@ -75,15 +75,15 @@ def exchange(
     devices = device_count(config)
     if devices == 1 or facts.machine is None or not facts.machine.gpus:
         return None
-    ways, batches = _ways(config, facts.machine.gpus[0]), config.optim.gradient_accumulation_steps
+    ways, batches = _links(config, facts.machine.gpus[0]), config.optim.gradient_accumulation_steps
     back = batch_seconds * 2 / 3
     parts = [_gradients(config, parameters, ways, back), _weights(config, facts, ways, batches)]
     parts += [part(config, facts, ways, batches, tokens / devices) for part in (_routed, _ring)]
     sent, seconds = (sum(column) for column in zip(*parts, strict=True))
-    return Exchange(sent, seconds + SLOWER * batch_seconds * batches, ways.words)
+    return Exchange(sent, seconds + SLOWER * batch_seconds * batches, ways.description)
 
 
-def _ways(config: RunConfig, gpu: Gpu) -> _Ways:
+def _links(config: RunConfig, gpu: Gpu) -> _Links:
     named = re.search(rf"\b({'|'.join(LINKED)})\b", gpu.name.upper())
     linked = named is not None and "PCIE" not in gpu.name.upper()
     table, devices = (NVLINK if linked else PCIE), devices_a_node(config)
@@ -96,10 +96,10 @@ def _ways(config: RunConfig, gpu: Gpu) -> _Ways:
         words += (
             (" and " if words else "") + f"{between / 1e9:.0f} GB/s a GPU between hosts" + ("" if words else " assumed")
         )
-    return _Ways(within, between, devices, words)
+    return _Links(within, between, devices, words)
 
 
-def _gradients(config: RunConfig, parameters: Parameters, ways: _Ways, back: float) -> tuple[float, float]:
+def _gradients(config: RunConfig, parameters: Parameters, ways: _Links, back: float) -> tuple[float, float]:
     """Sums of what trains, once a step: DDP's and those of replicas by a ring of all-reduces, those of shares scattered. Divided
     experts' are summed over the devices that hold the same ones."""
     devices, shards = device_count(config), shard_count(config)
@@ -119,7 +119,7 @@ def _gradients(config: RunConfig, parameters: Parameters, ways: _Ways, back: flo
     return sent, max(seconds - back, last)
 
 
-def _weights(config: RunConfig, facts: Facts, ways: _Ways, batches: int) -> tuple[float, float]:
+def _weights(config: RunConfig, facts: Facts, ways: _Links, batches: int) -> tuple[float, float]:
     """Layers that FSDP2 puts together for each pass. Measured they cost what they take: what passes behind the computation slows
     that down by as much."""
     shards = shard_count(config)
@@ -133,7 +133,7 @@ def _weights(config: RunConfig, facts: Facts, ways: _Ways, batches: int) -> tupl
     return sent, sent / ways.around(shards) + passes * 2 * whole / MEMORY
 
 
-def _routed(config: RunConfig, facts: Facts, ways: _Ways, batches: int, tokens: float) -> tuple[float, float]:
+def _routed(config: RunConfig, facts: Facts, ways: _Links, batches: int, tokens: float) -> tuple[float, float]:
     """Tokens that go to divided experts and come back, in the layers that have any: forward, backward, and where layers are
     computed again once more. Each goes once to each other device that holds one of its experts: of an even spread a device
     holds none of `k` with (1 - 1/d)^k."""
@@ -149,7 +149,7 @@ def _routed(config: RunConfig, facts: Facts, ways: _Ways, batches: int, tokens: 
     return sent, sent / ways.among(divided) + passes * COUNTED
 
 
-def _ring(config: RunConfig, facts: Facts, ways: _Ways, batches: int, tokens: float) -> tuple[float, float]:
+def _ring(config: RunConfig, facts: Facts, ways: _Links, batches: int, tokens: float) -> tuple[float, float]:
     """Keys and values that go round between the devices of a row: forward, again where layers are computed again, and backward
     with their gradients. Attention hides them; the first piece of a layer is not waited for, each is there before."""
     ring, model = config.distributed.context_parallel_size, known_model(config, facts)

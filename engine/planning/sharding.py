@@ -137,7 +137,7 @@ refused(
 )
 
 
-def _asked(config: RunConfig) -> tuple[FieldSpec, ...]:
+def _requested_sizes(config: RunConfig) -> tuple[FieldSpec, ...]:
     """The sizes that are asked for; they mean something with fsdp2 alone."""
     return tuple(spec for spec in (REPLICAS, SHARES, OFFLOADED) if spec.value(config) != spec.default)
 
@@ -145,16 +145,16 @@ def _asked(config: RunConfig) -> tuple[FieldSpec, ...]:
 @rule(reads=(SPEC, REPLICAS, SHARES, OFFLOADED, fields.distributed.expert_parallel_size))
 def replicas_need_fsdp2(config: RunConfig, facts: Facts) -> Iterator[Finding]:
     taken = config.distributed.strategy
-    problem = _unserved(config, facts) if taken == "auto" and _asked(config) else None
+    problem = _unserved(config, facts) if taken == "auto" and _requested_sizes(config) else None
     if taken == "ddp" or problem is not None:
-        for spec in _asked(config):
+        for spec in _requested_sizes(config):
             todo = _BY_DDP if problem is None else f"fsdp2 does not serve here: {problem}"
             yield must(spec.path, "left out with ddp", spec.value(config), todo, fix=leave_out(spec))
 
 
 @rule(reads=(SPEC, REPLICAS, SHARES, fields.run.devices, fields.distributed.nodes))
 def replicas_divide_the_processes(config: RunConfig, facts: Facts) -> Iterator[Finding]:
-    if config.distributed.strategy == "ddp" or not _asked(config):
+    if config.distributed.strategy == "ddp" or not _requested_sizes(config):
         return
     devices, replicas, shares = device_count(config), REPLICAS.value(config), SHARES.value(config)
     processes = f"with {devices} process{'' if devices == 1 else 'es'} (run.devices times distributed.nodes)"
@@ -230,9 +230,9 @@ def chosen(config: RunConfig, facts: Facts) -> tuple[Literal["ddp", "fsdp2"], st
         return "ddp", "one device has nothing to share"
     if config.distributed.expert_parallel_size > 1:
         return "ddp", _DIVIDED
-    if _asked(config):
+    if _requested_sizes(config):
         if (problem := _unserved(config, facts)) is None:
-            return "fsdp2", f"shares are asked for by {' and '.join(spec.path for spec in _asked(config))}"
+            return "fsdp2", f"shares are asked for by {' and '.join(spec.path for spec in _requested_sizes(config))}"
         return "ddp", f"fsdp2 does not serve here: {problem}"
     need, room = _needed(config, facts, "ddp"), memory_model.device_bytes(config, facts)
     if need is None or room is None:

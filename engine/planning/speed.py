@@ -1,18 +1,20 @@
 """How fast cards compute and their buses carry, and what streaming layers and tiles cost. Pure and quick.
 
-Published figures of the usual card of a compute capability: a guess at time for people, never a promise. Every function
-gives `None` while a fact it needs is unknown.
+A batch's time is told by steps that were measured on such a card; else by those of another card and the published speeds of
+both; else by published speeds alone: a guess for people, never a promise. Every function gives `None` while a fact it needs is
+unknown.
 """
 
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import lru_cache
 from typing import Any
 
-from engine.config.facts import Facts
+from engine.config.facts import Facts, StepTime
 from engine.config.kinds import reference_of
 from engine.config.tree import RunConfig
-from engine.facts import step_times
+from engine.facts import step_speeds, step_times
 from engine.facts.counts import Parameters, batch_tokens, device_count, known_model
 from engine.planning.memory_model import layer_operations, layers_bytes
 
@@ -20,6 +22,16 @@ from engine.planning.memory_model import layer_operations, layers_bytes
 PEAK = {
     (7, 0): 1.1e14, (7, 5): 6.5e13, (8, 0): 3.1e14, (8, 6): 1.2e14, (8, 9): 1.8e14, (9, 0): 9.0e14, (10, 0): 2.0e15,
     (10, 3): 2.2e15, (12, 0): 2.1e14,
+}  # fmt: skip
+# bytes a second of a card's own memory, as published for the usual card
+BANDWIDTH = {
+    (7, 0): 9.0e11, (7, 5): 3.2e11, (8, 0): 2.0e12, (8, 6): 7.7e11, (8, 9): 8.6e11, (9, 0): 3.35e12, (10, 0): 8.0e12,
+    (10, 3): 8.0e12, (12, 0): 1.8e12,
+}  # fmt: skip
+# and both where a word of the card's name says another than the usual one
+NAMED = {
+    "H100": (9.0e14, 3.35e12), "H200": (9.0e14, 4.8e12), "GH200": (9.0e14, 4.0e12), "H20": (1.5e14, 4.0e12), "A10": (1.25e14, 6.0e11), "A10G": (7.0e13, 6.0e11),
+    "3090": (7.1e13, 9.4e11), "L4": (1.2e14, 3.0e11), "L40S": (3.6e14, 8.6e11), "4090": (1.65e14, 1.0e12),
 }  # fmt: skip
 # Bytes a second from locked host memory to the usual card of a compute capability: PCIe of generation 3, 4 and 5, at 85 %
 # of their rate. 55 GB/s was measured on an H100.
@@ -47,14 +59,24 @@ def operations(config: RunConfig, layers: int | None = None) -> float:
     return count + (2.0 if reference_of(config.method) is not None else 0.0)
 
 
+def published(card: str, capability: tuple[int, int] = (0, 0)) -> tuple[float, float] | None:
+    """Operations of 16 bits and bytes of its own memory that a card takes a second, as published; None for one that is not
+    known by its name or compute capability."""
+    for word in card.replace("-", " ").split():
+        if word in NAMED:
+            return NAMED[word]
+    usual = max((known for known in PEAK if known <= capability), default=None)
+    return None if usual is None else (PEAK[usual], BANDWIDTH[usual])
+
+
 def card_batch_seconds(config: RunConfig, facts: Facts, parameters: Parameters, tokens: float) -> float | None:
     """How long cards compute one batch of so many tokens over all of them: by batches that were measured on a card like
-    theirs, else a first guess, which is no less than what the host takes to launch the layers."""
+    theirs or another, else a first guess, which is no less than what the host takes to launch the layers."""
     if facts.machine is None or not facts.machine.gpus:
         return None
     longer = 1 + (streaming_share(config, facts) or 0.0)
     devices = device_count(config)
-    if (measured := _measured_seconds(config, facts, parameters, tokens / devices)) is not None:
+    if (measured := _told_seconds(config, facts, parameters, tokens / devices)) is not None:
         return measured * longer
     capability = facts.machine.gpus[0].capability
     if capability < min(PEAK):
@@ -67,24 +89,60 @@ def card_batch_seconds(config: RunConfig, facts: Facts, parameters: Parameters, 
     return max(operations(config, layers) * parameters.base * tokens * longer / rate, launches)
 
 
-def told_by(config: RunConfig, facts: Facts, parameters: Parameters, tokens: float) -> str:
-    """What the time of a batch of so many tokens over all cards is told by: steps that were measured on such a card, or its
-    published speed alone; empty without a card."""
+def time_source(config: RunConfig, facts: Facts, parameters: Parameters, tokens: float) -> str:
+    """What the time of a batch of so many tokens over all cards is told by: steps that were measured on such a card, those of
+    another, or its published speed alone; empty without a card."""
     if facts.machine is None or not facts.machine.gpus:
         return ""
-    if _measured_seconds(config, facts, parameters, tokens / device_count(config)) is not None:
-        return f"by steps measured on {facts.step_times[0].card}"
-    return f"by the published speed of {facts.machine.gpus[0].name}; no steps like these were measured on it"
+    name = facts.machine.gpus[0].name
+    asked = _asked(config, facts, parameters, tokens / device_count(config))
+    few = len(facts.step_times) < step_times.FEWEST
+    if asked is None or _speeds(facts) is None or (few and len(facts.shipped_times) < step_times.FEWEST):
+        return f"by the published speed of {name}; no steps like these were measured on it"
+    if few:
+        other = facts.shipped_times[0].card
+        return f"by steps measured on {other} and the published speeds of both; none were measured on {name}"
+    card = facts.step_times[0].card
+    alike = any(
+        (row.weights, row.held, row.compiled) == (asked.weights, asked.held, asked.compiled) for row in facts.step_times
+    )
+    return f"by steps measured on {card}" if alike else f"by steps of other kinds measured on {card}"
 
 
-def _measured_seconds(config: RunConfig, facts: Facts, parameters: Parameters, tokens: float) -> float | None:
-    """By what batches took on a card like this one; None where too few like these were measured."""
-    length = tokens / max(1, config.optim.per_device_train_batch_size)
-    asked = step_times.asked_of(config, facts, tokens, length, parameters.base)
-    if asked is None or not facts.step_times:
+def _told_seconds(config: RunConfig, facts: Facts, parameters: Parameters, tokens: float) -> float | None:
+    """By what batches took on a card like this one, or on another; None where neither is known."""
+    asked, speeds = _asked(config, facts, parameters, tokens), _speeds(facts)
+    if asked is None or speeds is None:
         return None
-    beside = 2.0 if reference_of(config.method) is not None else 0.0
-    return step_times.seconds(replace(asked, reference=beside), facts.step_times)
+    return step_speeds.seconds(speeds, step_speeds.terms(asked))
+
+
+def _asked(config: RunConfig, facts: Facts, parameters: Parameters, tokens: float) -> StepTime | None:
+    length = tokens / max(1, config.optim.per_device_train_batch_size)
+    asked = step_times.step_of(config, facts, tokens, length, parameters.base)
+    return asked and replace(asked, reference=2.0 if reference_of(config.method) is not None else 0.0)
+
+
+def _speeds(facts: Facts) -> step_speeds.Speeds | None:
+    """The numbers of the machine's first card: fitted to its own rows where there are any."""
+    gpu = facts.machine.gpus[0] if facts.machine and facts.machine.gpus else None
+    here = published(gpu.name, gpu.capability) if gpu else None
+    return None if here is None else speeds_by(facts.step_times, facts.shipped_times, here)
+
+
+@lru_cache(maxsize=16)
+def speeds_by(
+    rows: tuple[StepTime, ...], shipped: tuple[StepTime, ...], here: tuple[float, float]
+) -> step_speeds.Speeds:
+    """What a card of these published speeds takes, by its rows, the shipped ones of another card, or its speeds alone."""
+    expected = step_speeds.published(*here)
+    there = published(shipped[0].card) if shipped else None
+    if there is not None and len(shipped) >= step_times.FEWEST:
+        compute, bandwidth = here[0] / there[0], here[1] / there[1]
+        expected = step_speeds.scaled(step_speeds.fitted(shipped, step_speeds.published(*there)), compute, bandwidth)
+    if len(rows) < step_times.FEWEST or rows == shipped:
+        return expected
+    return step_speeds.fitted(rows, expected)
 
 
 def layer_seconds(config: RunConfig, facts: Facts) -> tuple[float, float] | None:

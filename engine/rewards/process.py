@@ -82,7 +82,7 @@ def load(text: str) -> Callable[..., Any]:
         module_spec.loader.exec_module(module)
     except (Exception, SystemExit) as problem:  # noqa: BLE001 - the boundary to a person's code
         traceback.print_exc()
-        raise Refused(f"cannot be imported with its file: {_said(problem)}") from None
+        raise Refused(f"cannot be imported with its file: {_describe_error(problem)}") from None
     function = getattr(module, spec.function, None)
     if not callable(function):
         known = [name for name, value in vars(module).items() if inspect.isfunction(value)]
@@ -99,7 +99,7 @@ def call(function: Callable[..., Any], batch: dict[str, Any]) -> list[float | No
         values = _called(function, batch)
     except (Exception, SystemExit) as problem:  # noqa: BLE001 - the boundary to a person's code
         traceback.print_exc()
-        raise Refused(f"raised {_said(problem)}", _first_failing(function, batch, count)) from None
+        raise Refused(f"raised {_describe_error(problem)}", _first_failing(function, batch, count)) from None
     return checked(values, count)
 
 
@@ -161,7 +161,7 @@ def _first_failing(function: Callable[..., Any], batch: dict[str, Any], count: i
     return None
 
 
-def _said(problem: BaseException) -> str:
+def _describe_error(problem: BaseException) -> str:
     text = first_line(problem)
     text = text if len(text) <= MOST_CHARACTERS else f"{text[:MOST_CHARACTERS]} ..."
     return f"{type(problem).__name__}: {text}" if text else type(problem).__name__

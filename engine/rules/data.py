@@ -7,7 +7,7 @@ from operator import not_
 
 from engine.config.facts import DataFacts, Facts, SourceFacts
 from engine.config.files import DATA_SUFFIXES, REMOTE, scheme_of
-from engine.config.findings import Finding, Fix, Severity, must, say
+from engine.config.findings import Finding, Fix, Severity, must, notice
 from engine.config.kinds import BUILTIN_ROWS, example_row
 from engine.config.rule import Check, Refused, leave_out, one_of, other_than, refused, rule, take
 from engine.config.tree import FieldSpec, RunConfig, fields
@@ -142,7 +142,7 @@ def sources_exist(config: RunConfig, facts: Facts) -> Iterator[Finding]:
             fix = use if source.near and not source.problem else None
             yield must(path, "a file, folder or data set that exists", entry.path, meant if fix else todo, fix=fix)
         elif source.problem:
-            yield say(path, source.problem, severity="error")
+            yield notice(path, source.problem, severity="error")
         elif source.rows == 0:
             yield must(path, "a source with at least one row", entry.path, "The file is empty.")
         elif source.exists is None and not scheme_of(entry.path) and (source.near or "/" not in entry.path):
@@ -151,7 +151,9 @@ def sources_exist(config: RunConfig, facts: Facts) -> Iterator[Finding]:
                 f"{entry.path} is no file or folder here, so it is taken for a data set on the hub and loaded at launch"
             )
             todo = meant if source.near else "A file's name has an ending such as .jsonl."
-            yield say(path, f"{taken}; whether the hub has it is seen then. {todo}", fix=use if source.near else None)
+            yield notice(
+                path, f"{taken}; whether the hub has it is seen then. {todo}", fix=use if source.near else None
+            )
 
 
 @rule(reads=(fields.data.train, fields.data.eval))
@@ -185,9 +187,9 @@ def _bad_rows(config: RunConfig, path: str, source: SourceFacts) -> Finding:
     setting, share = fields.data.on_bad_row.path, f"{source.bad:,} of the first {source.looked:,} rows"
     if config.data.on_bad_row == "skip":
         verb = "is" if source.bad == 1 else "are"
-        return say(path, f"{share} cannot be read and {verb} left out. The first: {source.bad_row}")
+        return notice(path, f"{share} cannot be read and {verb} left out. The first: {source.bad_row}")
     others = f" {share} cannot be read." if source.bad > 1 else ""
-    return say(path, f"{source.bad_row}{others}", severity="error", fix=Fix("leave bad rows out", {setting: "skip"}))
+    return notice(path, f"{source.bad_row}{others}", severity="error", fix=Fix("leave bad rows out", {setting: "skip"}))
 
 
 @rule(reads=(fields.data.train, fields.data.trained_turns, fields.method.kind))
@@ -335,14 +337,14 @@ def rows_that_are_too_long_are_decided(config: RunConfig, facts: Facts) -> Itera
             fix = longer or split or Fix("cut them", {path: "truncate"})
             at = f" The first stands at {data.too_long_at}." if data.too_long_at else ""
             todo = f"training would refuse them.{at} Cut them, drop them, or raise max_length."
-            yield say(path, f"{sentence}{longest}: {todo}", severity="error", fix=fix)
+            yield notice(path, f"{sentence}{longest}: {todo}", severity="error", fix=fix)
         elif policy in ("truncate", "drop"):
             held = data.holds_for(config)
             # Under `truncate` those are left out of which a part of an image would be cut off.
             left = number if policy == "drop" else (data.dropped or 0) if held else 0
             severity = "error" if left >= data.source_rows else _weight(number, data)
             first = _first(data, "dropped" if left >= number else "truncated") if held else ""
-            yield say(path, f"{sentence} and {_cut(number, left, policy)}.{first}", severity=severity, fix=longer)
+            yield notice(path, f"{sentence} and {_cut(number, left, policy)}.{first}", severity=severity, fix=longer)
 
 
 def _cut(number: int, left: int, policy: str) -> str:
@@ -376,14 +378,14 @@ def rows_have_something_to_learn(config: RunConfig, facts: Facts) -> Iterator[Fi
         if data.masked >= data.source_rows:
             todo = "every one is masked. Look at the preview and at data.trained_turns."
             named = "no row" if rows == "rows" else "no held-out row"
-            yield say(spec.path, f"{named} has a token to learn: {todo}", severity="error", fix=fix)
+            yield notice(spec.path, f"{named} has a token to learn: {todo}", severity="error", fix=fix)
         else:
             once = "it is" if data.masked == 1 else "they are"
             cut = f" once {once} cut" if fix is not None and fields.data.max_length.path in fix.set else ""
             verb = "has" if data.masked == 1 else "have"
             sentence = f"{_share(data.masked, data, rows)} {verb} no token to learn{cut} and will be left out."
             sentence += _first(data, "masked")
-            yield say(spec.path, sentence, severity=_weight(data.masked, data), fix=fix)
+            yield notice(spec.path, sentence, severity=_weight(data.masked, data), fix=fix)
 
 
 @rule(reads=(fields.data.train, fields.data.eval))
@@ -394,7 +396,7 @@ def pairs_differ(config: RunConfig, facts: Facts) -> Iterator[Finding]:
             have = "has" if data.identical == 1 else "have"
             share = f"{_share(data.identical, data, rows)} {have} the same chosen and rejected answer"
             sentence = f"{share} and will be left out.{_first(data, 'identical')}"
-            yield say(spec.path, sentence, severity=_weight(data.identical, data))
+            yield notice(spec.path, sentence, severity=_weight(data.identical, data))
 
 
 @rule(reads=(fields.data.train, fields.data.eval, fields.data.deduplicate))
@@ -404,7 +406,7 @@ def equal_rows_are_left_out(config: RunConfig, facts: Facts) -> Iterator[Finding
         if data.duplicates and data.holds_for(config):
             equal = f"1 {rows.removesuffix('s')} says" if data.duplicates == 1 else f"{data.duplicates:,} {rows} say"
             sentence = f"{equal} exactly what an earlier one says and will be left out."
-            yield say(fields.data.deduplicate.path, sentence, severity="hint")
+            yield notice(fields.data.deduplicate.path, sentence, severity="hint")
 
 
 @rule(reads=(fields.data.train, fields.data.eval, fields.data.on_bad_row))
@@ -417,10 +419,10 @@ def rows_can_be_read(config: RunConfig, facts: Facts) -> Iterator[Finding]:
         share = f"{_share(data.bad, data, rows)} cannot be read"
         if config.data.on_bad_row == "skip":
             sentence = f"{share} and will be left out. The first: {data.bad_row}"
-            yield say(spec.path, sentence, severity=_weight(data.bad, data))
+            yield notice(spec.path, sentence, severity=_weight(data.bad, data))
         else:
             sentence = f"{share}, so training would refuse them. The first: {data.bad_row}"
-            yield say(spec.path, sentence, severity="error", fix=Fix("leave bad rows out", {path: "skip"}))
+            yield notice(spec.path, sentence, severity="error", fix=Fix("leave bad rows out", {path: "skip"}))
 
 
 @rule(reads=(fields.data.train, fields.data.eval, fields.model.name))
@@ -434,7 +436,7 @@ def data_can_be_prepared(config: RunConfig, facts: Facts) -> Iterator[Finding]:
             place, _, rest = problem.partition(": ")
             # A sentence that begins with a setting stands at it.
             known = place in fields
-            yield say(place if known else spec.path, rest if known else problem, severity="error")
+            yield notice(place if known else spec.path, rest if known else problem, severity="error")
 
 
 @rule(reads=(fields.model.chat_template, fields.model.chat_template_kwargs, fields.data.train, fields.data.eval))
@@ -447,7 +449,7 @@ def the_template_writes_what_rows_say(config: RunConfig, facts: Facts) -> Iterat
             what = flaw.one if number == 1 else flaw.many
             sentence = f"{_share(number, data, rows)} {what}. The first: {first}. {flaw.todo}"
             severity = "hint" if flaw.severity == "hint" else _weight(number, data)
-            yield say(rows_path if flaw.of_rows else path, sentence, severity=severity)
+            yield notice(rows_path if flaw.of_rows else path, sentence, severity=severity)
 
 
 @rule(

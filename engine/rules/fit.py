@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 
 from engine import figures
 from engine.config.facts import Facts
-from engine.config.findings import Finding, Fix, say
+from engine.config.findings import Finding, Fix, notice
 from engine.config.rule import RULES, rule
 from engine.config.tree import RunConfig, fields
 from engine.facts import counts
@@ -44,9 +44,9 @@ def it_fits_into_memory(config: RunConfig, facts: Facts) -> Iterator[Finding]:
         offers = " or ".join(f"{label} (-{figures.size(need - left)})" for _, left, label, _, _ in ways[:3])
         try_it = f" Try {offers}." if offers else " Take a smaller model or a larger card."
         sentence = f"this will not fit: needs {figures.size(need)}, {place} {figures.size(room)}.{try_it}"
-        yield say(path, sentence, severity="error" if need > 1.1 * room else "warning", fix=first)
+        yield notice(path, sentence, severity="error" if need > 1.1 * room else "warning", fix=first)
     elif need > FIT * room:
-        yield say(
+        yield notice(
             path,
             f"this may not fit: needs about {figures.size(need)} of {figures.size(room)}, and estimates err by a tenth.",
         )
@@ -82,7 +82,7 @@ def _allowed(fix: Fix, changed: RunConfig, config: RunConfig, facts: Facts) -> b
 
 def _ways(config: RunConfig, facts: Facts, need: int) -> Iterator[Way]:
     """Single changes that save something."""
-    yield from _given_back(config, facts, need)
+    yield from _without_speedups(config, facts, need)
     optim, model, memory, adapted = config.optim, config.model, config.memory, config.adapter.kind == "lora"
     if optim.per_device_train_batch_size > 1:
         fewer, more = smaller_batch(optim.per_device_train_batch_size, optim.gradient_accumulation_steps)
@@ -110,7 +110,7 @@ def _ways(config: RunConfig, facts: Facts, need: int) -> Iterator[Way]:
         yield from _way(6, changed, facts, need, words, change)
 
 
-def _given_back(config: RunConfig, facts: Facts, need: int) -> Iterator[Way]:
+def _without_speedups(config: RunConfig, facts: Facts, need: int) -> Iterator[Way]:
     """Memory that was given away for speed: without it the same is learned."""
     for spec, words in (
         (fields.memory.recompute_num_layers, "all layers computed again"),

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 
 from engine import figures
 from engine.config.facts import Facts
-from engine.config.findings import Finding, Fix, must, say
+from engine.config.findings import Finding, Fix, must, notice
 from engine.config.rule import leave_out, rule
 from engine.config.tree import RunConfig, fields
 from engine.facts import counts
@@ -90,7 +90,7 @@ def the_scratch_folder_is_of_use(config: RunConfig, facts: Facts) -> Iterator[Fi
     path = fields.memory.activation_offloading.path
     if facts.scratch and (packed or config.memory.activation_offloading == "disk"):
         todo = "Let it name a folder that you can write to, or unset it."
-        yield say(
+        yield notice(
             path if config.memory.activation_offloading == "disk" else fields.data.train.path,
             f"WORKBENCH_SCRATCH names a folder that cannot be used: {facts.scratch}. {todo}",
             severity="error",
@@ -172,13 +172,13 @@ def layer_offloading_has_its_price(config: RunConfig, facts: Facts) -> Iterator[
     even = round(tokens * moving / computing, -2)
     figures = f"the bus brings a layer in {1e3 * moving:.1f} ms, and {tokens:,} tokens compute one in {1e3 * computing:.1f} ms"
     if moving <= computing:
-        yield say(_LAYERS.path, f"costs no time: {figures}.", severity="hint")
+        yield notice(_LAYERS.path, f"costs no time: {figures}.", severity="hint")
         return
     slower = speed.streaming_share(resolved(config, facts), facts) or 0.0
     sentence = (
         f"a step takes about {slower:.0%} longer: {figures}. From {even:,.0f} tokens a batch on it costs nothing."
     )
-    yield say(_LAYERS.path, sentence)
+    yield notice(_LAYERS.path, sentence)
 
 
 _TILES, _TILE_TOKENS, _TILE_SUMS = (
@@ -239,7 +239,7 @@ def tiled_mlp_has_its_price(config: RunConfig, facts: Facts) -> Iterator[Finding
     most, least = sum(plain.values()), sum(tiled.values())
     if most - least < 0.01 * most:
         sentence = f"saves less than a hundredth of the {figures.size(most)} at the peak. Leave it out."
-        yield say(_TILES.path, sentence, fix=Fix("leave it out", unset=(_TILES.path,)))
+        yield notice(_TILES.path, sentence, fix=Fix("leave it out", unset=(_TILES.path,)))
         return
     price = (
         f"a step takes about {share:.0%} longer, since blocks are computed again"
@@ -247,4 +247,4 @@ def tiled_mlp_has_its_price(config: RunConfig, facts: Facts) -> Iterator[Finding
         else "it costs no time beside full checkpointing, which computes the blocks again in any case"
     )
     saved = f"the peak falls from about {figures.size(most)} to {figures.size(least)}"
-    yield say(_TILES.path, f"{saved}; {price}.", severity="hint")
+    yield notice(_TILES.path, f"{saved}; {price}.", severity="hint")

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from engine import figures
 from engine.config.facts import Facts
-from engine.config.findings import Finding, Fix, Severity, must, say
+from engine.config.findings import Finding, Fix, Severity, must, notice
 from engine.config.kinds import BUILTIN_MODELS, loader_of
 from engine.config.rule import Refused, leave_out, one_of, other_than, refused, rule, take
 from engine.config.tree import RunConfig, fields
@@ -137,7 +137,7 @@ def model_exists(config: RunConfig, facts: Facts) -> Iterator[Finding]:
             )
         yield must(path, rule_text, model.name, todo)
     elif model.remote:
-        yield say(
+        yield notice(
             path,
             f"{model.name} is not on this machine, so it is downloaded at launch; whether the hub has it is seen then.",
         )
@@ -151,15 +151,15 @@ def model_files_can_be_loaded(config: RunConfig, facts: Facts) -> Iterator[Findi
         return
     loader = loader_of(config.method.head, model.loaders)
     if model.flaw:
-        yield say(path, model.flaw.removeprefix(f"{path}: "), severity="error")
+        yield notice(path, model.flaw.removeprefix(f"{path}: "), severity="error")
     elif model.loaders is not None and loader not in model.loaders:
         what = f"the installed transformers has no {loader} for models of type {visible(model.model_type)}"
-        yield say(path, f"{what}, as {config.method.kind} needs. Choose another model or method.", severity="error")
+        yield notice(path, f"{what}, as {config.method.kind} needs. Choose another model or method.", severity="error")
     elif model.headless and config.method.head == "vocabulary":
         sentence = (
             "its files hold no lm_head.weight, so it would start from random numbers. Take a folder with its head."
         )
-        yield say(path, sentence, severity="error")
+        yield notice(path, sentence, severity="error")
 
 
 @rule(reads=(fields.model.name, fields.model.train_vision))
@@ -181,7 +181,7 @@ def tokenizer_files_can_be_loaded(config: RunConfig, facts: Facts) -> Iterator[F
         return
     if tokenizer.flaw:
         if model is None or model.flaw != tokenizer.flaw:
-            yield say(spec.path, tokenizer.flaw.removeprefix(f"{fields.model.tokenizer.path}: "), severity="error")
+            yield notice(spec.path, tokenizer.flaw.removeprefix(f"{fields.model.tokenizer.path}: "), severity="error")
         return
     weights = model.vocab_size if model is not None and model.name == config.model.name else None
     if (
@@ -194,7 +194,7 @@ def tokenizer_files_can_be_loaded(config: RunConfig, facts: Facts) -> Iterator[F
     if tokenizer.tokens > weights:
         # Many add tokens that no row uses; words of the language itself are used by any row.
         severity: Severity = "error" if tokenizer.base > weights else "warning"
-        yield say(
+        yield notice(
             spec.path,
             f"the tokenizer knows {tokenizer.tokens:,} tokens and the model has weights for {weights:,}; a row with one "
             "beyond them ends the run. Take the tokenizer that belongs to the model.",
@@ -250,7 +250,7 @@ def experts_are_not_quantized(config: RunConfig, facts: Facts) -> Iterator[Findi
             if fp8
             else f"{packed_experts.SETTING.path} packs them too."
         )
-        yield say(path, f"the experts stay in {bits} bits: {held}. {todo}")
+        yield notice(path, f"the experts stay in {bits} bits: {held}. {todo}")
 
 
 @rule(reads=(fields.model.dtype,))
@@ -365,17 +365,17 @@ def layers_with_a_state_have_kernels(config: RunConfig, facts: Facts) -> Iterato
         here = packages.get(state_kernels.FLA) or packages.get("fla-core")
         if here and reason:
             sentence = f"its linear attention is computed by a loop in torch, and {state_kernels.FLA} {here} left out: {reason}"
-            yield say(
+            yield notice(
                 path, f"{sentence}. `{state_kernels.TILELANG_INSTALL}`, or take a torch that brings the newer Triton."
             )
         elif not here:
             install = state_kernels.FLA_INSTALL + (
                 " " + state_kernels.TILELANG_INSTALL.removeprefix("pip install ") if reason else ""
             )
-            yield say(
+            yield notice(
                 path,
                 f"its linear attention is computed by a loop in torch, much slower than by kernels: `{install}`.",
             )
     elif kind in state_kernels.STATE_SPACE and not (packages.get("mamba-ssm") and packages.get("causal-conv1d")):
         sentence = "its layers of state space are computed by torch; mamba-ssm and causal-conv1d have kernels for them"
-        yield say(path, f"{sentence}: `{state_kernels.MAMBA_INSTALL}`.", severity="hint")
+        yield notice(path, f"{sentence}: `{state_kernels.MAMBA_INSTALL}`.", severity="hint")

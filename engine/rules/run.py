@@ -8,7 +8,7 @@ from operator import not_
 
 from engine import figures
 from engine.config.facts import Facts
-from engine.config.findings import Finding, Fix, must, say
+from engine.config.findings import Finding, Fix, must, notice
 from engine.config.rule import Refused, leave_out, one_of, other_than, refused, rule
 from engine.config.run import TRACKERS
 from engine.config.tree import FieldSpec, RunConfig, fields
@@ -114,7 +114,7 @@ def eval_steps_need_held_out_data(config: RunConfig, facts: Facts) -> Iterator[F
 def _left_out(spec: FieldSpec, without: str, todo: str, config: RunConfig, facts: Facts) -> Iterator[Finding]:
     """That a person has written a setting for which the config has no use; `auto` and a stored config are silent."""
     value = spec.value(config)
-    if value != "auto" and spec.path in facts.given and not _whole(facts):
+    if value != "auto" and spec.path in facts.given and not _is_resolved(facts):
         yield must(spec.path, f"left out {without}", value, todo, fix=leave_out(spec, "remove it"))
 
 
@@ -123,7 +123,12 @@ def steps_or_times_in_an_epoch(config: RunConfig, facts: Facts) -> Iterator[Find
     """One of the two says how often; a stored config has what the other one became."""
     for spec, steps in _BY_EPOCH:
         value = spec.value(config)
-        if value is not None and steps.path in facts.given and steps.value(config) != "auto" and not _whole(facts):
+        if (
+            value is not None
+            and steps.path in facts.given
+            and steps.value(config) != "auto"
+            and not _is_resolved(facts)
+        ):
             todo = "Both say how often. Remove one of them."
             yield must(
                 spec.path, f"left out beside {steps.path}", value, todo, fix=Fix("remove it", unset=(spec.path,))
@@ -171,7 +176,7 @@ def the_best_is_told_by_held_out_rows(config: RunConfig, facts: Facts) -> Iterat
             yield must(spec.path, "left out without held-out data", value, todo, fix=fix)
 
 
-def _whole(facts: Facts) -> bool:
+def _is_resolved(facts: Facts) -> bool:
     """Whether the file is a stored, resolved config, in which every setting is written."""
     return fields.run.grace_seconds.path in facts.given and fields.kernels.kernel_auto_compose.path in facts.given
 
@@ -315,6 +320,6 @@ def checkpoints_fit_the_disk(config: RunConfig, facts: Facts) -> Iterator[Findin
         )
         fewer = int((free - BESIDE_CHECKPOINTS) // checkpoint) - 1
         fix = Fix(f"keep {fewer}", {path: fewer}) if 2 <= fewer < config.run.save_total_limit else None
-        yield say(path, sentence, severity="error", fix=fix)
+        yield notice(path, sentence, severity="error", fix=fix)
     elif need > 0.8 * free:
-        yield say(path, f"the checkpoints will take {figures.size(need)} of the {figures.size(free)} that are free.")
+        yield notice(path, f"the checkpoints will take {figures.size(need)} of the {figures.size(free)} that are free.")

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from engine.config.data import IN_MESSAGES, PARTS, WITHOUT_MESSAGES, DataSource
 from engine.config.facts import Facts, SourceFacts
 from engine.config.files import DATA_SUFFIXES
-from engine.config.findings import Finding, Fix, must, say
+from engine.config.findings import Finding, Fix, must, notice
 from engine.config.kinds import SYNTHETIC, TOKENS
 from engine.config.method import learns_from_images, seeing_methods
 from engine.config.reward_specs import SEES_NOT, BadReward, reward_spec
@@ -164,7 +164,7 @@ def images_need_what_reads_them(config: RunConfig, facts: Facts) -> Iterator[Fin
         )
     elif here is False:
         todo = "is read by torchvision alone, which is not installed: pip install torchvision, or take another model."
-        yield say(fields.model.name.path, f"the processor of {model.name} {todo}", severity="error")
+        yield notice(fields.model.name.path, f"the processor of {model.name} {todo}", severity="error")
 
 
 @rule(reads=(fields.model.name, fields.data.min_pixels, fields.data.max_pixels))

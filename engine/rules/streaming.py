@@ -7,7 +7,7 @@ from pathlib import Path
 
 from engine.config.facts import Facts
 from engine.config.files import COMPRESSIONS
-from engine.config.findings import Finding, Fix, must, say
+from engine.config.findings import Finding, Fix, must, notice
 from engine.config.rule import rule
 from engine.config.tree import RunConfig, fields
 from engine.errors import visible
@@ -59,7 +59,7 @@ def resuming_reads_again_what_is_read_in_order(config: RunConfig, facts: Facts) 
                 f"{visible(Path(name).name)} can be read from its beginning alone: its rows are mixed only near one "
                 "another, and a resume reads it up to its place again. JSONL or Parquet files have neither limit."
             )
-            yield say(f"{fields.data.train.path}.{index}.path", sentence, severity="hint")
+            yield notice(f"{fields.data.train.path}.{index}.path", sentence, severity="hint")
 
 
 @rule(reads=(fields.data.streaming, fields.data.train))
@@ -70,7 +70,7 @@ def streamed_rows_are_not_counted(config: RunConfig, facts: Facts) -> Iterator[F
             f"rows are streamed, and {looked:,} of them were looked at: rows that are too long, masked or cannot be read "
             "are found in the others when training comes to them."
         )
-        yield say(fields.data.streaming.path, sentence, severity="hint")
+        yield notice(fields.data.streaming.path, sentence, severity="hint")
 
 
 @rule(reads=(fields.data.streaming, fields.method.kind, fields.method.reference))

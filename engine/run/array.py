@@ -18,11 +18,11 @@ from engine.run.store import RunFolder, slug
 
 @dataclass(frozen=True)
 class Task:
-    """A run of an array before it is made. `words` tell it from the others; `forecast` is what its checkpoints take, in bytes;
+    """A run of an array before it is made. `description` tells it from the others; `forecast` is what its checkpoints take, in bytes;
     `more` stands in its run.json."""
 
     file: Path
-    words: str
+    description: str
     config: RunConfig
     facts: Facts
     place: Path
@@ -41,11 +41,13 @@ def require_alike(tasks: Sequence[Task]) -> None:
     for task in tasks:
         same = known.setdefault(repr(task.config), task)
         if same is not task:
-            raise UsageError(f"{task.words} and {same.words} are one and the same config.", "Leave one out.")
+            raise UsageError(
+                f"{task.description} and {same.description} are one and the same config.", "Leave one out."
+            )
         wanted, first = task.config.distributed.nodes, tasks[0].config.distributed.nodes
         if wanted != first:
             raise UsageError(
-                f"distributed.nodes: must be the same for all runs of an array; {tasks[0].words} has {first}, {task.words} has {wanted}.",
+                f"distributed.nodes: must be the same for all runs of an array; {tasks[0].description} has {first}, {task.description} has {wanted}.",
                 "Submit them apart.",
             )
 
@@ -55,7 +57,7 @@ def script(
 ) -> str:
     """The array's script. Without `folders` that of a dry run: the number of each run is not known yet."""
     places = folders or [task.place / f"{task.name}-NNNN" for task in tasks]
-    rows = [(place, task.words) for place, task in zip(places, tasks, strict=True)]
+    rows = [(place, task.description) for place, task in zip(places, tasks, strict=True)]
     grace = max(task.config.run.grace_seconds for task in tasks)
     return slurm.array_script(rows, name, job, grace, tasks[0].config.distributed.nodes, limit)
 

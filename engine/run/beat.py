@@ -70,7 +70,7 @@ class Beat:
     def __exit__(self, kind: type[BaseException] | None, *_: TracebackType | BaseException | None) -> None:
         self._over.set()
         self._thread.join(BEAT_SECONDS)
-        self._say(over=True)
+        self._write(over=True)
 
     def tick(self) -> None:
         """This rank got on: what comes is not what was before, though it may look alike."""
@@ -81,10 +81,10 @@ class Beat:
         while not self._over.wait(BEAT_SECONDS):
             now = time.monotonic()
             # A machine that slept, or was stopped as a whole, did not hang meanwhile.
-            self.look(min(now - then, 2 * BEAT_SECONDS))
+            self.sample(min(now - then, 2 * BEAT_SECONDS))
             then = now
 
-    def look(self, passed: float) -> None:
+    def sample(self, passed: float) -> None:
         """Sees where the main thread is, `passed` seconds after the last look, and writes it down."""
         frames = _frames(sys._current_frames().get(self._main or 0))
         place = (self.ticks, *((frame.f_code, frame.f_lasti) for frame in frames))
@@ -99,9 +99,9 @@ class Beat:
             waits, number, group = last.operation if last.active else _collective(frames), last.number, last.group
             same = (self._said.get("number"), self._said.get("group")) == (number, group)
             self._still = self._still + passed if same else 0.0
-        stack = [_words(frame) for frame in frames]
+        stack = [_describe_frame(frame) for frame in frames]
         at = stack[0] if stack else ""
-        self._say(still=round(self._still, 1), waits=waits, number=number, group=group, at=at, stack=stack)
+        self._write(still=round(self._still, 1), waits=waits, number=number, group=group, at=at, stack=stack)
 
     def _last(self) -> Collective | None:
         try:
@@ -109,7 +109,7 @@ class Beat:
         except Exception:  # noqa: BLE001 - records that cannot be read; a rank without a heartbeat would be called silent
             return None
 
-    def _say(self, **changes: Any) -> None:
+    def _write(self, **changes: Any) -> None:
         # A new one each time: at the end the thread may still be writing.
         self._said = {**self._said, **changes, "beat": self._said["beat"] + 1}
         try:
@@ -141,6 +141,6 @@ def _waits(frames: list[FrameType]) -> str:
     return found or next((_WAITS[frame.f_code.co_name] for frame in frames if frame.f_code.co_name in _WAITS), "")
 
 
-def _words(frame: FrameType) -> str:
+def _describe_frame(frame: FrameType) -> str:
     path = "/".join(frame.f_code.co_filename.split(os.sep)[-3:])
     return f"{path}:{frame.f_lineno} {frame.f_code.co_name}"

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from engine import figures
-from engine.run.curves import words
+from engine.run.curves import label_of
 from engine.run.view import RunView
 
 if TYPE_CHECKING:
@@ -25,7 +25,7 @@ def metric_of(config: RunConfig) -> tuple[str, bool]:
 
 def title_of(metric: str) -> str:
     """The metric as a person reads it."""
-    return words(metric).title
+    return label_of(metric).title
 
 
 def best_text(view: RunView) -> str:

@@ -234,7 +234,7 @@ def _problem_with(path: Path, hashes: bool, between: Callable[[], None] | None) 
     run = _run_of(path)
     if not inside.exists(run, path):
         return "is not there"
-    if not stat.S_ISDIR(inside.look(run, path).st_mode):
+    if not stat.S_ISDIR(inside.lstat(run, path).st_mode):
         return "is not a folder"
     info = read_commit(path)
     if info is None:
@@ -304,13 +304,13 @@ def prune(folder: RunFolder, keep: int, best: int | None = None) -> list[Path]:
 
     Invalid ones older than the newest valid one go too. Nothing goes while no checkpoint is valid.
     """
-    gone = doomed(folder, max(keep, KEEP_AT_LEAST), best)
+    gone = to_delete(folder, max(keep, KEEP_AT_LEAST), best)
     for path in gone:
         discard(path)
     return gone
 
 
-def doomed(folder: RunFolder, keep: int, best: int | None = None, *, hashes: bool = False) -> list[Path]:
+def to_delete(folder: RunFolder, keep: int, best: int | None = None, *, hashes: bool = False) -> list[Path]:
     """What `prune` would delete, the newest first, with `keep` as it stands."""
     valid, gone = 0, []
     for path in newest_first(folder):

@@ -1,6 +1,6 @@
 """What differs between runs: their settings, the ends of their curves, their answers to the same prompts; for every window.
 
-Pure functions over what was read elsewhere, and `told`, all of it as plain data; a setting that is empty, or that one run
+Pure functions over what was read elsewhere, and `summary`, all of it as plain data; a setting that is empty, or that one run
 does not know, is `None` there. Standard library only.
 """
 
@@ -31,7 +31,7 @@ def fit_to_compare(names: Sequence[str]) -> None:
         raise UsageError(f"RUN: must be two to {MOST} different runs; got {got}.", "`workbench runs` lists them.")
 
 
-def each_once(folders: Sequence[RunFolder]) -> list[str]:
+def unique_names(folders: Sequence[RunFolder]) -> list[str]:
     """What to call each: its id, or its whole path where another has the same id. Raises UsageError for one that is there twice."""
     ids, paths = [folder.id for folder in folders], [str(folder.path.resolve()) for folder in folders]
     for path in paths:
@@ -93,7 +93,7 @@ def identical(names: Sequence[str], views: Sequence[RunView]) -> list[list[str]]
     return [called for _, called in groups if len(called) > 1]
 
 
-def identical_words(groups: Sequence[Sequence[str]]) -> list[str]:
+def describe_identical(groups: Sequence[Sequence[str]]) -> list[str]:
     """A sentence for each group of runs that learned alike; names are cut where they are many."""
     return [
         f"{_listed([visible(name) for name in each])} are identical: each of their curves has the same values at every step."
@@ -122,7 +122,7 @@ def answers(views: Sequence[RunView]) -> list[tuple[str, list[dict[str, Any] | N
     return [(prompt, samples) for prompt, samples in rows if sum(sample is not None for sample in samples) > 1]
 
 
-def in_words(value: Any) -> str:
+def format_value(value: Any) -> str:
     """A setting's value as a person would write it; sources by their files."""
     if isinstance(value, list) and value and all(isinstance(entry, Mapping) and entry.get("path") for entry in value):
         return ", ".join(visible(str(entry["path"])) for entry in value)

@@ -147,9 +147,9 @@ class Controls:
     def listen(self, writer: AsyncWriter) -> None:
         """From now on the folder is looked at beside the steps."""
         self._listening = True
-        writer.beside(self._hear)
+        writer.beside(self._poll)
 
-    def _hear(self) -> None:
+    def _poll(self) -> None:
         with self._looking:
             self._heard += self._from_folder()
 
@@ -206,7 +206,7 @@ class Controls:
     def _may_hold_news(self, now: float) -> bool:
         """Whether the folder changed since it was last listed; once a second it is taken to have, for file systems that
         tell late."""
-        changed = inside.look(self.folder, self.folder.control).st_mtime_ns
+        changed = inside.lstat(self.folder, self.folder.control).st_mtime_ns
         if changed == self._changed and now < self._next_list:
             return False
         self._next_list = now + LIST_SECONDS
@@ -269,7 +269,7 @@ def drop_old(folder: RunFolder) -> None:
 def remove(folder: RunFolder, path: Path) -> None:
     """Take a request file away, whatever it is; a folder in its place is only renamed."""
     try:
-        if stat.S_ISDIR(inside.look(folder, path).st_mode):
+        if stat.S_ISDIR(inside.lstat(folder, path).st_mode):
             inside.rename(folder, path, path.with_name(f".refused-{secrets.token_hex(4)}"))
         else:
             inside.remove(folder, path)

@@ -23,7 +23,7 @@ Groups = tuple[tuple[str, ...], ...]
 
 
 @dataclass(frozen=True, slots=True)
-class Words:
+class MetricLabel:
     """How a metric is shown. `unit` is share, bytes, seconds or nothing."""
 
     title: str
@@ -31,65 +31,65 @@ class Words:
 
 
 # At most 20 cells where it can be said in them: the list beside the curves is that narrow.
-KNOWN: dict[str, Words] = {
-    "loss": Words("loss"),
-    "eval_loss": Words("held-out loss"),
-    "nll_loss": Words("loss of chosen"),
-    "aux_loss": Words("router loss"),
-    "experts/entropy": Words("spread over experts", "share"),
-    "experts/fullest": Words("fullest expert"),
-    "experts/unused": Words("experts unused", "share"),
-    "log_odds_ratio": Words("log odds ratio"),
-    "log_odds_chosen": Words("log odds of chosen"),
-    "mean_token_accuracy": Words("token accuracy", "share"),
-    "entropy": Words("entropy"),
-    "kl": Words("KL divergence"),  # to the reference, and in distillation to the teacher
-    "rewards/margins": Words("reward margin"),
-    "rewards/accuracies": Words("pairs judged right", "share"),
-    "rewards/chosen": Words("reward of chosen"),
-    "rewards/rejected": Words("reward of rejected"),
-    "logps/chosen": Words("log-prob of chosen"),
-    "logps/rejected": Words("log-prob of rejected"),
-    "logits/chosen": Words("logits of chosen"),
-    "logits/rejected": Words("logits of rejected"),
-    "reward": Words("reward"),
-    "reward_std": Words("reward spread"),
-    "frac_reward_zero_std": Words("groups all equal", "share"),
-    "completions/mean_length": Words("completion length"),
-    "completions/min_length": Words("shortest completion"),
-    "completions/max_length": Words("longest completion"),
-    "completions/clipped_ratio": Words("answers cut off", "share"),
-    "completions/mean_terminated_length": Words("length when ended"),
-    "clip_ratio/region_mean": Words("clipped", "share"),
-    "objective/rlhf_reward": Words("reward less KL"),
-    "objective/scores": Words("score"),
-    "objective/kl": Words("KL to the reference"),
-    "objective/entropy": Words("entropy of answers"),
-    "objective/non_score_reward": Words("KL penalty"),
-    "loss/policy_avg": Words("policy loss"),
-    "loss/value_avg": Words("value loss"),
-    "policy/entropy_avg": Words("entropy"),
-    "policy/clipfrac_avg": Words("clipped", "share"),
-    "val/ratio": Words("ratio new to old"),
-    "val/clipfrac_avg": Words("value clipped", "share"),
-    "accuracy": Words("judged right", "share"),
-    "margin": Words("margin"),
-    "eval_spearman_cosine": Words("held-out spearman"),
-    "eval_recall@1": Words("found first", "share"),
-    "eval_recall@5": Words("found in five", "share"),
-    "eval_recall@10": Words("found in ten", "share"),
-    "mean_reward": Words("mean score"),
-    "min_reward": Words("lowest score"),
-    "max_reward": Words("highest score"),
-    "grad_norm": Words("gradient norm"),
-    "learning_rate": Words("learning rate"),
-    "tokens_per_second": Words("tokens per second"),
-    "step_seconds": Words("one step", "seconds"),
-    "data_seconds": Words("waiting for data", "seconds"),
-    "mfu": Words("of the card's peak", "share"),
-    "memory_peak": Words("peak memory", "bytes"),
-    "memory_allocated": Words("memory", "bytes"),
-    "memory_reserved": Words("memory reserved", "bytes"),
+KNOWN: dict[str, MetricLabel] = {
+    "loss": MetricLabel("loss"),
+    "eval_loss": MetricLabel("held-out loss"),
+    "nll_loss": MetricLabel("loss of chosen"),
+    "aux_loss": MetricLabel("router loss"),
+    "experts/entropy": MetricLabel("spread over experts", "share"),
+    "experts/fullest": MetricLabel("fullest expert"),
+    "experts/unused": MetricLabel("experts unused", "share"),
+    "log_odds_ratio": MetricLabel("log odds ratio"),
+    "log_odds_chosen": MetricLabel("log odds of chosen"),
+    "mean_token_accuracy": MetricLabel("token accuracy", "share"),
+    "entropy": MetricLabel("entropy"),
+    "kl": MetricLabel("KL divergence"),  # to the reference, and in distillation to the teacher
+    "rewards/margins": MetricLabel("reward margin"),
+    "rewards/accuracies": MetricLabel("pairs judged right", "share"),
+    "rewards/chosen": MetricLabel("reward of chosen"),
+    "rewards/rejected": MetricLabel("reward of rejected"),
+    "logps/chosen": MetricLabel("log-prob of chosen"),
+    "logps/rejected": MetricLabel("log-prob of rejected"),
+    "logits/chosen": MetricLabel("logits of chosen"),
+    "logits/rejected": MetricLabel("logits of rejected"),
+    "reward": MetricLabel("reward"),
+    "reward_std": MetricLabel("reward spread"),
+    "frac_reward_zero_std": MetricLabel("groups all equal", "share"),
+    "completions/mean_length": MetricLabel("completion length"),
+    "completions/min_length": MetricLabel("shortest completion"),
+    "completions/max_length": MetricLabel("longest completion"),
+    "completions/clipped_ratio": MetricLabel("answers cut off", "share"),
+    "completions/mean_terminated_length": MetricLabel("length when ended"),
+    "clip_ratio/region_mean": MetricLabel("clipped", "share"),
+    "objective/rlhf_reward": MetricLabel("reward less KL"),
+    "objective/scores": MetricLabel("score"),
+    "objective/kl": MetricLabel("KL to the reference"),
+    "objective/entropy": MetricLabel("entropy of answers"),
+    "objective/non_score_reward": MetricLabel("KL penalty"),
+    "loss/policy_avg": MetricLabel("policy loss"),
+    "loss/value_avg": MetricLabel("value loss"),
+    "policy/entropy_avg": MetricLabel("entropy"),
+    "policy/clipfrac_avg": MetricLabel("clipped", "share"),
+    "val/ratio": MetricLabel("ratio new to old"),
+    "val/clipfrac_avg": MetricLabel("value clipped", "share"),
+    "accuracy": MetricLabel("judged right", "share"),
+    "margin": MetricLabel("margin"),
+    "eval_spearman_cosine": MetricLabel("held-out spearman"),
+    "eval_recall@1": MetricLabel("found first", "share"),
+    "eval_recall@5": MetricLabel("found in five", "share"),
+    "eval_recall@10": MetricLabel("found in ten", "share"),
+    "mean_reward": MetricLabel("mean score"),
+    "min_reward": MetricLabel("lowest score"),
+    "max_reward": MetricLabel("highest score"),
+    "grad_norm": MetricLabel("gradient norm"),
+    "learning_rate": MetricLabel("learning rate"),
+    "tokens_per_second": MetricLabel("tokens per second"),
+    "step_seconds": MetricLabel("one step", "seconds"),
+    "data_seconds": MetricLabel("waiting for data", "seconds"),
+    "mfu": MetricLabel("of the card's peak", "share"),
+    "memory_peak": MetricLabel("peak memory", "bytes"),
+    "memory_allocated": MetricLabel("memory", "bytes"),
+    "memory_reserved": MetricLabel("memory reserved", "bytes"),
 }
 
 _LOSS = ("loss", "eval_loss")
@@ -226,28 +226,28 @@ _OF_RANK = re.compile(r"communication/rank(\d+)")
 _OF_FUNCTION = re.compile(r"rewards/(?P<name>.+)/(?P<what>mean|std)")
 
 
-def words(name: str) -> Words:
+def label_of(name: str) -> MetricLabel:
     """What a metric is called; one that nobody knows goes by its own name, and the caller makes it safe to draw."""
     if name in KNOWN:
         return KNOWN[name]
     if match := _OF_FUNCTION.fullmatch(name):
-        return Words(f"{'spread of ' if match['what'] == 'std' else ''}{match['name']}")
+        return MetricLabel(f"{'spread of ' if match['what'] == 'std' else ''}{match['name']}")
     if match := _OF_RANK.fullmatch(name):
-        return Words(f"rank {match[1]} comm wait", "share")
+        return MetricLabel(f"rank {match[1]} comm wait", "share")
     if name.startswith("eval_"):
-        twin = words(name.removeprefix("eval_"))
-        return Words(f"held-out {twin.title}", twin.unit)
-    return Words(name.replace("_", " "))
+        twin = label_of(name.removeprefix("eval_"))
+        return MetricLabel(f"held-out {twin.title}", twin.unit)
+    return MetricLabel(name.replace("_", " "))
 
 
 def titled(name: str) -> str:
     """A metric's name in words, safe to draw."""
-    return visible(words(name).title)
+    return visible(label_of(name).title)
 
 
-def worded(name: str, value: float | None) -> str:
+def format_metric(name: str, value: float | None) -> str:
     """A metric's value with its unit."""
-    unit = words(name).unit
+    unit = label_of(name).unit
     if unit == "bytes":
         return size(value)
     if unit == "share" and value is not None and math.isfinite(value):

@@ -13,7 +13,7 @@ from engine.run import checkpoint, proposals
 from engine.run.batches import rows_of
 from engine.run.best import best_text, title_of
 from engine.run.curves import rose
-from engine.run.evaluations import has_harness, in_words, records_of
+from engine.run.evaluations import has_harness, records_of, summary
 from engine.run.in_flight import in_flight
 from engine.run.proposals import Change
 from engine.run.pruning_choice import prunable
@@ -126,7 +126,7 @@ def facts(view: RunView, folder: RunFolder) -> list[tuple[str, str]]:
         lines.append(("", f"{when}: {_short(first['completion'])}"))
         lines.append(("", f"after step {last['step']:,}: {_short(last['completion'])}"))
     if measured := records_of(folder):
-        lines.append(("measured", in_words(measured[-1])))
+        lines.append(("measured", summary(measured[-1])))
     return lines + _origin(folder)
 
 
@@ -145,7 +145,7 @@ def ways(view: RunView, folder: RunFolder, name: str) -> list[Way]:
     means = "the whole model, its adapter alone, or GGUF"
     found.append(Way("export", "take it along", means, f"workbench export {name} --to safetensors"))
     longer = proposals.longer(proposals.settings_of(folder))
-    means = f"{longer.words}, from checkpoint-{kept_steps[-1]} on; {longer.why}"
+    means = f"{longer.summary}, from checkpoint-{kept_steps[-1]} on; {longer.why}"
     found.append(Way("longer", "train longer", means, f"workbench resume {name} {longer.options}"))
     if older := prunable(view, folder):
         freed = figures.size(sum(map(checkpoint.size_of, older)))

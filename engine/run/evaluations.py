@@ -16,7 +16,7 @@ from typing import Any
 
 from engine.errors import RunBusy, UsageError, WorkbenchError, redact, visible
 from engine.run import checkpoint, devices, inside, launch
-from engine.run.curves import ordered, titled, worded
+from engine.run.curves import format_metric, ordered, titled
 from engine.run.index import open_view
 from engine.run.spawn import ALL_TOKENS, for_rewards
 from engine.run.store import RunFolder, called
@@ -186,7 +186,7 @@ def records_of(run: RunFolder) -> list[dict[str, Any]]:
     return records
 
 
-def in_words(record: dict[str, Any]) -> str:
+def summary(record: dict[str, Any]) -> str:
     """One evaluation in a sentence: the checkpoint, its numbers, and beside them those before training where they were measured."""
     names = ordered(str(record.get("method")), list(record["metrics"]))
     base = record.get("base") if isinstance(record.get("base"), dict) else None
@@ -200,4 +200,4 @@ def in_words(record: dict[str, Any]) -> str:
 
 
 def _value(name: str, value: Any) -> str:
-    return worded(name, value) if isinstance(value, (int, float)) else "not finite"
+    return format_metric(name, value) if isinstance(value, (int, float)) else "not finite"

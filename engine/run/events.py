@@ -68,7 +68,7 @@ def last_numbers(path: os.PathLike[str] | str) -> tuple[int, int, int, bool]:
     """
     place = os.path.abspath(path)
     with open(inside.open_file(os.path.dirname(place), place), "rb") as file:
-        whole = _whole_bytes(file)
+        whole = _complete_bytes(file)
         for line in _lines_backward(file, whole):
             try:
                 event = json.loads(line.lstrip(b"\0"))
@@ -83,7 +83,7 @@ def last_final(path: os.PathLike[str] | str) -> dict[str, Any] | None:
     place = os.path.abspath(path)
     try:
         with open(inside.open_file(os.path.dirname(place), place), "rb") as file:
-            for line in _lines_backward(file, _whole_bytes(file)):
+            for line in _lines_backward(file, _complete_bytes(file)):
                 try:
                     event = json.loads(line.lstrip(b"\0"))
                     return event if event["kind"] in FINAL else None
@@ -97,7 +97,7 @@ def last_final(path: os.PathLike[str] | str) -> dict[str, Any] | None:
 _BLOCK = 1 << 16
 
 
-def _whole_bytes(file: BinaryIO) -> int:
+def _complete_bytes(file: BinaryIO) -> int:
     """The length of the file without a torn last line."""
     start = file.seek(0, os.SEEK_END)
     while start > 0:
@@ -169,7 +169,7 @@ class EventWriter:
         if kind not in _FREQUENT or now - self._synced >= SYNC_SECONDS:
             self.sync()
         if kind == "metrics" and (not_finite or self._not_finite):
-            self._say_diverged(now, payload, not_finite)
+            self._emit_diverged(now, payload, not_finite)
         return seq
 
     def sync(self) -> None:
@@ -192,7 +192,7 @@ class EventWriter:
         before = os.fstat(self._handle).st_size
 
         def write() -> None:
-            self._write_whole(line, before)
+            self._append_line(line, before)
 
         # The reserved room is for the last word alone; a run that cannot log ends while that can still be said.
         self._guarded(len(line), (lambda: self.folder.with_ballast(write)) if kind in _LAST else write)
@@ -200,7 +200,7 @@ class EventWriter:
     def _guarded(self, count: int, work: Callable[[], None]) -> None:
         guarded(self.folder.events, lambda: f"{figures.size(count)} needed", work)
 
-    def _write_whole(self, line: bytes, before: int) -> None:
+    def _append_line(self, line: bytes, before: int) -> None:
         """One write; a line that went in only in part is taken out again, so that no reader sees half of it."""
         try:
             done = os.write(self._handle, line)
@@ -213,7 +213,7 @@ class EventWriter:
             os.ftruncate(self._handle, before)
             raise OSError(errno.ENOSPC, "the line could only be written in part")
 
-    def _say_diverged(self, now: float, payload: dict[str, Any], not_finite: list[str]) -> None:
+    def _emit_diverged(self, now: float, payload: dict[str, Any], not_finite: list[str]) -> None:
         """Once when a number stops being finite; again only after it was finite in between."""
         new = [name for name in not_finite if name not in self._not_finite]
         self._not_finite = (self._not_finite - payload.keys()) | set(not_finite)

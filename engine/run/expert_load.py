@@ -46,7 +46,7 @@ def numbers(layers: object, rows: Sequence[str]) -> list[int]:
     return list(layers) if fine else list(range(len(rows)))
 
 
-def looks_other(before: Sequence[str], now: Sequence[str]) -> bool:
+def differs_visibly(before: Sequence[str], now: Sequence[str]) -> bool:
     """Whether an expert's load doubled or halved, or went to none or from none: two digits, as one may be rounding."""
     if [len(row) for row in before] != [len(row) for row in now]:
         return True

@@ -17,6 +17,7 @@ from engine.config.files import REMOTE, dump, scheme_of
 from engine.config.reward_specs import reward_specs
 from engine.config.tree import RunConfig
 from engine.errors import WorkbenchError, visible
+from engine.facts.counts import longest_row
 from engine.facts.model_shape import model_facts
 from engine.hub import is_local
 from engine.planning.auto import choices, resolved
@@ -127,9 +128,10 @@ def launch_config(
 
 
 def of_machine(config: RunConfig, facts: Facts) -> dict[str, Any]:
-    """What run.json keeps of the machine on which the run works: what each `auto` became there, and its room."""
+    """What run.json keeps of the machine on which the run works: what each `auto` became there, its room, and the tokens of the
+    longest row that it was chosen for."""
     room = device_bytes(config, facts) if facts.machine and facts.machine.gpus else None
-    return {"auto": choices(config, facts), "device_bytes": room}
+    return {"auto": choices(config, facts), "device_bytes": room, "longest_row": longest_row(config, facts)}
 
 
 def warm_up(warm: WarmWorker, config: RunConfig, facts: Facts, place: Path) -> None:

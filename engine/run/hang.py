@@ -33,22 +33,22 @@ _MOST = 1 << 16
 
 @dataclass
 class Rank:
-    """What a rank said last, and for how long it has said nothing new; `heard` once it was heard to speak."""
+    """What a rank said last (`report`), and for how long it has said nothing new; `reporting` once it has said anything."""
 
-    said: dict[str, Any]
+    report: dict[str, Any]
     silent: float = 0.0
-    heard: bool = False
+    reporting: bool = False
 
     def number(self, name: str) -> float:
-        value = self.said.get(name)
+        value = self.report.get(name)
         return float(value) if isinstance(value, (int, float)) and math.isfinite(value) else 0.0
 
-    def words(self, name: str) -> str:
-        return visible(redact(str(self.said.get(name) or "")))[:300]
+    def text(self, name: str) -> str:
+        return visible(redact(str(self.report.get(name) or "")))[:300]
 
     @property
     def at_work(self) -> bool:
-        return self.heard and not self.said.get("over")
+        return self.reporting and not self.report.get("over")
 
     @property
     def is_silent(self) -> bool:
@@ -56,32 +56,32 @@ class Rank:
 
     @property
     def waits(self) -> str:
-        return "" if self.is_silent else self.words("waits")
+        return "" if self.is_silent else self.text("waits")
 
     @property
     def who(self) -> str:
-        return f"process {int(self.number('pid'))} on {self.words('host') or 'an unknown host'}"
+        return f"process {int(self.number('pid'))} on {self.text('host') or 'an unknown host'}"
 
 
 class Hang:
-    """The heartbeats of a run's ranks; `look` gives the cause once they wait for each other for too long."""
+    """The heartbeats of a run's ranks; `poll` gives the cause once they wait for each other for too long."""
 
     def __init__(self, run: RunFolder, ranks: int) -> None:
         self.run = run
         self.patience = patience_of(run)
-        self.ranks: dict[int, Rank] = {rank: Rank(_said(run, rank)) for rank in range(ranks)}
+        self.ranks: dict[int, Rank] = {rank: Rank(_read_rank(run, rank)) for rank in range(ranks)}
         self._then = time.monotonic()
 
-    def look(self) -> Cause | None:
+    def poll(self) -> Cause | None:
         """Reads what the ranks say, at most once a heartbeat."""
         now = time.monotonic()
         if (passed := now - self._then) < BEAT_SECONDS:
             return None
         self._then = now
         for number, rank in self.ranks.items():
-            said = _said(self.run, number)
-            if said and said.get("beat") != rank.said.get("beat"):
-                self.ranks[number] = Rank(said, heard=True)
+            said = _read_rank(self.run, number)
+            if said and said.get("beat") != rank.report.get("beat"):
+                self.ranks[number] = Rank(said, reporting=True)
             else:
                 rank.silent += min(passed, 2 * BEAT_SECONDS)
         return verdict(self.ranks, self.patience)
@@ -119,7 +119,7 @@ def _late(at_work: dict[int, Rank], waiting: dict[int, Rank]) -> int | None:
     busy = {number: rank for number, rank in at_work.items() if number not in waiting}
     if busy:
         return max(busy, key=lambda number: busy[number].number("still"))
-    if len({rank.words("group") for rank in waiting.values()}) > 1:
+    if len({rank.text("group") for rank in waiting.values()}) > 1:
         return None  # collectives are counted by group
     begun = {number: rank.number("number") for number, rank in waiting.items()}
     least = min(begun, key=lambda number: begun[number])
@@ -128,19 +128,19 @@ def _late(at_work: dict[int, Rank], waiting: dict[int, Rank]) -> int | None:
 
 def _where(rank: Rank) -> str:
     """What a rank does that is waited for, in words."""
-    at = f"at {rank.words('at')}" if rank.words("at") else "at an unknown place"
+    at = f"at {rank.text('at')}" if rank.text("at") else "at an unknown place"
     if rank.waits:
         return f"it waits in {rank.waits} (collective {rank.number('number'):.0f}), which the others have left behind"
     if not rank.is_silent:
         return f"it is {at}"
-    process = identity_from(rank.said)
+    process = identity_from(rank.report)
     stopped = process is not None and process.alive and is_stopped(process)
     why = "is stopped by a signal (SIGSTOP)" if stopped else "does not answer"
     return f"it {why} and was {at} {rank.silent:.0f} s ago"
 
 
 def _stack(number: int, rank: Rank) -> list[str]:
-    frames = rank.said.get("stack")
+    frames = rank.report.get("stack")
     frames = frames if isinstance(frames, list) else []
     head = f"rank {number}, {rank.who}" + (f", waits in {rank.waits}:" if rank.waits else ":")
     return [head, *(f"  {visible(redact(str(frame)))[:200]}" for frame in frames[:8])]
@@ -157,7 +157,7 @@ def patience_of(run: RunFolder) -> float:
     return seconds if math.isfinite(seconds) else float(TIMEOUT_SECONDS)
 
 
-def _said(run: RunFolder, rank: int) -> dict[str, Any]:
+def _read_rank(run: RunFolder, rank: int) -> dict[str, Any]:
     try:
         found = json.loads(inside.read(run, f"{FOLDER}/{rank}.json", _MOST))
     except (OSError, ValueError, RecursionError, WorkbenchError):

@@ -79,7 +79,7 @@ class Watch:
         if before != (self._view.seq, self._view.bad_lines):
             self._news_at, changed = time.monotonic(), True
         changed |= self._listen_for_silence()
-        changed |= self._look_at_folder()
+        changed |= self._read_folder()
         self._keep()
         return changed
 
@@ -134,7 +134,7 @@ class Watch:
         self._restarts = self._tail.restarts
         self._folded = (self._view.state, self._view.cause)
         self._fold_until(float("inf"))
-        self._look_at_folder(at_once=True)
+        self._read_folder(at_once=True)
         self._listen_for_silence()
         if self.loading < 1.0:
             self._start_helper()
@@ -169,7 +169,7 @@ class Watch:
                 break
         view.bad_lines += self._tail.bad_lines - known_bad
         self._folded = (view.state, view.cause)
-        self._say_state()
+        self._note_state()
 
     # -- the whole curve -------------------------------------------------------------------------------------------
 
@@ -239,7 +239,7 @@ class Watch:
 
     # -- the folder ------------------------------------------------------------------------------------------------
 
-    def _look_at_folder(self, *, at_once: bool = False) -> bool:
+    def _read_folder(self, *, at_once: bool = False) -> bool:
         """What run.json knows beyond the events: a start that has none yet, and an end that left none."""
         now = time.monotonic()
         if now < self._next_folder_look and not at_once:
@@ -268,8 +268,8 @@ class Watch:
             self._attending = launch.attend_soon(self.folder)
             if job:
                 self._next_attending = now + AGAIN_SECONDS
-        self._say_state()
-        self._say_pruned()
+        self._note_state()
+        self._note_pruned()
         return before != (self._view.state, self._view.cause, self._view.committed)
 
     def _listen_for_silence(self) -> bool:
@@ -278,7 +278,7 @@ class Watch:
         self._view.silent_seconds = silent_for(self._view, time.monotonic() - self._news_at)
         return before != self._view.silent_seconds
 
-    def _say_state(self) -> None:
+    def _note_state(self) -> None:
         view, details = self._view, self.details
         view.id = self.folder.id
         view.method = view.method or str(details.get("method") or "")
@@ -313,7 +313,7 @@ class Watch:
             state, cause = "lost" if unseen else state, cause if state in ENDED and cause else self.problem
         view.state, view.cause = state, cause
 
-    def _say_pruned(self) -> None:
+    def _note_pruned(self) -> None:
         """The log ends with the run; what a person removed afterwards is known to the folder alone."""
         gone = pruning.pruned_steps(self.folder)
         for entry in self._view.checkpoints if gone else ():
@@ -343,8 +343,8 @@ def peek(folder: RunFolder, newest: int = HEAD_BYTES, *, problem: str = "") -> W
         watch._fold_ends(newest)
     except (OSError, WorkbenchError) as problem_met:
         watch.problem = watch.problem or f"Its events cannot be read: {getattr(problem_met, 'strerror', problem_met)}."
-    watch._say_state()
-    watch._say_pruned()
+    watch._note_state()
+    watch._note_pruned()
     watch._news_at = _last_write(folder)
     watch._listen_for_silence()
     return watch

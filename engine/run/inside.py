@@ -82,7 +82,7 @@ def replace(run: Place, path: Place, content: str | bytes, *, durable: bool = Tr
             os.fsync(folder)
 
 
-def look(run: Place, path: Place) -> os.stat_result:
+def lstat(run: Place, path: Place) -> os.stat_result:
     """What stands at `path`, itself, whatever it is. Raises OSError where nothing does, and UnsafeRunFile on the way."""
     with _parent(run, path) as (folder, name, _):
         return os.stat(name, dir_fd=folder, follow_symlinks=False)
@@ -91,7 +91,7 @@ def look(run: Place, path: Place) -> os.stat_result:
 def exists(run: Place, path: Place) -> bool:
     """Whether anything stands there, be it a link that leads nowhere."""
     try:
-        look(run, path)
+        lstat(run, path)
     except (FileNotFoundError, NotADirectoryError):
         return False
     return True

@@ -199,7 +199,7 @@ def _devices_wanted(run: RunFolder) -> object:
 def settle(run: RunFolder) -> None:
     """Wait for the processes of a run that has said its last word: until they are gone its state is not the last one."""
     give_up = time.monotonic() + _LEAVING_SECONDS
-    while run.state != "queued" and at_work(run) and _said_last_word(run) and time.monotonic() < give_up:
+    while run.state != "queued" and at_work(run) and _has_final_event(run) and time.monotonic() < give_up:
         time.sleep(0.05)
 
 
@@ -246,7 +246,7 @@ def attend(run: RunFolder) -> str:
     return run.state
 
 
-def look_after(run: RunFolder) -> str:
+def attend_or_report(run: RunFolder) -> str:
     """`attend` for who lists or watches: what keeps this run's state from being true, in a sentence; empty if nothing."""
     if reason := run.flaw():
         return reason
@@ -310,7 +310,7 @@ def at_work(run: RunFolder) -> bool:
     return is_held(run) or (run.state not in ENDED and _alive(run))
 
 
-def _said_last_word(run: RunFolder) -> bool:
+def _has_final_event(run: RunFolder) -> bool:
     """Whether the run's final event is written: its processes are on their way out, which takes torch a second."""
     try:
         return last_numbers(run.events)[3]
@@ -331,7 +331,7 @@ def devices_of_live(root: Path, *, leaving: bool = True) -> dict[str, list[str]]
         for other in store.runs_in(root)
         if (values := other.read_json()).get("state") not in (*ENDED, "queued")
         and _alive(other)
-        and (leaving or not _said_last_word(other))
+        and (leaving or not _has_final_event(other))
     }
 
 

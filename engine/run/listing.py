@@ -1,7 +1,7 @@
 """The runs of a folder at a glance: from each `run.json`, and from what an earlier look kept, without opening their events.
 
 A summary is kept with the sizes and times of the files that it was read from, so that a folder of a thousand runs is listed
-in the time of looking at two thousand names. What only the events tell (step, loss, disk) is filled in by `look`, for the
+in the time of looking at two thousand names. What only the events tell (step, loss, disk) is filled in by `refresh`, for the
 few runs that are on screen. Where the kept file cannot be read or written, everything is read again; nothing else depends
 on it.
 """
@@ -28,7 +28,7 @@ _LARGEST = 32 << 20
 
 @dataclass(frozen=True, slots=True)
 class Summary:
-    """One run as a list shows it. Times are seconds since the epoch; `bytes` and what follows are known after `look`."""
+    """One run as a list shows it. Times are seconds since the epoch; `bytes` and what follows are known after `refresh`."""
 
     id: str
     stamp: tuple[int, ...]
@@ -85,12 +85,12 @@ class Listing:
         self._known = summaries
         return sorted(summaries.values(), key=lambda summary: (-summary.when, summary.id))
 
-    def look(self, summary: Summary) -> Summary:
+    def refresh(self, summary: Summary) -> Summary:
         """The same run with what its events and its folder say now; a run that goes on gets the supervisor it may lack."""
         if summary.looked and summary.over:
             return summary
         run = self.folder(summary)
-        problem = launch.look_after(run) if os.access(run.path, os.W_OK) else ""
+        problem = launch.attend_or_report(run) if os.access(run.path, os.W_OK) else ""
         view = peek(run, problem=problem).view
         fresh = replace(
             summary,

@@ -22,9 +22,9 @@ from engine.run.devices import Choice
 from engine.run.network import refuse_absent
 from engine.run.nodes import Node
 from engine.run.process import Identity, boot_id, host, identity, send
-from engine.run.process_group import Family
+from engine.run.process_group import ProcessTree
 from engine.run.store import ENDED, RunFolder, runs_in
-from engine.run.worker_process import explain_lost
+from engine.run.worker_process import explain_lost_rank
 
 LOOK_SECONDS = 0.1
 _TERM_SECONDS = 5.0
@@ -58,7 +58,7 @@ class Member:
             begun = begun or self.run.state not in ENDED
             if begun and self.run.state in ENDED:
                 return
-            first = self.node.hear(0)
+            first = self.node.read_rank(0)
             round_, state = str(first.get("round") or ""), first.get("state")
             if state == "gathering" and round_ != self.answered and self.node.lives(0):
                 self._answer(round_)
@@ -99,9 +99,9 @@ class Member:
             refuse_absent(os.environ)
             chosen = launch.choose_free(self.run.read_json().get("devices_wanted", "auto"), self.run.path.parent)
         except WorkbenchError as problem:
-            self.node.say(**about, refused=problem.full_message)
+            self.node.report(**about, refused=problem.full_message)
             return
-        self.node.say(**about, refused="", processes=chosen.processes, devices=list(chosen.visible))
+        self.node.report(**about, refused="", processes=chosen.processes, devices=list(chosen.visible))
 
     def _work(self, round_: str, endpoint: str) -> None:
         """Run torchrun for this round, and tell how it ended."""
@@ -124,29 +124,29 @@ class Member:
                 start_new_session=True,
             )
         except (WorkbenchError, OSError) as problem:
-            self.node.say(state="ended", cause="start", message=f"{self.node.name(self.node.rank)}: {problem}")
+            self.node.report(state="ended", cause="start", message=f"{self.node.name(self.node.rank)}: {problem}")
             return
         finally:
             os.close(log)
         worker = identity(child.pid) or Identity(child.pid, 0, boot_id(), host())
-        family = Family(token, worker, choice.processes)
-        self.node.say(state="at work", worker=worker.as_json())
+        family = ProcessTree(token, worker, choice.processes)
+        self.node.report(state="at work", worker=worker.as_json())
         reported = self._watch(child, family, log_from, round_)
         if child.returncode:
-            family.look(lambda: True)
-            family.blame(cause.failed_ranks(self.log, log_from))
+            family.poll(lambda: True)
+            family.choose_lost_rank(cause.failed_ranks(self.log, log_from))
         family.end()
-        self._tell(child.returncode, family, log_from, reported)
+        self._report_exit(child.returncode, family, log_from, reported)
 
-    def _watch(self, child: subprocess.Popen[bytes], family: Family, log_from: int, round_: str) -> bool:
+    def _watch(self, child: subprocess.Popen[bytes], family: ProcessTree, log_from: int, round_: str) -> bool:
         """Stay until torchrun is gone; whether it was ended because the first node ended the round, or is gone."""
         over_at: float | None = None
         told_at: float | None = None
         while child.poll() is None:
             self.node.beat()
-            if family.look(lambda: cause.agent_saw_failure(self.log, log_from)):
+            if family.poll(lambda: cause.agent_saw_failure(self.log, log_from)):
                 family.kill()
-            first = self.node.hear(0)
+            first = self.node.read_rank(0)
             over = first.get("round") != round_ or first.get("state") == "ended" or self.node.is_silent(0)
             over_at = time.monotonic() if over and over_at is None else over_at
             patience = REPORT_SECONDS if family.misses_a_rank else 0.0
@@ -159,19 +159,19 @@ class Member:
             time.sleep(LOOK_SECONDS)
         return told_at is not None
 
-    def _tell(self, code: int, family: Family, log_from: int, reported: bool) -> None:
+    def _report_exit(self, code: int, family: ProcessTree, log_from: int, reported: bool) -> None:
         if not code or reported:
-            self.node.say(state="ended", cause="")
+            self.node.report(state="ended", cause="")
             return
         place = f"node {self.node.rank}, {host()}"
         if family.lost_rank is not None and code > 0:
-            explained = explain_lost(self.run, family, self.log, log_from, place, code)
+            explained = explain_lost_rank(self.run, family, self.log, log_from, place, code)
         else:
             ranks = nodes.ranks_of(self.node.rank, family.processes)
             who = f"The agent (torchrun) of {ranks} ({place}, process {family.worker.pid})"
             explained = cause.explain(code, self.log, log_from=log_from, who=who)
         told = {"message": explained.message, "lines": list(explained.lines), "follows": explained.follows}
-        self.node.say(state="ended", cause=explained.cause, **told)
+        self.node.report(state="ended", cause=explained.cause, **told)
 
 
 def join(run: RunFolder, rank: int, *, wait: bool = False) -> None:
@@ -203,7 +203,7 @@ def join(run: RunFolder, rank: int, *, wait: bool = False) -> None:
 def refuse(run: RunFolder, rank: int, words: str) -> None:
     """Tell the first node that this one cannot take part in its round."""
     node = Node(run, rank, nodes.rendezvous_of(run).nodes)
-    node.say(round=nodes.said_by(run, 0).get("round"), refused=words)
+    node.report(round=nodes.read_node(run, 0).get("round"), refused=words)
 
 
 def find(root: Path, wanted: nodes.Rendezvous, wait: Callable[[], None]) -> RunFolder:
@@ -221,7 +221,7 @@ def find(root: Path, wanted: nodes.Rendezvous, wait: Callable[[], None]) -> RunF
                 or (rendezvous.endpoint, rendezvous.id) != (wanted.endpoint, wanted.id)
             ):
                 continue
-            if nodes.said_by(run, 0).get("state") == "gathering":
+            if nodes.read_node(run, 0).get("state") == "gathering":
                 return run
         wait()
         time.sleep(LOOK_SECONDS)

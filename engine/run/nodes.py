@@ -134,7 +134,7 @@ def _source(name: str, port: int) -> str:
         return str(trial.getsockname()[0])
 
 
-def said_by(run: RunFolder, rank: int) -> dict[str, Any]:
+def read_node(run: RunFolder, rank: int) -> dict[str, Any]:
     """What the file of a node says now; empty where it says nothing."""
     try:
         state = json.loads(inside.read(run, f"{FOLDER}/{rank}.json", _MOST))
@@ -145,7 +145,7 @@ def said_by(run: RunFolder, rank: int) -> dict[str, Any]:
 
 def hosts(run: RunFolder, nodes: int) -> list[str]:
     """The names of the machines that the nodes are on, in the order of their ranks."""
-    return [visible(str(said_by(run, rank).get("host") or "unknown")) for rank in range(nodes)]
+    return [visible(str(read_node(run, rank).get("host") or "unknown")) for rank in range(nodes)]
 
 
 class Node:
@@ -162,7 +162,7 @@ class Node:
         self._heard: dict[int, tuple[dict[str, Any], float, int]] = {}
         inside.make_folder(run, FOLDER, exist_ok=True)
 
-    def say(self, **changes: Any) -> None:
+    def report(self, **changes: Any) -> None:
         """Tell the others. Raises OSError where it cannot be written."""
         self.said |= {**changes, "beat": self.said["beat"] + 1}
         inside.replace(self.run, f"{FOLDER}/{self.rank}.json", json.dumps(self.said) + "\n")
@@ -173,14 +173,14 @@ class Node:
         if time.monotonic() >= self._next:
             self._next = time.monotonic() + BEAT_SECONDS
             try:
-                self.say()
+                self.report()
             except (OSError, UnsafeRunFile):
                 # The others wait SILENT_SECONDS before they count on it.
                 return
 
-    def hear(self, rank: int) -> dict[str, Any]:
+    def read_rank(self, rank: int) -> dict[str, Any]:
         """What a node says, and notes when it last said something new."""
-        found = said_by(self.run, rank)
+        found = read_node(self.run, rank)
         before = self._heard.get(rank)
         if before is None:
             self._heard[rank] = (found, time.monotonic(), 0)
@@ -199,12 +199,12 @@ class Node:
 
     def name(self, rank: int) -> str:
         """`node 1 (its host)`."""
-        return f"node {rank} ({visible(str((self.hear(rank) or {}).get('host') or 'unknown host'))})"
+        return f"node {rank} ({visible(str((self.read_rank(rank) or {}).get('host') or 'unknown host'))})"
 
     @property
     def rival(self) -> Identity | None:
         """Another process that speaks as this node."""
-        identity = identity_from(said_by(self.run, self.rank))
+        identity = identity_from(read_node(self.run, self.rank))
         mine = identity_from(self.said)
         return identity if identity is not None and identity != mine else None
 
@@ -221,10 +221,10 @@ class FirstNode(Node):
 
     def go_on(self) -> None:
         """Speak on in the round of a supervisor that is gone."""
-        before = said_by(self.run, 0)
+        before = read_node(self.run, 0)
         self.said |= {key: before.get(key) for key in ("round", "state", "endpoint", "processes")}
         self.endpoint, self.processes = str(before.get("endpoint") or ""), int(before.get("processes") or 1)
-        self.say()
+        self.report()
 
     def not_met(self) -> Cause:
         """Of a round in which no rank began, though all nodes had come."""
@@ -243,12 +243,14 @@ class FirstNode(Node):
         raise. Raises WorkbenchError where a node does not fit, or too few come in time."""
         self._ended_at, self.processes = None, processes
         self.endpoint = listening(self.rendezvous.endpoint)
-        self.say(state="gathering", round=secrets.token_hex(8), endpoint=self.endpoint, processes=processes)
+        self.report(state="gathering", round=secrets.token_hex(8), endpoint=self.endpoint, processes=processes)
         give_up = time.monotonic() + self.rendezvous.seconds
         while True:
             self.beat()
             came = {
-                rank: state for rank in range(1, self.nodes) if (state := self.hear(rank)).get("round") == self.round
+                rank: state
+                for rank in range(1, self.nodes)
+                if (state := self.read_rank(rank)).get("round") == self.round
             }
             for rank, state in came.items():
                 self._require_same(rank, state, processes, versions)
@@ -262,12 +264,12 @@ class FirstNode(Node):
                     "Start it there too, with the same address and folder of runs, then resume the run.",
                 )
             wait(len(came) + 1)
-        self.say(state="go")
+        self.report(state="go")
 
     @property
     def has_others_elsewhere(self) -> bool:
         """Whether a node is on another machine than this."""
-        return any(self.hear(rank).get("host") != host() for rank in range(1, self.nodes))
+        return any(self.read_rank(rank).get("host") != host() for rank in range(1, self.nodes))
 
     def _require_same(self, rank: int, state: Mapping[str, Any], processes: int, versions: Mapping[str, str]) -> None:
         """Raises WorkbenchError for a node that cannot take part, naming what differs."""
@@ -298,10 +300,10 @@ class FirstNode(Node):
         return self._ended_at is not None and now - self._ended_at > FOLLOW_SECONDS
 
     def _failed(self, rank: int) -> bool:
-        state = self.hear(rank)
+        state = self.read_rank(rank)
         return state.get("round") == self.round and state.get("state") == "ended" and bool(state.get("cause"))
 
-    def blame(self) -> Cause | None:
+    def round_cause(self) -> Cause | None:
         """Why the round ended, by the words of the other nodes or their silence; None where none of them began it.
 
         Waits until each has ended or has been silent for long enough.
@@ -325,13 +327,13 @@ class FirstNode(Node):
         )
 
     def _is_over(self, rank: int) -> bool:
-        state = self.hear(rank)
+        state = self.read_rank(rank)
         return self.is_silent(rank) or (state.get("round") == self.round and state.get("state") == "ended")
 
     def _own_fault(self, rank: int) -> Cause | None:
         if not self._failed(rank):
             return None
-        state = self.hear(rank)
+        state = self.read_rank(rank)
         if state.get("follows"):
             return None
         lines = [visible(str(line)) for line in state.get("lines") or []]

@@ -64,7 +64,9 @@ class Notifier:
         quiet = silence.silent_for(self._view, time.monotonic() - self._heard)
         if quiet is not None:
             self._stalled = True
-            self._post("stalled", f"{self.run.id} is {silence.words(quiet)} at step {self._view.step}", self._view.step)
+            self._post(
+                "stalled", f"{self.run.id} is {silence.describe(quiet)} at step {self._view.step}", self._view.step
+            )
 
     def ended(self, final: Mapping[str, Any]) -> None:
         """The run's last word, or what stands for it: `kind` and `cause`."""

@@ -79,7 +79,7 @@ class Peers:
     def _watch_ranks(self, worker: WorkerProcess, asked: bool) -> None:
         """With several ranks: one that dies takes the others with it, and it is the one that is named."""
         if worker.family.processes > 1 or self.node is not None:
-            lost = worker.family.look(lambda: cause.agent_saw_failure(self.run.log, worker.log_from))
+            lost = worker.family.poll(lambda: cause.agent_saw_failure(self.run.log, worker.log_from))
             if lost and not asked:
                 worker.family.kill()
 
@@ -87,7 +87,7 @@ class Peers:
         """Ranks that wait for each other for too long are ended, and the one that is waited for is named."""
         if self._hang is None or self.hung is not None:
             return
-        found = self._hang.look()
+        found = self._hang.poll()
         if found is not None and not asked and worker.may_be_signalled(leaving=False):
             self.hung = found
             worker.kill()
@@ -96,9 +96,9 @@ class Peers:
         """After the worker is gone: its processes go too, and the rank by which the others ended is found. `ended` tells whether
         the first rank has said how the run ended."""
         if self.node is not None and code:
-            worker.family.look(lambda: True)  # torchrun names no rank to close where it has but one
+            worker.family.poll(lambda: True)  # torchrun names no rank to close where it has but one
         if self.node is not None or worker.family.processes > 1:
-            worker.family.blame(cause.failed_ranks(self.run.log, worker.log_from), said=ended())
+            worker.family.choose_lost_rank(cause.failed_ranks(self.run.log, worker.log_from), said=ended())
         worker.family.end()
 
     def beat(self) -> None:
@@ -110,7 +110,7 @@ class Peers:
         """It is over for all nodes."""
         if self.node is not None:
             with contextlib.suppress(OSError, UnsafeRunFile):  # silence says the same, later
-                self.node.say(state="ended")
+                self.node.report(state="ended")
 
     def explain(self, worker: WorkerProcess, code: int | None) -> cause.Cause:
         """Why the worker ended; what another node began is told in that one's words."""
@@ -121,4 +121,4 @@ class Peers:
             return explained
         if not (explained.follows or self.node.others_end()):
             return explained
-        return self.node.blame() or (explained if worker.family.ranks else self.node.not_met())
+        return self.node.round_cause() or (explained if worker.family.ranks else self.node.not_met())

@@ -19,7 +19,7 @@ from engine.run.store import RunFolder
 _SETTLE_SECONDS = 1.0
 
 
-class Family:
+class ProcessTree:
     """All processes that a worker's token marks. `worker` is the worker itself, or torchrun where there are ranks."""
 
     def __init__(self, token: str, worker: Identity, processes: int) -> None:
@@ -77,7 +77,7 @@ class Family:
         """Whether a rank was gone at the last look, for whatever reason."""
         return self._suspect is not None
 
-    def look(self, failed: Callable[[], bool]) -> tuple[int, Identity] | None:
+    def poll(self, failed: Callable[[], bool]) -> tuple[int, Identity] | None:
         """The rank that died before the others, once torchrun agrees that it failed (`failed`)."""
         if self.lost_rank is not None:
             return self.lost_rank
@@ -90,7 +90,7 @@ class Family:
             self.lost_rank = self._suspect
         return self.lost_rank
 
-    def blame(self, failed: Mapping[int, int], *, said: bool = False) -> None:
+    def choose_lost_rank(self, failed: Mapping[int, int], *, said: bool = False) -> None:
         """Takes for lost the rank by which the others ended, where several were gone at once: of those in torchrun's report one
         that was killed, though not by us; else, unless the first rank has `said` why, the one that torchrun saw first.
 

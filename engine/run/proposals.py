@@ -33,7 +33,7 @@ class Change:
     why: str
 
     @property
-    def words(self) -> str:
+    def summary(self) -> str:
         """`optim.num_train_epochs 2 -> 4`."""
         return ", ".join(f"{path} {shown(before)} -> {shown(after)}" for path, before, after in self.sets)
 
@@ -98,7 +98,7 @@ def _candidates(view: RunView, settings: Mapping[str, Any]) -> Iterator[Change]:
             why = "a tenth of it, and no more than auto takes" + ("; gradients are clipped" if clipped else "")
             yield _change(settings, {"optim.learning_rate": rate, **clipped}, why)
     if view.cause_kind in OUT_OF_MEMORY:
-        for path, why in _given_away(settings):
+        for path, why in _memory_for_speed(settings):
             yield _change(settings, {path: None}, why)
         batch = _value(settings, "optim", "per_device_train_batch_size")
         gathered = _value(settings, "optim", "gradient_accumulation_steps")
@@ -117,7 +117,7 @@ def _candidates(view: RunView, settings: Mapping[str, Any]) -> Iterator[Change]:
             yield _change(settings, {"data.max_length": length // 2}, "longer rows are then treated as too long")
 
 
-def _given_away(settings: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+def _memory_for_speed(settings: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
     """The settings in force that take memory for speed alone, and what follows where they are empty."""
     again = "all layers are computed again, as checkpointing does by itself, and the same is learned"
     scores = "the head's scores get the usual memory and are computed again; sums round otherwise"
@@ -199,7 +199,7 @@ def after_divergence(settings: Mapping[str, Any], checkpoint: str | None) -> str
 
 def after_out_of_memory(settings: Mapping[str, Any]) -> str:
     """What takes less memory and is not in force already."""
-    steps = [f"set {path} to null" for path, _ in _given_away(settings)]
+    steps = [f"set {path} to null" for path, _ in _memory_for_speed(settings)]
     batch = _value(settings, "optim", "per_device_train_batch_size")
     if isinstance(batch, int) and batch > 1:
         steps.append(f"lower optim.per_device_train_batch_size from {batch} to {batch // 2}")

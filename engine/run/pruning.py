@@ -45,7 +45,7 @@ def plan(run: RunFolder, keep: int, best: int | None, *, hashes: bool = True) ->
             f"run {visible(run.id)} has no whole checkpoint, so nothing of it is removed.",
             "`workbench runs` lists the runs.",
         )
-    go = checkpoint.doomed(run, max(1, keep), best, hashes=hashes)
+    go = checkpoint.to_delete(run, max(1, keep), best, hashes=hashes)
     return Plan([path for path in checkpoint.newest_first(run) if path not in go], go)
 
 

@@ -14,7 +14,7 @@ from typing import Any
 from engine.errors import visible
 from engine.figures import size
 from engine.run import checkpoint, pruning
-from engine.run.curves import titled, worded
+from engine.run.curves import format_metric, titled
 from engine.run.index import open_view
 from engine.run.store import RunFolder
 from engine.run.view import RunView
@@ -38,9 +38,11 @@ class Kept:
         """What its folder is called."""
         return f"checkpoint-{self.step}"
 
-    def words(self) -> str:
+    def summary(self) -> str:
         """Its figure on held-out rows, where one was measured, and the reason."""
-        figure = f"{titled(self.metric)} {worded(self.metric, self.held_out)}" if self.held_out is not None else ""
+        figure = (
+            f"{titled(self.metric)} {format_metric(self.metric, self.held_out)}" if self.held_out is not None else ""
+        )
         return ", ".join(filter(None, (figure, self.why)))
 
 
@@ -93,7 +95,7 @@ def remove(run: RunFolder, keep: int, steps: Collection[int]) -> Choice:
 
 def prunable(view: RunView, run: RunFolder) -> list[Path]:
     """The checkpoints that `workbench prune` offers to remove, by a quick look; nothing of a run without a whole one."""
-    return checkpoint.doomed(run, 1, _best(view))
+    return checkpoint.to_delete(run, 1, _best(view))
 
 
 def _view(run: RunFolder) -> RunView:

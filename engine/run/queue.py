@@ -164,7 +164,7 @@ class Turn:
         if time.monotonic() - self._revived > REVIVE_SECONDS:
             self._revived = time.monotonic()
             for run in ahead:
-                launch.look_after(run)
+                launch.attend_or_report(run)
         return sorted(ahead, key=lambda run: (place_of(run), run.id))
 
     def _in_use(self, live: list[tuple[RunFolder, dict[str, Any]]]) -> tuple[set[str], int]:

@@ -45,7 +45,7 @@ class Rehearsal:
         """By which share the estimate lies above (+) or below (-) what was measured."""
         return self.estimated / self.memory_peak - 1 if self.estimated else None
 
-    def words(self) -> str:
+    def summary(self) -> str:
         """The measurement in a sentence or two."""
         day = time.strftime("%Y-%m-%d", time.localtime(self.t))
         text = f"Rehearsed on {day}: {figures.size(self.memory_peak)} at the peak of a step of the longest rows "

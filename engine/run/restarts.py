@@ -23,7 +23,7 @@ class Restarts:
         """`between` is called again and again while checkpoints are read, which may take minutes."""
         self.run, self.between = run, between
 
-    def again(self, final: Mapping[str, Any]) -> str:
+    def restart_summary(self, final: Mapping[str, Any]) -> str:
         """That the run goes on after this end, and from where, as a sentence, and the count with it; empty where the end
         would only come again, and after `run.max_restarts` starts in vain."""
         if final["kind"] != "failed" or not cause.passes(final):

@@ -59,9 +59,9 @@ class RolloutFile:
     def __init__(self, run: RunFolder, cap: int = CAP) -> None:
         self._handle = inside.open_file(run, run.samples / NAME, os.O_RDWR | os.O_CREAT | os.O_APPEND)
         self._cap = cap
-        self._size = self._whole()
+        self._size = self._complete_bytes()
 
-    def _whole(self) -> int:
+    def _complete_bytes(self) -> int:
         size = os.fstat(self._handle).st_size
         end = size
         while end > 0:

@@ -29,7 +29,7 @@ def silent_for(view: RunView, quiet: float) -> int | None:
     return int(quiet)
 
 
-def words(seconds: int | None) -> str:
+def describe(seconds: int | None) -> str:
     """`silent for 45 s`, or nothing for a run that is not silent."""
     if seconds is None:
         return ""
@@ -41,6 +41,6 @@ def advice(run: str, seconds: int | None) -> str:
     if seconds is None:
         return ""
     return (
-        f"{run} is {words(seconds)}, longer than anything it does takes: its worker may hang. "
+        f"{run} is {describe(seconds)}, longer than anything it does takes: its worker may hang. "
         f"`workbench stack {run}` shows where it is."
     )

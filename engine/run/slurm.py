@@ -237,7 +237,7 @@ def _hand_over(place: Path) -> str:
     job = done.stdout.strip().partition(";")[0]
     if done.returncode or not job.isdigit():
         raise WorkbenchError(
-            f"sbatch refused the job: {_words(done)}", "Change what was asked for, and submit it again."
+            f"sbatch refused the job: {_output(done)}", "Change what was asked for, and submit it again."
         )
     return job
 
@@ -245,7 +245,7 @@ def _hand_over(place: Path) -> str:
 def requeue(job: str) -> str:
     """Have SLURM queue this job again, which ends it; the words of `scontrol` where it does not."""
     done = _ask("scontrol", "requeue", job)
-    return "scontrol does not answer" if done is None else _words(done) if done.returncode else ""
+    return "scontrol does not answer" if done is None else _output(done) if done.returncode else ""
 
 
 def cancel_waiting(run: RunFolder, by: str) -> bool:
@@ -266,7 +266,7 @@ def cancel_waiting(run: RunFolder, by: str) -> bool:
     if done is None:
         return False
     if done.returncode:
-        raise WorkbenchError(f"run {run.id}: scancel refused: {_words(done)}")
+        raise WorkbenchError(f"run {run.id}: scancel refused: {_output(done)}")
     states = jobs(fresh=True)
     if states is None or states.get(job, ("CANCELLED", ""))[0].split()[0] != "CANCELLED":
         return False
@@ -299,15 +299,15 @@ def jobs(*, fresh: bool = False) -> dict[str, tuple[str, str]] | None:
 
 def refresh(run: RunFolder) -> str:
     """Write down what became of the run's job where it could not say so itself; the run's state."""
-    if _says_otherwise(run, jobs()):
+    if _changed_states(run, jobs()):
         states = jobs(fresh=True)
-        changes = _says_otherwise(run, states)
+        changes = _changed_states(run, states)
         if changes:
             run.update_json(**changes)
     return run.state
 
 
-def _says_otherwise(run: RunFolder, states: dict[str, tuple[str, str]] | None) -> dict[str, Any]:
+def _changed_states(run: RunFolder, states: dict[str, tuple[str, str]] | None) -> dict[str, Any]:
     """What run.json should say by these states of jobs, which were asked for before it is read here."""
     values = run.read_json()
     if not values or values.get("state") in ENDED:
@@ -382,7 +382,7 @@ def _log(run: RunFolder) -> str:
     return f" {LOG} ends with: {visible(redact(lines[-1]))[:300]}" if lines else ""
 
 
-def _words(done: subprocess.CompletedProcess[str]) -> str:
+def _output(done: subprocess.CompletedProcess[str]) -> str:
     lines = [line for line in (done.stderr or done.stdout).strip().splitlines() if line.strip()]
     return visible(redact(lines[-1]))[:500] if lines else f"exit code {done.returncode}"
 

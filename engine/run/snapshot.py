@@ -105,7 +105,7 @@ def _unpack(run: RunFolder, content: bytes) -> tuple[RunView, int] | None:
         or header["byteorder"] != sys.byteorder
         or header["crc"] != zlib.crc32(body)
         or type(offset) is not int
-        or not 0 < offset <= inside.look(run, run.events).st_size
+        or not 0 < offset <= inside.lstat(run, run.events).st_size
         or header["fingerprint"] != fingerprint(run.events, offset)
     ):
         return None

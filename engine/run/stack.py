@@ -14,7 +14,7 @@ import time
 from engine.errors import WorkbenchError, redact, visible
 from engine.run import inside
 from engine.run.process import Identity, send
-from engine.run.process_group import Family
+from engine.run.process_group import ProcessTree
 from engine.run.store import ENDED, RunFolder
 
 SIGNAL = signal.SIGURG
@@ -37,7 +37,7 @@ def ask(run: RunFolder) -> str:
     if run.state in ENDED or worker is None or not worker.alive:
         raise WorkbenchError(f"run {run.id} has no worker at work here; its state is {run.state}.")
     values = run.read_json()
-    family = Family(str(values.get("token") or ""), worker, int(values.get("processes") or 1))
+    family = ProcessTree(str(values.get("token") or ""), worker, int(values.get("processes") or 1))
     if not family.may_be_signalled(run):
         raise WorkbenchError(f"run {run.id}: process {worker.pid} is not proven to be its worker, so it is not asked.")
     asked = {rank: (who, _size(run, _file(rank))) for rank, who in _ranks(run, worker).items()}
@@ -64,8 +64,8 @@ def _ranks(run: RunFolder, worker: Identity) -> dict[int, Identity]:
     processes = values.get("processes")
     if not isinstance(processes, int) or processes <= 1:
         return {0: worker}
-    family = Family(str(values.get("token") or ""), worker, processes)
-    family.look(lambda: False)
+    family = ProcessTree(str(values.get("token") or ""), worker, processes)
+    family.poll(lambda: False)
     return family.ranks or {0: worker}
 
 
@@ -75,7 +75,7 @@ def _file(rank: int) -> str:
 
 def _size(run: RunFolder, name: str) -> int:
     try:
-        return inside.look(run, name).st_size
+        return inside.lstat(run, name).st_size
     except OSError:
         return 0
 

@@ -31,7 +31,7 @@ class StateFile:
         if any(now.get(key) != value for key, value in {**fixed, **changes}.items()):
             self.run.update_json(**fixed, **changes)
 
-    def say(self, **changes: Any) -> None:
+    def update(self, **changes: Any) -> None:
         """As `write`; what cannot be written now is kept for the next time, because a worker is watched all the same."""
         self._unwritten |= changes
         if not self._unwritten:
@@ -49,4 +49,4 @@ class StateFile:
         give_up = time.monotonic() + seconds
         while self._unwritten and self.run.path.is_dir() and time.monotonic() < give_up:
             time.sleep(1.0)
-            self.say()
+            self.update()

@@ -158,7 +158,7 @@ class StopRequests:
                 since = max(since, self._worked_at)  # idle for so long, not in this very moment
             if now - since >= grace:
                 self.overdue = request
-                self._waited = self._waited or self._in_words(request, now)
+                self._waited = self._waited or self._describe(request, now)
                 self._end(worker, now, since, grace, grace, "answer" if self._saves is None else "save")
 
     def last_events(self) -> list[dict[str, Any]]:
@@ -182,7 +182,7 @@ class StopRequests:
             return f" because its save stood still for {STILL_SECONDS:.0f} s; checkpoints made before are kept."
         return f" because {self._waited}; checkpoints made before are kept."
 
-    def _in_words(self, request: control.Request, now: float) -> str:
+    def _describe(self, request: control.Request, now: float) -> str:
         """What was waited for since the request, and how long."""
         asked, grace = self._first_seen[request.id], self._grace()
         since, after = (self._saved_at, "its save") if self._saved_at > asked else (asked, "")
@@ -215,14 +215,14 @@ class StopRequests:
             return
         if term_at is None:
             self._term_at[reason] = now
-            self._tell(reason, signal.SIGTERM, leaving)
+            self._report_stop(reason, signal.SIGTERM, leaving)
             worker.send(signal.SIGTERM)
         else:
             self._killed.add(reason)
-            self._tell(reason, signal.SIGKILL, leaving)
+            self._report_stop(reason, signal.SIGKILL, leaving)
             worker.kill()
 
-    def _tell(self, reason: str, number: signal.Signals, leaving: bool) -> None:
+    def _report_stop(self, reason: str, number: signal.Signals, leaving: bool) -> None:
         """What the worker was sent and why; a run that has ended is not stopping."""
         state = {} if leaving else {"state": "stopping"}
-        self.state.say(**state, message=f"{_WHY[reason]}; it was sent {number.name}.")
+        self.state.update(**state, message=f"{_WHY[reason]}; it was sent {number.name}.")

@@ -132,11 +132,11 @@ class RunFolder:
         try:
             owner = os.stat(self.path, follow_symlinks=False).st_uid
             for path in (self.config, self.json, self.lock, self.events, self.batches, self.in_flight, self.log):
-                if inside.exists(self, path) and (reason := inside.flaw(inside.look(self, path), owner)):
+                if inside.exists(self, path) and (reason := inside.flaw(inside.lstat(self, path), owner)):
                     return f"{visible(path.name)} {reason}."
             for path in (self.control, self.checkpoints, self.samples, self.index):
                 if inside.exists(self, path):
-                    reason = inside.flaw(inside.look(self, path), owner, folder=True)
+                    reason = inside.flaw(inside.lstat(self, path), owner, folder=True)
                     if reason:
                         return f"{visible(path.name)} {reason}."
         except (OSError, WorkbenchError) as problem:

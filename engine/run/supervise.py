@@ -80,7 +80,7 @@ class Supervisor:
             if choice is not None:
                 self.state.write(state="starting", message="", devices=list(choice.visible), processes=choice.processes)
                 return True
-            self.state.say(state="queued", message=words)
+            self.state.update(state="queued", message=words)
             time.sleep(max(PAUSE, 20 * (time.monotonic() - began)))  # among a thousand runs a look costs more
         return False
 
@@ -89,10 +89,10 @@ class Supervisor:
         self.run.free_ballast()
         if isinstance(problem, Cancelled):
             control.drop_old(self.run)
-            self.state.say(state="stopped", cause="", message=str(problem), ended=time.time())
+            self.state.update(state="stopped", cause="", message=str(problem), ended=time.time())
             return
         message = problem.full_message if isinstance(problem, WorkbenchError) else str(problem)
-        self.state.say(state="failed", cause="start", message=message, ended=time.time())
+        self.state.update(state="failed", cause="start", message=message, ended=time.time())
         self.notifier.ended({"kind": "failed", "cause": "start"})
         self.state.settle(PATIENCE_SECONDS)
 
@@ -111,7 +111,7 @@ class Supervisor:
         handle = inside.open_file(self.run, self.run.events, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
         os.close(handle)
         self.segment = last_numbers(self.run.events)[1] + 1
-        self.tail.offset = inside.look(self.run, self.run.events).st_size
+        self.tail.offset = inside.lstat(self.run, self.run.events).st_size
         choice = Choice(tuple(map(str, values.get("devices") or [])), int(values.get("processes") or 1))
         group = self.peers.gather(choice, values.get("versions") or {}, self._wait, self._is_to_end)
         log = inside.open_file(self.run, self.run.log, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
@@ -136,7 +136,7 @@ class Supervisor:
 
     def _wait(self, words: str) -> None:
         """Say what a run that has begun to start waits for."""
-        self.state.say(state="starting", message=words)
+        self.state.update(state="starting", message=words)
         time.sleep(LOOK_SECONDS)
 
     def _adopt(self, waiting: Waiting, choice: Choice, log: int, log_from: int) -> bool:
@@ -202,7 +202,7 @@ class Supervisor:
             self._watch_requests()
             self.peers.watch(self.worker, ended=self.final is not None, asked=self.requests.overdue is not None)
             self.notifier.tick()
-            self.state.say()
+            self.state.update()
             time.sleep(LOOK_SECONDS)
 
     def _watch_requests(self) -> None:
@@ -213,7 +213,7 @@ class Supervisor:
         """Start the worker anew after a pause; False where a person or the machine ends it meanwhile, or it cannot."""
         end = time.monotonic() + self.restarts.pause()
         while time.monotonic() < end and not self._is_to_end():
-            self.state.say()
+            self.state.update()
             self.peers.beat()
             time.sleep(LOOK_SECONDS)
         if self._is_to_end():
@@ -266,7 +266,7 @@ class Supervisor:
                 # The cause is known all the same, and run.json says it.
                 print(f"events.jsonl: {problem}", file=sys.stderr, flush=True)
         assert self.final is not None
-        words = "" if self._is_to_end() else self.restarts.again(self.final)
+        words = "" if self._is_to_end() else self.restarts.restart_summary(self.final)
         if words:
             why = f"{self.final.get('message') or 'The worker ended.'} {words}"
             try:
@@ -278,7 +278,7 @@ class Supervisor:
             except (OSError, WorkbenchError) as problem:
                 print(f"events.jsonl: {problem}", file=sys.stderr, flush=True)
             else:
-                self.state.say(state="starting", cause="", message=why)
+                self.state.update(state="starting", cause="", message=why)
                 return True
         self._close(code)
         return False
@@ -288,7 +288,7 @@ class Supervisor:
         assert self.final is not None
         # The words stand; what is left of the reserved room goes before the folder is left alone.
         self.run.free_ballast()
-        self.state.say(
+        self.state.update(
             state=self.final["kind"],
             cause=str(self.final.get("cause") or ""),
             message=str(self.final.get("message") or ""),
@@ -345,7 +345,7 @@ class Supervisor:
                 elif kind in ("finished", "stopped", "failed"):
                     self.final, self.ended_at = event, time.monotonic()
         if state and self.final is None:
-            self.state.say(state=state)
+            self.state.update(state=state)
 
     def _forward(self, number: int, _: object) -> None:
         """The machine shuts down: the worker hears it too, and may save."""
@@ -383,7 +383,7 @@ def wait(text: str) -> NoReturn:
     window = socket.socket(fileno=os.dup(0))
     waiting = Waiting(wanted, secrets.token_hex(16))
     try:
-        path = waiting.until_asked(window)
+        path = waiting.wait_for_run(window)
     except OSError:
         path = ""  # the window is gone
     if not path:

@@ -36,7 +36,7 @@ class Tail:
     def size(self) -> int:
         """The file's length now; 0 while it does not exist. Notices a file that was cut or replaced."""
         try:
-            stat = inside.look(self._run, self.path)
+            stat = inside.lstat(self._run, self.path)
         except (OSError, WorkbenchError):
             return 0
         if (self._inode not in (-1, stat.st_ino)) or stat.st_size < self.offset:

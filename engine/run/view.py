@@ -241,16 +241,16 @@ def _begin_segment(view: RunView, segment: int) -> None:
 def _started(view: RunView, event: Event) -> None:
     view.state = "running"
     view.method, view.model = _text(event, "method"), _text(event, "model")
-    view.max_steps, view.epochs = _whole(event, "max_steps"), _number(event, "epochs")
-    view.world_size = _whole(event, "world_size") or 1
+    view.max_steps, view.epochs = _integer(event, "max_steps"), _number(event, "epochs")
+    view.world_size = _integer(event, "world_size") or 1
     devices = event.get("devices")
     view.devices = devices if isinstance(devices, list) else []
-    view.resumed_from = _whole(event, "resumed_from_step")
+    view.resumed_from = _integer(event, "resumed_from_step")
     pauses = event.get("pauses")
     view.pauses = (
         [pause for pause in pauses if type(pause) is int and pause > 0][:8] if isinstance(pauses, list) else []
     )
-    view.every = max(1, _whole(event, "keep_every") or 1)
+    view.every = max(1, _integer(event, "keep_every") or 1)
     view.progress = None
     if view.best is not None and view.segment > 0 and view.best["step"] > (view.resumed_from or 0):
         # What the run goes on from says which was the best until then.
@@ -367,7 +367,7 @@ def _ranks(view: RunView, event: Event) -> None:
     columns = {name: column if isinstance(column := event.get(name), list) else [] for name in RANK_FIGURES}
     rows = (dict(zip(RANK_FIGURES, row, strict=True)) for row in zip_longest(*columns.values()))
     view.ranks = [{name: _number(row, name) for name in RANK_FIGURES} for row in islice(rows, MAX_RANKS)]
-    seconds, step = _number(event, "step_seconds"), _whole(event, "step")
+    seconds, step = _number(event, "step_seconds"), _integer(event, "step")
     for number, rank in enumerate(view.ranks):
         waited = rank["communication_seconds"]
         share = min(1.0, waited / seconds) if waited is not None and seconds else None
@@ -396,8 +396,8 @@ def _gpu(view: RunView, event: Event) -> None:
 def _sample(view: RunView, event: Event) -> None:
     view.samples.append(
         {
-            "step": _whole(event, "step") or 0,
-            "index": _whole(event, "index") or 0,
+            "step": _integer(event, "step") or 0,
+            "index": _integer(event, "index") or 0,
             "prompt": _text(event, "prompt"),
             "completion": _text(event, "completion"),
         }
@@ -414,7 +414,10 @@ def _rollout(view: RunView, event: Event) -> None:
     rewards = event.get("rewards")
     view.rollouts.append(
         {
-            **{key: _whole(event, key) or 0 for key in ("step", "group", "row", "count", "cut_off", "offset", "bytes")},
+            **{
+                key: _integer(event, key) or 0
+                for key in ("step", "group", "row", "count", "cut_off", "offset", "bytes")
+            },
             **{key: _number(event, key) for key in ("reward", "reward_std")},
             "prompt": _text(event, "prompt"),
             "rewards": {name: _number(rewards, name) for name in rewards} if isinstance(rewards, dict) else {},
@@ -427,9 +430,9 @@ def _rollout(view: RunView, event: Event) -> None:
 def _checkpoint(view: RunView, event: Event) -> None:
     path = _text(event, "path")
     entry = {
-        "step": _whole(event, "step"),
+        "step": _integer(event, "step"),
         "path": path,
-        "bytes": _whole(event, "bytes"),
+        "bytes": _integer(event, "bytes"),
         "seconds": _number(event, "seconds"),
         "state": _text(event, "state"),
     }
@@ -442,7 +445,7 @@ def _checkpoint(view: RunView, event: Event) -> None:
 
 
 def _best(view: RunView, event: Event) -> None:
-    step, value = _whole(event, "step"), _number(event, "value")
+    step, value = _integer(event, "step"), _number(event, "value")
     if step is not None and value is not None:
         view.best = {"step": step, "metric": _text(event, "metric"), "value": value}
 
@@ -469,7 +472,7 @@ def _control(view: RunView, event: Event) -> None:
 
 
 def _diverged(view: RunView, event: Event) -> None:
-    _append(view.diverged, {"step": _whole(event, "step"), "what": _text(event, "what")})
+    _append(view.diverged, {"step": _integer(event, "step"), "what": _text(event, "what")})
 
 
 def _restart(view: RunView, event: Event) -> None:
@@ -483,7 +486,7 @@ def _ended(view: RunView, event: Event) -> None:
     view.state = event["kind"]
     view.ended = view.updated
     view.eta_seconds, view.progress = None, None
-    step = _whole(event, "step")
+    step = _integer(event, "step")
     if step is not None and step > view.step:
         view.step = step
     view.cause_kind = _text(event, "cause")
@@ -540,7 +543,7 @@ def _number(event: Event, key: str) -> float | None:
     return value
 
 
-def _whole(event: Event, key: str) -> int | None:
+def _integer(event: Event, key: str) -> int | None:
     value = event.get(key)
     return value if type(value) is int else None
 

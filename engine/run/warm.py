@@ -71,17 +71,17 @@ class WarmWorker:
         if not self.wanted():
             return
         with self._lock:
-            self._hear()
+            self._receive()
             if self._line is not None and self._wanted is not None and self._wanted.serves(wanted):
                 return
             self._leave()
             if not self._closed and _free_bytes() >= NEEDED_BYTES:
                 self._start(wanted)
 
-    def words(self) -> str:
+    def summary(self) -> str:
         """What waits, and how much memory it takes; empty where nothing does."""
         with self._lock:
-            self._hear()
+            self._receive()
             if self._line is None or not self._pid:
                 return ""
             does = "waits with the libraries" if self._ready else "is loading the libraries"
@@ -93,13 +93,13 @@ class WarmWorker:
     def ready(self) -> bool:
         """Whether it has imported all that it can."""
         with self._lock:
-            self._hear()
+            self._receive()
             return self._line is not None and self._ready
 
     def take(self, run: RunFolder, wanted: Wanted) -> str | None:
         """Hand the run over; what its supervisor says (`0`, or an exit code and words), None where no worker serves it."""
         with self._lock:
-            self._hear()
+            self._receive()
             line = self._line
             fits = self._wanted is not None and self._wanted.serves(wanted) and self._environment == dict(os.environ)
             if line is None or not fits:
@@ -136,7 +136,7 @@ class WarmWorker:
             )
         started.wait()  # it leaves at once; its child, which stays, is nobody's
 
-    def _hear(self) -> None:
+    def _receive(self) -> None:
         """Take in what was said since; a line that ended is one that nobody answers."""
         while self._line is not None and select.select([self._line], [], [], 0)[0]:
             try:
@@ -174,7 +174,7 @@ class Waiting:
                 start_new_session=True,
             )
 
-    def until_asked(self, window: socket.socket) -> str:
+    def wait_for_run(self, window: socket.socket) -> str:
         """The path of the run that the window hands over; empty once nobody will: the window or the worker is gone, or idle."""
         until = time.monotonic() + IDLE_SECONDS
         ready = False

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from engine.run import cause
 from engine.run.process import Identity, boot_id, busy_seconds, host, identity, send
-from engine.run.process_group import Family
+from engine.run.process_group import ProcessTree
 from engine.run.store import RunFolder
 
 
@@ -23,7 +23,7 @@ class WorkerProcess:
         self,
         run: RunFolder,
         who: Identity,
-        family: Family,
+        family: ProcessTree,
         *,
         log_from: int = 0,
         child: subprocess.Popen[bytes] | None = None,
@@ -38,7 +38,7 @@ class WorkerProcess:
     ) -> WorkerProcess:
         """A child of this process, whose descendants carry the token."""
         who = identity(child.pid) or Identity(child.pid, 0, boot_id(), host())
-        return cls(run, who, Family(token, who, processes), log_from=log_from, child=child)
+        return cls(run, who, ProcessTree(token, who, processes), log_from=log_from, child=child)
 
     @classmethod
     def adopted(cls, run: RunFolder) -> WorkerProcess | None:
@@ -46,7 +46,7 @@ class WorkerProcess:
         values, who = run.read_json(), run.worker()
         if who is None:
             return None
-        family = Family(str(values.get("token") or ""), who, int(values.get("processes") or 1))
+        family = ProcessTree(str(values.get("token") or ""), who, int(values.get("processes") or 1))
         if not family.owns(who):
             return None
         log_from = values.get("log_from")
@@ -85,15 +85,15 @@ class WorkerProcess:
         """Why it ended, by its exit code, its log and the kernel; `node`: this machine's rank among several."""
         if self.family.lost_rank is not None:
             place = None if node is None else f"node {node}, {host()}"
-            return explain_lost(self.run, self.family, self.run.log, self.log_from, place)
+            return explain_lost_rank(self.run, self.family, self.run.log, self.log_from, place)
         # An adopted worker leaves no exit code, but the kernel's log may still name it.
         memory = code in (None, -signal.SIGKILL) and cause.kernel_ended(self.who)
         memory = memory or (code == -signal.SIGKILL and -1 < self._oom_before < cause.oom_kills())
         return cause.explain(code, self.run.log, log_from=self.log_from, out_of_memory=memory)
 
 
-def explain_lost(
-    run: RunFolder, family: Family, log: Path, log_from: int, place: str | None = None, code: int | None = None
+def explain_lost_rank(
+    run: RunFolder, family: ProcessTree, log: Path, log_from: int, place: str | None = None, code: int | None = None
 ) -> cause.Cause:
     """Why the family's lost rank ended; `place` names its node and host where there are several, `code` is its exit code where
     torchrun's report in the log lacks it. One that has only lost another, both being gone at once, is told in the words of that."""

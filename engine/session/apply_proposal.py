@@ -27,7 +27,9 @@ def apply(
         )
     if end.anew:
         how = "diverged" if view.cause_kind == "diverged" else "failed"
-        return start_anew(run, end.change.settings, f"{run.id}, which {how} at step {view.step:,}: {end.change.words}")
+        return start_anew(
+            run, end.change.settings, f"{run.id}, which {how} at step {view.step:,}: {end.change.summary}"
+        )
     resume(run, settings=end.change.settings, accept_data=accept_data, on_progress=on_progress)
     return run
 

@@ -166,7 +166,7 @@ class BuildSession:
         from engine.run.rehearsed import last
 
         rehearsal = last(self.draft.config, self.draft.facts, self.draft.base)
-        return rehearsal.words() if rehearsal else ""
+        return rehearsal.summary() if rehearsal else ""
 
     @property
     def paragraph(self) -> str:

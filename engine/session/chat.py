@@ -202,7 +202,7 @@ class ChatSession:
         self._client.close()
 
     # -- talking -------------------------------------------------------------------------------------------------------
-    def say(self, text: str) -> list[Ticket]:
+    def send(self, text: str) -> list[Ticket]:
         """Give the next text; the answers come by themselves. Raises UsageError for an empty one or too early."""
         if not text.strip():
             raise UsageError(f"the {self.conversation.wants} is empty.")
@@ -215,7 +215,7 @@ class ChatSession:
             return []
         return self._score(text) if self.kind == "score" else self._rank()
 
-    def again(self) -> list[Ticket]:
+    def retry(self) -> list[Ticket]:
         """Answer the newest text anew, with the settings as they are now. Raises UsageError where there is none."""
         self._refuse_unless_ready()
         if not self.conversation.turns or self.kind != "text":

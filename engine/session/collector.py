@@ -24,7 +24,7 @@ from engine.session.draft import Draft
 
 if TYPE_CHECKING:
     from engine.client import Ticket
-    from engine.session.first_rows import Look
+    from engine.session.first_rows import SourcePreview
 
 QUIET_SECONDS = 0.3
 """After an edit, before rows and models are looked at."""
@@ -74,11 +74,11 @@ class NewestQuestion:
 
 
 class FactsCollector:
-    """Finds out about one draft. `asking` says what the inspector is busy with, `trouble` what could not be found out."""
+    """Finds out about one draft. `asking` says what the inspector is busy with, `problems` what could not be found out."""
 
     def __init__(self, draft: Draft, ask: Ask, wake: Callable[[], object] = lambda: None) -> None:
         self.draft = draft
-        self.looks: dict[str, Look] = {}
+        self.looks: dict[str, SourcePreview] = {}
         self.tokenizer: dict[str, Any] | None = None
         self._ask, self._wake = ask, wake
         self._pool: ThreadPoolExecutor | None = None
@@ -100,7 +100,7 @@ class FactsCollector:
         return next((self._doing[what] for what in reversed(self._tickets)), "")
 
     @property
-    def trouble(self) -> tuple[str, ...]:
+    def problems(self) -> tuple[str, ...]:
         """What could not be found out and what was noticed, each sentence once."""
         return tuple(dict.fromkeys(words for sentences in self._troubles.values() for words in sentences))
 
@@ -164,11 +164,11 @@ class FactsCollector:
         draft, config, base = self.draft, self.draft.config, self.draft.base
         about = [place_of(config.model.name, base), config.model.revision, config.run.output_dir]
         if self._is_new("model", about):
-            self._look("model", lambda: _look(config, base))
+            self._submit("model", lambda: _facts_without_sources(config, base))
         # Training counts where both name one file: its rows are looked at last, and stand.
         written = [*_entries(draft.value(fields.data.eval.path)), *_entries(draft.value(fields.data.train.path))]
         if self._is_new("sources", [written, str(base), config.run.seed]):
-            self._look("sources", lambda: _looks(config, written, base))
+            self._submit("sources", lambda: _inspect_sources(config, written, base))
         from engine.data.gather_facts import counted_over
 
         known = "counted" in self._known
@@ -178,7 +178,7 @@ class FactsCollector:
             self.tokenizer = None
             self._learn(data=None)
 
-    def _look(self, what: str, find: Callable[[], Any]) -> None:
+    def _submit(self, what: str, find: Callable[[], Any]) -> None:
         if self._pool is None:
             self._pool = ThreadPoolExecutor(max_workers=2, thread_name_prefix="workbench-look")
         self._looking[what] = self._pool.submit(find)
@@ -278,20 +278,20 @@ class FactsCollector:
 # What runs in threads; the imports stand here because the app's first frame does not wait for them.
 
 
-def _look(config: RunConfig, base: Path) -> Facts:
+def _facts_without_sources(config: RunConfig, base: Path) -> Facts:
     from engine.data.gather_facts import gather_facts
 
     return gather_facts(config, base, sources=False)
 
 
-def _looks(
+def _inspect_sources(
     config: RunConfig, written: list[dict[str, Any]], base: Path
-) -> tuple[dict[str, SourceFacts], dict[str, Look]]:
+) -> tuple[dict[str, SourceFacts], dict[str, SourcePreview]]:
     """What the rules want to know of the sources, and what a person wants to see of them."""
-    from engine.data.gather_facts import look_at_sources
+    from engine.data.gather_facts import inspect_sources
     from engine.session.first_rows import first_rows_of
 
-    facts = look_at_sources([*config.data.train, *config.data.eval], base, config.data.image_base_dir)
+    facts = inspect_sources([*config.data.train, *config.data.eval], base, config.data.image_base_dir)
     return facts, {key_of(entry): first_rows_of(entry, base, config.run.seed) for entry in written}
 
 

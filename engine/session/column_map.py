@@ -18,7 +18,7 @@ NONE = ""
 
 
 class ColumnMap:
-    """One source's columns as they are picked. `wake` may come from any thread; then `look` takes what came."""
+    """One source's columns as they are picked. `wake` may come from any thread; then `poll` takes what came."""
 
     def __init__(self, draft: Draft, ask: Ask, wake: Callable[[], object] = lambda: None, source: int = 0) -> None:
         self.draft, self.source = draft, source
@@ -122,7 +122,7 @@ class ColumnMap:
         """Whether an answer is still to come."""
         return self._question.open
 
-    def look(self) -> bool:
+    def poll(self) -> bool:
         """Take the answer, if there is one."""
         answer = self._question.take()
         if answer is None:

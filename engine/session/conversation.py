@@ -37,8 +37,8 @@ class Settings:
         for name, takes, fits in (
             ("temperature", "a number from 0 to 100", _number(self.temperature) and 0 <= self.temperature <= 100),
             ("top_p", "a number above 0, at most 1", _number(self.top_p) and 0 < self.top_p <= 1),
-            ("max_new_tokens", f"a whole number from 1 to {MOST_NEW_TOKENS}", _whole(self.max_new_tokens, 1)),
-            ("seed", f"a whole number from 0 to {MOST_NEW_TOKENS}", _whole(self.seed, 0)),
+            ("max_new_tokens", f"a whole number from 1 to {MOST_NEW_TOKENS}", _is_token_count(self.max_new_tokens, 1)),
+            ("seed", f"a whole number from 0 to {MOST_NEW_TOKENS}", _is_token_count(self.seed, 0)),
         ):
             if not fits:
                 raise UsageError(f"{name}: must be {takes}; got {visible(str(getattr(self, name)))[:40]}.")
@@ -63,7 +63,7 @@ def _number(value: object) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
 
 
-def _whole(value: object, least: int) -> bool:
+def _is_token_count(value: object, least: int) -> bool:
     return isinstance(value, int) and not isinstance(value, bool) and least <= value <= MOST_NEW_TOKENS
 
 

@@ -178,7 +178,7 @@ def of_kind(section: str, kind: str) -> tuple[str, tuple[str, ...]]:
     if not issubclass(model, MethodSection):
         return fields[f"{section}.kind"].label(kind), (text,)
     example = example_row(model)
-    return model.words, (text, *(("", "A row of its data:", example) if example else ()))
+    return model.description, (text, *(("", "A row of its data:", example) if example else ()))
 
 
 def of_recipe(name: str) -> tuple[str, ...]:

@@ -22,7 +22,7 @@ COLUMNAR = (".parquet", ".arrow")
 
 
 @dataclass(frozen=True)
-class Look:
+class SourcePreview:
     """A first look at one source: what it is, why we think so, and its first rows as they stand."""
 
     path: str
@@ -38,22 +38,22 @@ class Look:
     """True where only the inspector can say more."""
 
 
-def first_rows_of(source: Mapping[str, Any], base: Path, seed: int = 0) -> Look:
+def first_rows_of(source: Mapping[str, Any], base: Path, seed: int = 0) -> SourcePreview:
     """The first rows of a source and the format they have; `seed` is the run's, which the built-in rows hang on."""
     path = place_of(str(source.get("path") or ""), base)
     if path in BUILTIN_ROWS:
-        return _look_at_generated(path, source, seed)
+        return _preview_generated(path, source, seed)
     if scheme_of(path):
-        return Look(
+        return SourcePreview(
             path, problems=("not on this machine; it is fetched when its rows are shown or counted",), later=True
         )
     local = Path(path)
     if not local.exists():
         remote = not path.startswith(("/", ".", "~")) and path.count("/") == 1
         words = "not on this machine; the hub is asked at launch" if remote else f"{visible(path)}: no such file"
-        return Look(path, problems=(words,), later=remote)
+        return SourcePreview(path, problems=(words,), later=remote)
     if not _readable_here(local):
-        return Look(path, later=True)
+        return SourcePreview(path, later=True)
     from engine.data.detect import detect
     from engine.data.parts import columns_of
     from engine.data.rows import open_rows
@@ -73,7 +73,7 @@ def first_rows_of(source: Mapping[str, Any], base: Path, seed: int = 0) -> Look:
                 except (IndexError, WorkbenchError):
                     break
             rows.wait(0.5)
-            return Look(
+            return SourcePreview(
                 path,
                 detection.format or "",
                 detection.why,
@@ -86,7 +86,7 @@ def first_rows_of(source: Mapping[str, Any], base: Path, seed: int = 0) -> Look:
         finally:
             rows.close()
     except (WorkbenchError, OSError) as problem:
-        return Look(path, problems=(str(problem),))
+        return SourcePreview(path, problems=(str(problem),))
 
 
 def _readable_here(place: Path) -> bool:
@@ -114,13 +114,15 @@ def _leaves(value: Any) -> Iterator[str]:
         yield str(value)
 
 
-def _look_at_generated(path: str, source: Mapping[str, Any], seed: int) -> Look:
+def _preview_generated(path: str, source: Mapping[str, Any], seed: int) -> SourcePreview:
     from engine.builtin import GENERATED
 
     split, known = str(source.get("split") or "train"), GENERATED[path]
     try:
         rows = known.of(source, split, seed, SHOWN_ROWS)
     except (ValueError, WorkbenchError) as problem:
-        return Look(path, problems=(str(problem),))
+        return SourcePreview(path, problems=(str(problem),))
     texts = tuple(condensed(row) for row in rows)
-    return Look(path, known.format, known.about, (), known.columns, (), texts, known.total(split, source.get("rows")))
+    return SourcePreview(
+        path, known.format, known.about, (), known.columns, (), texts, known.total(split, source.get("rows"))
+    )

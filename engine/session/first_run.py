@@ -28,7 +28,7 @@ from engine.run.warm import WarmWorker
 from engine.session.build import BuildSession
 from engine.session.collector import Ask
 from engine.session.draft import Draft
-from engine.session.first_rows import Look
+from engine.session.first_rows import SourcePreview
 from engine.session.guided_rehearsal import (
     DATES,
     EVERY,
@@ -179,7 +179,7 @@ class FirstRun:
 
     def follow(self, run: RunFolder, view: RunView) -> Verdict:
         """How the rehearsal stands by its events; one that has learned its rows is asked to save and stop, once."""
-        verdict = judge(view, self.examined or Examined(Look(self.rows)))
+        verdict = judge(view, self.examined or Examined(SourcePreview(self.rows)))
         if verdict.state == "learned" and not view.over and self._stopped != run.id:
             self._stopped = run.id
             control.request(run, "save_stop", by="the guided first run")
@@ -197,7 +197,7 @@ class FirstRun:
         draft.set(fields.data.train.path, [{"path": place_of(self.rows, self.base)}])
         draft.set(fields.data.val_set_size.path, HELD_OUT)
         if (
-            (self.examined and self.examined.look.count) or _MANY
+            (self.examined and self.examined.preview.count) or _MANY
         ) < _MANY:  # fewer steps than lie between two checkpoints
             draft.set(fields.run.saves_per_epoch.path, 1)
             draft.set(fields.run.evals_per_epoch.path, 1)
@@ -237,7 +237,7 @@ class FirstRun:
         if examined.problem:
             yield Block("bad", visible(examined.problem))
             return
-        total = f" of {count(examined.look.count)}" if examined.look.count else ""
+        total = f" of {count(examined.preview.count)}" if examined.preview.count else ""
         yield Block("title", f"{visible(self.rows)}: the first {count(examined.rows)}{total} rows are rehearsed")
         for place, (question, answer) in enumerate(examined.first):
             if place:
@@ -300,11 +300,11 @@ class FirstRun:
                 yield Block("table", rows=tuple((phase.word, f"{phase.state:<5} {phase.time}") for phase in waits))
                 return
             yield Block("dim", f"It takes {STEPS} steps at most{self._how_long()}.")
-            if words := self.warm.words():
+            if words := self.warm.summary():
                 yield Block("dim", words)
             return
         if verdict is not None and verdict.state != "learning":
-            yield Block("title" if verdict.state == "learned" else "bad", verdict.words)
+            yield Block("title" if verdict.state == "learned" else "bad", verdict.message)
             if verdict.todo:
                 yield _text(verdict.todo)
             yield GAP
@@ -380,7 +380,7 @@ def _about_goal() -> Iterator[Block]:
     )
     yield GAP
     yield Block("title", "This guided run teaches a model to answer like your examples.")
-    others = ", ".join(goal.words[0].lower() + goal.words[1:] for goal in CHOICES[1:])
+    others = ", ".join(goal.description[0].lower() + goal.description[1:] for goal in CHOICES[1:])
     yield _text(f"Other goals begin at a new config: {others}.")
 
 

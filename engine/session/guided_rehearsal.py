@@ -15,7 +15,7 @@ from engine.config.kinds import BUILTIN_ROWS
 from engine.errors import WorkbenchError, visible
 from engine.figures import brief, count
 from engine.run.view import RunView
-from engine.session.first_rows import COLUMNAR, Look, first_rows_of
+from engine.session.first_rows import COLUMNAR, SourcePreview, first_rows_of
 from engine.session.pages import FIRST_ROWS
 
 DATES = "builtin/dates"
@@ -46,7 +46,7 @@ class Pinned:
 class Examined:
     """What the first rows of a source are to a rehearsal; `problem` where it cannot take them."""
 
-    look: Look
+    preview: SourcePreview
     rows: int = 0
     pinned: tuple[Pinned, ...] = ()
     contradicting: int = 0
@@ -70,7 +70,7 @@ class Verdict:
     """How a rehearsal stands: `learning`, `learned` or `failed`; for a failed one the page to look at and what to do."""
 
     state: str
-    words: str
+    message: str
     page: str = ""
     todo: str = ""
 
@@ -91,7 +91,7 @@ def examine(path: str, base: Path) -> Examined:
         return Examined(
             look, problem=f"{place}: the guided run reads text; `workbench new demo-images` begins with these."
         )
-    asked, problem = _dates() if place == DATES else _asked(place)
+    asked, problem = _dates() if place == DATES else _prompts_and_answers(place)
     if problem:
         return Examined(look, problem=problem)
     if asked and all(len(answer) > MOST_TOKENS * _MOST_OF_A_TOKEN for _, answer, _ in asked):
@@ -127,7 +127,7 @@ def _dates() -> tuple[list[tuple[str, str, bool]], str]:
     ], ""
 
 
-def _asked(place: str) -> tuple[list[tuple[str, str, bool]], str]:
+def _prompts_and_answers(place: str) -> tuple[list[tuple[str, str, bool]], str]:
     """Of each of the first rows: all before its last answer as one text, that answer, and whether the question stands alone."""
     from engine.data.detect import detect
     from engine.data.formats import read_example

@@ -14,7 +14,7 @@ from engine.errors import visible
 from engine.figures import count
 from engine.session.build import BuildSession
 from engine.session.collector import key_of
-from engine.session.first_rows import Look
+from engine.session.first_rows import SourcePreview
 
 FIRST_ROWS = 3
 
@@ -31,7 +31,7 @@ class Block:
 GAP = Block("gap")
 
 
-def _say(text: str, kind: str = "text") -> Block:
+def _block(text: str, kind: str = "text") -> Block:
     return Block(kind, visible(text))
 
 
@@ -43,13 +43,13 @@ def _table(rows: Iterable[tuple[str, str | None]]) -> Block:
 def about_model(session: BuildSession) -> Iterator[Block]:
     """What is known of the model and its tokenizer."""
     facts, collector = session.draft.facts.model, session.facts
-    yield _say("What is known of this model", "title")
+    yield _block("What is known of this model", "title")
     if facts is None:
-        yield _say(f"Nothing yet; {collector.asking or 'name a folder, a hub model or builtin/tiny'}.", "dim")
+        yield _block(f"Nothing yet; {collector.asking or 'name a folder, a hub model or builtin/tiny'}.", "dim")
     elif facts.missing:
-        yield _say(facts.missing, "bad")
+        yield _block(facts.missing, "bad")
     elif facts.remote:
-        yield _say(
+        yield _block(
             "Its files are not on this machine; they are downloaded at launch if the hub can be reached.", "warn"
         )
     else:
@@ -74,8 +74,8 @@ def about_model(session: BuildSession) -> Iterator[Block]:
             )
         )
     elif collector.asking and facts is not None:
-        yield _say(collector.asking, "dim")
-    yield from _trouble(session)
+        yield _block(collector.asking, "dim")
+    yield from _problem_blocks(session)
 
 
 def about_data(session: BuildSession) -> Iterator[Block]:
@@ -84,10 +84,10 @@ def about_data(session: BuildSession) -> Iterator[Block]:
     sources = draft.value(fields.data.train.path)
     for entry in sources if isinstance(sources, list) else []:
         if (look := collector.looks.get(key_of(entry))) is not None:
-            yield from _looked(look)
+            yield from _source_blocks(look)
     facts = draft.facts.data
     if facts is not None and facts.rows is not None:
-        yield _say("Counted over all rows" if facts.exact else "Counted so far", "title")
+        yield _block("Counted over all rows" if facts.exact else "Counted so far", "title")
         yield _table(
             (
                 ("Rows to learn from", count(facts.rows)),
@@ -101,48 +101,48 @@ def about_data(session: BuildSession) -> Iterator[Block]:
         )
     elif collector.asking:
         yield GAP
-        yield _say(collector.asking, "dim")
-    yield from _trouble(session)
+        yield _block(collector.asking, "dim")
+    yield from _problem_blocks(session)
 
 
-def _looked(look: Look) -> Iterator[Block]:
+def _source_blocks(look: SourcePreview) -> Iterator[Block]:
     """Format, columns and the first rows of one source."""
-    yield _say(short_path(visible(look.path)) + (f", {count(look.count)} rows" if look.count else ""), "title")
+    yield _block(short_path(visible(look.path)) + (f", {count(look.count)} rows" if look.count else ""), "title")
     if look.why:
-        yield _say(f"{look.format}: {look.why}" if look.format else look.why, "dim")
+        yield _block(f"{look.format}: {look.why}" if look.format else look.why, "dim")
     renamed = [f"{part} from {column}" for part, column in look.used if part != column]
     if renamed:
-        yield _say("Read as " + ", ".join(renamed), "dim")
+        yield _block("Read as " + ", ".join(renamed), "dim")
     if look.columns and not look.format:
-        yield _say("Columns that can be mapped: " + ", ".join(look.columns), "dim")
+        yield _block("Columns that can be mapped: " + ", ".join(look.columns), "dim")
     for problem in look.problems[:FIRST_ROWS]:
-        yield _say(problem, "bad")
+        yield _block(problem, "bad")
     for row in look.rows:
-        yield _say(row, "code")
+        yield _block(row, "code")
 
 
-def _trouble(session: BuildSession) -> Iterator[Block]:
-    if session.facts.trouble:
+def _problem_blocks(session: BuildSession) -> Iterator[Block]:
+    if session.facts.problems:
         yield GAP
-    for words in session.facts.trouble:
-        yield _say(words, "warn")
+    for words in session.facts.problems:
+        yield _block(words, "warn")
 
 
 def uncounted(session: BuildSession) -> Iterator[Block]:
     """That a run would find out first what the rows hold."""
     if words := session.uncounted:
-        yield _say(f"{words} yet: what they hold is found out first", "warn")
+        yield _block(f"{words} yet: what they hold is found out first", "warn")
 
 
 def in_sentences(session: BuildSession) -> Iterator[Block]:
     """The config in one paragraph, first thing of the review."""
-    yield _say(session.paragraph)
+    yield _block(session.paragraph)
 
 
 def waiting(session: BuildSession) -> Iterator[Block]:
     """That a worker waits for the run, and what it takes."""
-    if words := session.warm.words():
-        yield _say(words, "dim")
+    if words := session.warm.summary():
+        yield _block(words, "dim")
 
 
 CHOSEN = "Chosen for you, and why"

@@ -34,7 +34,7 @@ def paragraph(config: RunConfig, facts: Facts, estimate: Estimate, runs_dir: Pat
 
 def _learns(config: RunConfig, facts: Facts) -> str:
     method = config.method
-    aim = method.words.partition(": ")[2] or method.called
+    aim = method.description.partition(": ")[2] or method.called
     known = facts.model.parameters if facts.model is not None else None
     size_ = f" ({large(known)} parameters)" if known else " (its size is not known yet)" if config.model.name else ""
     name = visible(config.model.name) or "A model that is still to be named"
@@ -53,10 +53,10 @@ def _rows(config: RunConfig, facts: Facts) -> str:
         about = "about " if data.counted == "sample" else ""
         rows = f"{about}{_many(data.rows, 'pack' if config.data.packing else 'row')}"
     known = data.eval_rows if counted and data is not None else None
-    return f"{rows} of {_names(train)}{_judged_by(config, known)}"
+    return f"{rows} of {_names(train)}{_held_out_clause(config, known)}"
 
 
-def _judged_by(config: RunConfig, known: int | None) -> str:
+def _held_out_clause(config: RunConfig, known: int | None) -> str:
     """Which rows are held out, and how many where that is `known`; nothing where none are."""
     if config.data.eval:
         held = f"{_many(known, 'held-out row')}" if known else "held-out rows"

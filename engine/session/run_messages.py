@@ -11,7 +11,7 @@ NO_WORDS = "no words"
 """Stands for an answer of blanks alone, which would look like none at all."""
 
 
-def asked_when(step: int) -> str:
+def sample_time(step: int) -> str:
     """When a sample was taken: `before` the first step, or its step."""
     return f"step {count(step)}" if step else "before"
 

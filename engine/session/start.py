@@ -77,14 +77,14 @@ class StartList:
     def _sections(self, rows: int, read: bool) -> list[Section]:
         summaries = self._listing.read()
         self.runs = len(summaries)
-        live = [self._listing.look(run) for run in summaries if not run.over][:LIVE_SHOWN]
+        live = [self._listing.refresh(run) for run in summaries if not run.over][:LIVE_SHOWN]
         going, ended = [run for run in live if not run.over], [run for run in summaries if run.over]
         # A run of which its file says that it goes on may turn out to be over.
         ended = sorted([*ended, *(run for run in live if run.over)], key=lambda run: -run.when)
         room = max(4, rows - len(BEGIN) - len(going) - 6)
         configs = with_sources(self._recent.configs(), ((run.source, run.created) for run in summaries[:100]))
         for_configs = min(len(configs), max(2, room // 3))
-        recent = [_run(self._listing.look(run)) for run in ended[: room - for_configs]]
+        recent = [_run(self._listing.refresh(run)) for run in ended[: room - for_configs]]
         self._listing.keep()
         lines = [*recent, *(entry for path, when in configs[:for_configs] if (entry := self._config(path, when, read)))]
         sections = [Section("Going on", tuple(_run(run) for run in going)), Section("Recent", tuple(lines))]

@@ -18,7 +18,7 @@ TYPED_SECONDS = 0.3
 
 
 class TemplateEditing:
-    """One template as it is typed. `wake` may come from any thread; then `look` takes what came."""
+    """One template as it is typed. `wake` may come from any thread; then `poll` takes what came."""
 
     def __init__(self, draft: Draft, ask: Ask, wake: Callable[[], object] = lambda: None, row: int = 0) -> None:
         self.draft, self.row, self.wake = draft, row, wake
@@ -56,7 +56,7 @@ class TemplateEditing:
         """Whether an answer is still to come."""
         return self._question.open
 
-    def look(self) -> bool:
+    def poll(self) -> bool:
         """Take the answer, if there is one. Of a template that cannot write the row the last that could stays."""
         found = self._question.take()
         if found is None:
@@ -70,7 +70,7 @@ class TemplateEditing:
         self.found = {**found, "turns": self.found["turns"]} if self.problem and same else found
         return True
 
-    def words(self) -> str:
+    def summary(self) -> str:
         """`row 3, the tokenizer's chat template, 41 tokens, 12 trained`."""
         found = self.found
         parts = [f"row {count(self.row)}", str(found.get("name") or "")]
@@ -86,7 +86,7 @@ class TemplateEditing:
         """Write what was typed to a file and let the config name it; of files that are there already, only the one that the
         config names is written anew. Raises WorkbenchError."""
         spec = fields.model.chat_template
-        self.look()
+        self.poll()
         text = self.text if self.text is not None else str(self.found.get("text") or "")
         if not text.strip():
             raise UsageError(f"{spec.title}: there is nothing to save yet.")

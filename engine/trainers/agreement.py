@@ -31,7 +31,7 @@ def _several() -> bool:
     return dist.is_initialized() and dist.get_world_size() > 1
 
 
-def _of_each(own: Any) -> list[Any]:
+def _gather(own: Any) -> list[Any]:
     """What each process says; all call it together."""
     found = [None] * dist.get_world_size()
     dist.all_gather_object(found, own)
@@ -52,7 +52,7 @@ def newest_of_all(run: RunFolder) -> tuple[Path | None, list[tuple[Path, str]]]:
     if name[0] is None:
         return None, skipped
     path = run.checkpoints / name[0]
-    reasons = _of_each("" if newest is not None else _unseen(path))
+    reasons = _gather("" if newest is not None else _unseen(path))
     for rank, reason in enumerate(reasons):
         if reason:
             raise WorkbenchError(
@@ -75,7 +75,7 @@ def require_same_rows(now: Mapping[str, Prepared | None]) -> None:
     if not _several():
         return
     splits = {split: _digest(prepared) for split, prepared in now.items() if prepared is not None}
-    each = _of_each(splits)
+    each = _gather(splits)
     for rank, theirs in enumerate(each):
         for split, (digest, rows) in each[0].items():
             if theirs.get(split, ("", 0))[0] != digest:

@@ -47,7 +47,7 @@ class HeldOutBest(TrainerCallback):
         kept = state.stateful_callbacks.get(STATE)
         self.waited = int(kept["attributes"]["waited"]) if kept else 0
         if state.best_global_step is not None and state.best_metric is not None:
-            self._tell(state)
+            self._report(state)
 
     def on_log(self, args: Any, state: Any, control: Any, logs: dict[str, Any] | None = None, **kwargs: Any) -> None:
         self._measured |= {name: value for name, value in (logs or {}).items() if name.startswith("eval_")}
@@ -71,11 +71,11 @@ class HeldOutBest(TrainerCallback):
         state.stateful_callbacks[STATE] = {"args": {}, "attributes": {"waited": self.waited}}
         if better:
             state.best_metric, state.best_global_step = value, state.global_step
-            self._tell(state)
+            self._report(state)
             control.should_save = control.should_save or self.saves
         if self.over:
             control.should_save = control.should_training_stop = True
 
-    def _tell(self, state: Any) -> None:
+    def _report(self, state: Any) -> None:
         if self._writer is not None:
             self._writer.write("best", step=state.best_global_step, metric=self.metric, value=state.best_metric)

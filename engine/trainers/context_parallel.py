@@ -24,7 +24,7 @@ from engine.data.pretokenized import IGNORED
 from engine.errors import ModelError
 from engine.features.attention_backend import varlen
 from engine.features.built import base_model
-from engine.models.attention_direction import looks_back_alone
+from engine.models.attention_direction import is_causal_lm
 from engine.trainers.run_trainer import RunTrainer
 from engine.trainers.stream_loader import Dealt
 from engine.trainers.token_counts import WithRows
@@ -118,7 +118,7 @@ class DividesRows(RunTrainer):
 
     def _dealt(self) -> Dealt:
         dealt, ring = super()._dealt(), self.ring
-        return dealt if ring is None else Dealt(dealt.each, ring.ranks // ring.size, ring.rank // ring.size)
+        return dealt if ring is None else Dealt(dealt.batch_size, ring.ranks // ring.size, ring.rank // ring.size)
 
     def get_train_dataloader(self) -> Any:
         loader = super().get_train_dataloader()
@@ -138,10 +138,10 @@ class DividesRows(RunTrainer):
 
     def evaluation_loop(self, *args: Any, **kwargs: Any) -> Any:
         if self.ring is not None:
-            self.gather_function = self._of_each_ring
+            self.gather_function = self._per_ring
         return super().evaluation_loop(*args, **kwargs)
 
-    def _of_each_ring(self, losses: torch.Tensor) -> torch.Tensor:
+    def _per_ring(self, losses: torch.Tensor) -> torch.Tensor:
         """The losses [rows] of one GPU of each ring, without those of rows that only fill up a last batch."""
         assert self.ring is not None
         state = self.accelerator.gradient_state
@@ -160,6 +160,6 @@ def lacking(model: PreTrainedModel) -> str | None:
         kinds = ["sliding_attention"] if getattr(text, "sliding_window", None) else []
     if other := sorted(set(kinds) - {"full_attention"}):
         return f"it has layers of {', '.join(other)}, and a ring sees all tokens before each"
-    if not looks_back_alone(model):
+    if not is_causal_lm(model):
         return "a ring looks back alone, and not all of its layers do"
     return varlen.lacking(model)

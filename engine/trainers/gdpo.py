@@ -26,7 +26,7 @@ class Gdpo(RolloutTrainer):
         """What the receipt adds about the loss."""
         return f"{super().receipt_note()}; each reward compared by itself"
 
-    def _judged(self, output: dict[str, Any]) -> dict[str, Any]:
+    def _with_advantages(self, output: dict[str, Any]) -> dict[str, Any]:
         size = self.num_generations if self.mode == "train" else self.num_generations_eval
         self._metrics[self.mode]["frac_reward_zero_std"][-1] = without_spread(self._scores, size)
         return output

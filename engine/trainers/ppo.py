@@ -79,7 +79,7 @@ class Ppo(RolloutTrainer):
 
     # -- rollouts ------------------------------------------------------------------------------------------------------
     @torch.no_grad()
-    def _judged(self, output: dict[str, Any]) -> dict[str, Any]:
+    def _with_advantages(self, output: dict[str, Any]) -> dict[str, Any]:
         """Joins `old_per_token_logps`, `old_values`, `returns` and `advantages` of shape (B, T).
 
         An answer to which no reward applies is not a bad one: its advantages are 0 and its returns the values themselves,

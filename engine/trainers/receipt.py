@@ -35,7 +35,7 @@ from engine.features.cut_cross_entropy.apply import fused_heads
 from engine.features.gradient_checkpointing.tiers import TIERS, tier_of
 from engine.features.packed_experts import EXPERTS_ALONE
 from engine.hardware import gpu_links, installed
-from engine.models.expert_shards import is_divided, share_of, whole_numel
+from engine.models.expert_shards import full_numel, is_divided, share_of
 from engine.models.load import Loaded
 from engine.models.packed_experts import packed_experts
 from engine.models.processors import UnreadVideos, pixel_limits
@@ -244,7 +244,7 @@ def _strategy(config: RunConfig, trainer: RunTrainer, auto: str | None, together
         detail += f" ({together})" if kept and together else f"; layers are let go of: {together}" if together else ""
         detail += "; shares lie in main memory" if config.distributed.cpu_offload and offloaded else ""
     elif is_divided(trainer.model):
-        detail = f"each process holds {numbers:,} of {sum(map(whole_numel, every)):,} numbers: experts are divided"
+        detail = f"each process holds {numbers:,} of {sum(map(full_numel, every)):,} numbers: experts are divided"
     else:
         detail = f"each process holds all {numbers:,} numbers"
     detail += f"; {auto}" if auto else ""
@@ -306,8 +306,8 @@ def _precision(config: RunConfig, model: PreTrainedModel | PeftModel, tf32: str 
 
 
 def _parameters(config: RunConfig, model: PreTrainedModel | PeftModel) -> dict[str, Any]:
-    trained = sum(whole_numel(p) for p in model.parameters() if p.requires_grad)
-    total = sum(whole_numel(p) if share_of(p) is not None else weights_in(p) for p in model.parameters())
+    trained = sum(full_numel(p) for p in model.parameters() if p.requires_grad)
+    total = sum(full_numel(p) if share_of(p) is not None else weights_in(p) for p in model.parameters())
     detail = f"of {total:,} ({trained / max(total, 1):.2%})"
     named = config.adapter.unfrozen_parameters or None if isinstance(config.adapter, NoAdapter) else None
     if named:

@@ -25,11 +25,12 @@ from transformers.cache_utils import StaticLayer
 from engine.compat.instances import put
 from engine.config.rollouts import Rollouts
 from engine.config.tree import RunConfig, method_of
+from engine.planning.memory_model import CACHE_TILE as TILE
 from engine.trainers.shared_prompts import ATTENTION
 
-TILE, FIRST = 128, 256
-"""The cache has a multiple of so many places, which is what attention kernels compute at once; tokens that it has room for at
-first. A full one is doubled, so that short answers do not wait for attention over the room of the longest."""
+FIRST = 256
+"""Tokens that the cache has room for at first, in tiles of what attention kernels compute at once. A full one is doubled, so that
+short answers do not wait for attention over the room of the longest."""
 HELD = ("none", "nf4", "fp8")
 """Values of `model.quantization` whose products ask nothing of the host."""
 EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts")
@@ -64,7 +65,7 @@ class Room:
     def __init__(self, cache: StaticCache, places: int, used: int, limit: int) -> None:
         self.cache, self.places, self.used, self.limit = cache, places, used, limit
 
-    def taken_by_one_more(self) -> bool:
+    def count_token(self) -> bool:
         """Notes one more token; whether the cache lies elsewhere now, since it was full and more may come."""
         self.used += 1
         if self.used < self.places or self.places >= self.limit:
@@ -104,7 +105,7 @@ class RecordedPass:
     def __call__(self, **inputs: Any) -> Any:
         self.calls += 1
         outputs = self._computed(inputs)
-        if self.room.taken_by_one_more():
+        if self.room.count_token():
             self.graph, self._inputs, self._fresh = None, [], True
         return outputs
 

@@ -46,7 +46,7 @@ from engine.trainers.recorded_tokens import refused, sampling_recorded
 from engine.trainers.reference import ReferenceTrainer, frozen_copy
 from engine.trainers.run_trainer import RunTrainer
 from engine.trainers.shared_prompts import (
-    answers_each,
+    answers_per_prompt,
     can_share,
     is_worth_a_pass,
     read_answers,
@@ -194,7 +194,7 @@ class RolloutTrainer(ReferenceTrainer, GRPOTrainer):
         ]
         self._asked, self._shown = rows, [list(row.get("images") or ()) for row in inputs]
         output: dict[str, Any] = super()._generate_and_score_completions(rows)
-        output = self._judged(output)
+        output = self._with_advantages(output)
         if self.images is not None:
             output["shown"] = self._shown
         output["row"] = torch.tensor([row["row"] for row in rows])
@@ -203,7 +203,7 @@ class RolloutTrainer(ReferenceTrainer, GRPOTrainer):
             self.groups.write(output, self.writer)
         return output
 
-    def _judged(self, output: dict[str, Any]) -> dict[str, Any]:
+    def _with_advantages(self, output: dict[str, Any]) -> dict[str, Any]:
         """What was sampled with its advantages, before anybody sees it; TRL's own unless a method has others."""
         return output
 
@@ -254,7 +254,7 @@ class RolloutTrainer(ReferenceTrainer, GRPOTrainer):
         )
         each = 1
         if self.shares_prompts and prompt > 1 and not special:
-            each = answers_each(input_ids[:, :prompt], attention_mask[:, :prompt])
+            each = answers_per_prompt(input_ids[:, :prompt], attention_mask[:, :prompt])
         of = base_model(self.accelerator.unwrap_model(model))
         if each == 1 or chunk % each or not is_worth_a_pass(of, chunk, prompt, each):
             given = (
@@ -357,7 +357,7 @@ class KeptGroups:
         if not count:
             return
         file = self._file = self._file or RolloutFile(trainer.run)
-        advantages = _one_each(output["advantages"], output["completion_mask"])
+        advantages = _advantage_per_answer(output["advantages"], output["completion_mask"])
         scores = trainer._scores[: count * size].tolist()  # at once: each look at a device's number waits for it
         for number in range(count):
             group = self._group(number, range(number * size, (number + 1) * size), scores, advantages)
@@ -499,7 +499,7 @@ def text_of(message: Any) -> str:
     return message if isinstance(message, str) else "\n\n".join(map(written, message))
 
 
-def _one_each(advantages: torch.Tensor, mask: torch.Tensor) -> list[float]:
+def _advantage_per_answer(advantages: torch.Tensor, mask: torch.Tensor) -> list[float]:
     """One advantage an answer: the mean over its tokens where each token has its own."""
     if advantages.dim() > 1:
         advantages = (advantages * mask).sum(1) / mask.sum(1).clamp(min=1)

@@ -18,9 +18,9 @@ from accelerate.utils import DistributedDataParallelKwargs, set_seed
 from transformers import PreTrainedModel
 
 from engine.compat import fsdp2
-from engine.compat.trl_head import tell_labelled
+from engine.compat.trl_head import set_label_count
 from engine.config.optim import Optim
-from engine.features.attention_backend.positions import tell_positions
+from engine.features.attention_backend.positions import attach_positions
 from engine.features.built import Built, Notes, ReferenceBy, base_model
 from engine.models.vision_parts import frozen_paths
 from engine.run.async_writer import AsyncWriter
@@ -185,9 +185,9 @@ class RunTrainer(ReadsRows):
         self.checkpoints.before_step()
         self._trains_on(origin.rows)
         if origin.labelled is not None and "labels" in inputs:
-            tell_labelled(inputs["labels"], origin.labelled)
+            set_label_count(inputs["labels"], origin.labelled)
         if origin.positions is not None and "position_ids" in inputs:
-            tell_positions(inputs["position_ids"], origin.positions)
+            attach_positions(inputs["position_ids"], origin.positions)
         with self._with_part(origin.part):
             loss = self.finite.loss(super().training_step(model, inputs, *args, **kwargs))
         # Behind the batch: the step before it may be logged within it.
@@ -216,7 +216,7 @@ class RunTrainer(ReadsRows):
     def _get_grad_norm(self, *args: Any, **kwargs: Any) -> Any:
         """transformers asks for the norm once a step, whether it clips or not."""
         norm = super()._get_grad_norm(*args, **kwargs)
-        norm = sharded.whole(norm) if isinstance(norm, torch.Tensor) else norm
+        norm = sharded.full_tensor(norm) if isinstance(norm, torch.Tensor) else norm
         self.finite.norm(self.state.global_step + 1, norm)
         return norm
 

@@ -113,7 +113,7 @@ class SavesCheckpoints(Trainer):
     def _save_optimizer_and_scheduler(self, output_dir: str, *, late: bool = False) -> None:
         first, into = self.args.should_save, Path(output_dir)
         if is_divided(self.model) and isinstance(self.model, PeftModel):
-            states = sharded.whole_states(_inner(self.optimizer))
+            states = sharded.full_optim_states(_inner(self.optimizer))
             if first:
                 torch.save(states, into / OPTIMIZER)
         elif not (is_divided(self.model) or sharded.is_sharded(self.model)):
@@ -140,10 +140,12 @@ class SavesCheckpoints(Trainer):
         with refusing_pickles(folder), as_configured(_inner(self.optimizer), self.lr_scheduler):
             shares = sharded.holds_shards(folder)
             divided = is_divided(self.model)
-            if not (shares or divided or sharded.is_sharded(self.model)):
+            plain = not (shares or divided or sharded.is_sharded(self.model))
+            # Of several processes on a CPU transformers before 5.18 asks torch for "cpu:0", where it restores nothing.
+            if plain and (self.args.world_size == 1 or self.args.device.type != "cpu"):
                 super()._load_optimizer_and_scheduler(checkpoint)
                 return
-            if divided and not shares:
+            if plain or (divided and not shares):
                 saved = torch.load(folder / OPTIMIZER, map_location="cpu", weights_only=True)
                 sharded.take_states(self.optimizer, saved)
             else:
@@ -211,7 +213,7 @@ class CheckpointWriter:
         trainer = self._trainer
         begun = time.monotonic()
         step = trainer.state.global_step
-        if self._is_made(step):
+        if self._has_checkpoint(step):
             return
         first = trainer.args.should_save
         self.took = {}
@@ -221,7 +223,7 @@ class CheckpointWriter:
         if weight is not None:
             self._refuse_to_save(step, weight)
             return
-        self._say(step, "saving")
+        self._report(step, "saving")
         tmp = trainer.run.checkpoints / f"checkpoint-{step}.tmp"
         if first:
             checkpoint.begin(trainer.run, step)
@@ -243,7 +245,7 @@ class CheckpointWriter:
         with self._part("thread begun"):
             self._async_save.begin(lambda group: self._write_async(tmp, copies, group, begun, waited, best))
 
-    def _is_made(self, step: int) -> bool:
+    def _has_checkpoint(self, step: int) -> bool:
         """Whether this step has its checkpoint already, as the first rank sees it: another may ask before that has given it its
         name, or look into a shared folder that tells late, and would wait for a save that no other takes part in."""
         trainer = self._trainer
@@ -329,7 +331,7 @@ class CheckpointWriter:
             (tmp / unwanted).unlink(missing_ok=True)
         final = checkpoint.commit(tmp, {**self._trainer.commit_info, "rng": _rng_kinds()})
         seconds, step = time.monotonic() - begun, checkpoint.step_of(final) or 0
-        self._say(step, "committed", bytes=checkpoint.size_of(final), seconds=seconds, **more)
+        self._report(step, "committed", bytes=checkpoint.size_of(final), seconds=seconds, **more)
         self._prune(final, best)
 
     def _prune(self, final: Path, best: int | None) -> None:
@@ -345,7 +347,7 @@ class CheckpointWriter:
             self._warn("run.save_total_limit", "prune", message)
         for path in before:
             if not path.exists():
-                self._say(checkpoint.step_of(path) or 0, "deleted")
+                self._report(checkpoint.step_of(path) or 0, "deleted")
 
     def _non_finite_weight(self) -> str | None:
         """The first trained weight that a checkpoint of now would hold and that is not finite; the same on all ranks."""
@@ -411,7 +413,7 @@ class CheckpointWriter:
             }
             (tmp / TOKENS_STATE).write_text(json.dumps(counted), "utf-8")
 
-    def _say(self, step: int, state: str, **more: Any) -> None:
+    def _report(self, step: int, state: str, **more: Any) -> None:
         if self._trainer.writer is not None:
             self._trainer.writer.write("checkpoint", step=step, path=f"checkpoint-{step}", state=state, **more)
 

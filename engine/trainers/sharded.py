@@ -68,7 +68,7 @@ def is_sharded(model: torch.nn.Module) -> bool:
     return shared or any(isinstance(weight, DTensor) for weight in model.parameters())
 
 
-def whole(weight: torch.Tensor) -> torch.Tensor:
+def full_tensor(weight: torch.Tensor) -> torch.Tensor:
     """The whole weight, on every rank. All ranks call it together."""
     if (share := share_of(weight)) is not None:
         return share.together(weight)
@@ -96,7 +96,9 @@ def mesh(model: torch.nn.Module) -> tuple[int, int]:
 
 def adapter_weights(model: PeftModel) -> dict[str, torch.Tensor]:
     """The trained weights whole, on the host, by the model's names: an adapter is small. All ranks call it together."""
-    return {name: whole(weight).detach().cpu() for name, weight in model.named_parameters() if weight.requires_grad}
+    return {
+        name: full_tensor(weight).detach().cpu() for name, weight in model.named_parameters() if weight.requires_grad
+    }
 
 
 def take_adapter(model: PeftModel, stored: dict[str, torch.Tensor]) -> None:
@@ -279,7 +281,7 @@ def _optimizer_states(optimizer: torch.optim.Optimizer, model: torch.nn.Module) 
     return found
 
 
-def whole_states(optimizer: torch.optim.Optimizer) -> dict[str, Any]:
+def full_optim_states(optimizer: torch.optim.Optimizer) -> dict[str, Any]:
     """The optimizer's state as one process that holds all experts would save it. All ranks call it together."""
     saved: dict[str, Any] = optimizer.state_dict()
     for weight, number in _numbered(optimizer, saved):
@@ -297,7 +299,7 @@ def take_states(optimizer: Any, saved: dict[str, Any]) -> None:
     for weight, number in _numbered(optimizer, saved):
         share = share_of(weight)
         if share is not None and (state := saved["state"].get(number)):
-            wanted = share.whole_shape(weight)
+            wanted = share.full_shape(weight)
             saved["state"][number] = {
                 key: share.of(value) if _like(value, wanted) else value for key, value in state.items()
             }
@@ -330,7 +332,7 @@ def load_optimizer(optimizer: torch.optim.Optimizer, model: torch.nn.Module, fol
         weight, dtype = weights[name], stored.properties.dtype
         like = stored.size == weight.shape
         share = share_of(weight)
-        if share is not None and not share.inmost and stored.size == share.whole_shape(weight):
+        if share is not None and not share.inmost and stored.size == share.full_shape(weight):
             part = share.as_dtensor(torch.empty_like(weight, dtype=dtype))
             state[path], found.setdefault(weight, {})[key] = part, local(part)
             continue
@@ -339,7 +341,7 @@ def load_optimizer(optimizer: torch.optim.Optimizer, model: torch.nn.Module, fol
     _load(state, folder / OPTIMIZER_FOLDER)
     for trained, values in found.items():
         if (share := share_of(trained)) is not None:
-            wanted = share.whole_shape(trained)
+            wanted = share.full_shape(trained)
             found[trained] = {
                 key: _shared_out(each, trained) if _like(each, wanted) else each for key, each in values.items()
             }

@@ -65,7 +65,7 @@ def is_worth_a_pass(model: PreTrainedModel, rows: int, prompt: int, each: int) -
     return (rows - rows // each) * (prompt - 1) * weights >= LEAST_SAVED
 
 
-def answers_each(prompt_ids: torch.Tensor, prompt_mask: torch.Tensor) -> int:
+def answers_per_prompt(prompt_ids: torch.Tensor, prompt_mask: torch.Tensor) -> int:
     """G, how many answers in a row each prompt of (B, P) has; 1 unless all have as many."""
     new = (prompt_ids[1:] != prompt_ids[:-1]).any(1) | (prompt_mask[1:] != prompt_mask[:-1]).any(1)
     starts = [0, *(new.nonzero().squeeze(1) + 1).tolist(), len(prompt_ids)]
@@ -124,11 +124,11 @@ def _prompts(base: Any, ids: torch.Tensor, mask: torch.Tensor, each: int, **more
     base(input_ids=ids, attention_mask=mask, past_key_values=cache, use_cache=True, **more)
     layers: list[Any] = cache.layers
     for layer in layers:
-        layer.keys, layer.values = _for_each(layer.keys, each), _for_each(layer.values, each)
+        layer.keys, layer.values = _repeat_prompts(layer.keys, each), _repeat_prompts(layer.values, each)
     return cache
 
 
-def _for_each(states: Any, each: int) -> torch.Tensor:
+def _repeat_prompts(states: Any, each: int) -> torch.Tensor:
     """Repeated by a view, whose backward is one sum: the same at every run, also on a GPU."""
     shape = (states.shape[0], each, *states.shape[1:])
     return states.unsqueeze(1).expand(shape).reshape(-1, *shape[2:])

@@ -24,9 +24,9 @@ Rows = list[dict[str, Any]]
 
 @dataclass(frozen=True)
 class Dealt:
-    """How rows become batches: `each` on a process, of prompts `copies` of each row, and every batch `times` times."""
+    """How rows become batches: `batch_size` on a process, of prompts `copies` of each row, and every batch `times` times."""
 
-    each: int
+    batch_size: int
     ranks: int = 1
     rank: int = 0
     copies: int = 1
@@ -35,7 +35,7 @@ class Dealt:
     @property
     def rows(self) -> int:
         """Rows of the stream that all processes take together."""
-        return self.each * self.ranks // self.copies
+        return self.batch_size * self.ranks // self.copies
 
     def part(self, rows: int) -> Part:
         """What this process's part of so many rows is."""
@@ -48,7 +48,7 @@ class Dealt:
         """This process's part; of too few rows at the end a fair one, and where a process would have none, one of the others'."""
         if len(rows) == self.rows:
             spread = [row for row in rows for _ in range(self.copies)]
-            return spread[self.rank * self.each : (self.rank + 1) * self.each]
+            return spread[self.rank * self.batch_size : (self.rank + 1) * self.batch_size]
         if len(rows) < self.ranks:
             return [rows[self.rank % len(rows)]]
         return rows[self.rank * len(rows) // self.ranks : (self.rank + 1) * len(rows) // self.ranks]
@@ -142,14 +142,14 @@ class StreamLoader:
         """The next batch on the host; None at the end of the stream."""
         if self._batch is None or self._given >= self.dealt.times:
             given = self._given if self._batch is None and self._given < self.dealt.times else 0
-            if (batch := self.take(self._made(), None)) is None:
+            if (batch := self.take(self._batches(), None)) is None:
                 return None
             self._place = self._places.popleft()
             self._batch, self._given = self._on_host(batch), given
         self._given += 1
         return self._batch if self.dealt.times == 1 else list(self._batch)
 
-    def _made(self) -> Iterator[Any]:
+    def _batches(self) -> Iterator[Any]:
         """The batches behind the stream's place, made here or ahead."""
         if self._ahead is None:
             if self.workers:

@@ -147,7 +147,7 @@ class Watching(TrainerCallback):
     def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         now = time.monotonic()
         rows, self.trainer.batch_rows = self.trainer.batch_rows, []
-        self._hear(control, state)
+        self._poll_controls(control, state)
         self.trainer.ranks.waits.step_over()
         if (loader := self.trainer.stream_loader) is not None:
             # To transformers a stream is one epoch without an end.
@@ -263,7 +263,7 @@ class Watching(TrainerCallback):
             self._memory, self._memory_next = memory_now(), now + MEMORY_SECONDS
         return payload | self._memory
 
-    def _hear(self, control: Any, state: Any) -> None:
+    def _poll_controls(self, control: Any, state: Any) -> None:
         """What people ask for; with several ranks the first one's hearing is everybody's."""
         wish = 0
         early, self._early = self._early, []

@@ -135,7 +135,7 @@ def test_an_agent_that_dies_ends_all_and_the_run_goes_on(whole: RunFolder, root:
     run = start(root)
     member.join(run, 1)
     wait(lambda: saved(run))
-    said = nodes.said_by(run, 1)
+    said = nodes.read_node(run, 1)
     agent = identity_from(said["worker"])
     assert agent is not None
     assert send(agent, signal.SIGKILL)
@@ -165,7 +165,7 @@ def test_a_node_that_vanishes_is_named(root: Path, monkeypatch: pytest.MonkeyPat
     run = start(root, optim__max_steps=5000)
     member.join(run, 1)
     wait(lambda: saved(run))
-    said = nodes.said_by(run, 1)
+    said = nodes.read_node(run, 1)
     mine = [identity_from(said), identity_from(said["worker"])]
     of_it = [pid for pid in ranks(run) if b"RANK=1" in Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")]
     # Stopped, not ended: as where the power is gone, no connection is closed.
@@ -198,8 +198,8 @@ def test_nodes_that_do_not_come_or_fit(root: Path) -> None:
     ):
         run = start(root)
         played = nodes.Node(run, 1, 2)
-        round_ = wait(lambda run=run: nodes.said_by(run, 0).get("round"))
-        played.say(host="other", round=round_, **about)
+        round_ = wait(lambda run=run: nodes.read_node(run, 0).get("round"))
+        played.report(host="other", round=round_, **about)
         told = ended(run)
         assert told["state"] == "failed"
         assert words in told["message"], told["message"]

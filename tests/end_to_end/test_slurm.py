@@ -50,7 +50,7 @@ def submit(desk: Path, *words: str) -> RunFolder:
 def reaches(run: RunFolder, state: str, step: int = 0, seconds: float = 240) -> RunView:
     end = time.monotonic() + seconds
     while True:
-        launch.look_after(run)
+        launch.attend_or_report(run)
         view = peek(run).view
         if view.state == state and view.step >= step:
             return view

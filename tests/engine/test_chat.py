@@ -57,7 +57,7 @@ def opened(found: list[RunFolder], *steps: int, only: Any = "", **given: Any) ->
 def said(session: ChatSession, text: str, **settings: Any) -> list[dict[str, Any]]:
     session.conversation.settings = Settings(**settings)
     session.renew()
-    return [ticket.result(120) for ticket in session.say(text)]
+    return [ticket.result(120) for ticket in session.send(text)]
 
 
 def greedy(model: Any, tokens: int = 24, question: str = QUESTION) -> list[int]:
@@ -131,7 +131,7 @@ def test_an_answer_grows_piece_by_piece(lora: RunFolder) -> None:
 def test_the_stop_key_ends_an_answer_between_two_tokens(chat: ChatSession) -> None:
     chat.conversation.settings = Settings(max_new_tokens=4000)
     chat.renew()
-    tickets = chat.say(ENDLESS)
+    tickets = chat.send(ENDLESS)
     first = chat.conversation.turns[-1].answers[0]
     until = time.monotonic() + 30
     while first.tokens < 3 and not first.done and time.monotonic() < until:
@@ -312,8 +312,8 @@ def test_a_reward_model_scores_the_answer(runs: Path) -> None:
         assert session.kind == "score"
         assert len(session.who) == 1
         assert session.conversation.wants == "prompt"
-        assert session.say(QUESTION) == []
-        scores = [session.say(text)[0].result(60)["score"] for text in ("2021-03-03", "no")]
+        assert session.send(QUESTION) == []
+        scores = [session.send(text)[0].result(60)["score"] for text in ("2021-03-03", "no")]
         with pytest.raises(UsageError, match="no rows to train on"):
             session.conversation.rows()
     model = tuned("reward", tiny.folder(None), 10)
@@ -332,9 +332,9 @@ def test_an_embedding_model_ranks_texts(runs: Path) -> None:
     texts = ["3 March 2021", "May May", "2021-03-03"]
     with opened([make_run(runs, kind="embedding", method={"pooling": "mean"})]) as session:
         assert session.kind == "rank"
-        session.say("2021-03-03")
+        session.send("2021-03-03")
         for text in texts:
-            results = [ticket.result(60) for ticket in session.say(text)]
+            results = [ticket.result(60) for ticket in session.send(text)]
     model = tuned("embedding", tiny.folder(None), 10)
     tokenizer = AutoTokenizer.from_pretrained(tiny.folder(None))
     for which, result in enumerate(results):
@@ -376,7 +376,7 @@ session = ChatSession(who_answers([RunFolder(sys.argv[1])]), Settings(max_new_to
 ticket = session.load()
 if sys.argv[2] == "answering":
     ticket.result(240)
-    session.say("hello " * 5)
+    session.send("hello " * 5)
 print(session.pid, flush=True)
 time.sleep(300)
 """
@@ -398,11 +398,11 @@ def test_a_killed_process_is_said_and_loads_again(lora: RunFolder) -> None:
     with opened([lora], only="base") as session:
         assert session.pid is not None
         session.conversation.settings = Settings(max_new_tokens=4000)
-        (ticket,) = session.say("hello")
+        (ticket,) = session.send("hello")
         psutil.Process(session.pid).kill()
         with pytest.raises(WorkbenchError, match=r"the chat's process ended \(signal 9\)"):
             ticket.result(30)
         with pytest.raises(UsageError, match="the chat's process ended"):
-            session.say("hello")
+            session.send("hello")
         session.load().result(240)
         assert said(session, QUESTION, max_new_tokens=24)[0]["ids"] == greedy(base())

@@ -150,7 +150,7 @@ def test_a_model_that_is_nowhere_is_one_sentence_in_seconds(nowhere):
 def test_a_branch_becomes_its_commit_and_a_commit_is_asked_of_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
     asked = []
     monkeypatch.setattr(
-        "engine.hub._asked", lambda name, revision, kind: asked.append((revision, kind)) or kind[0] * 40
+        "engine.hub._resolve_commit", lambda name, revision, kind: asked.append((revision, kind)) or kind[0] * 40
     )
     commits = Commits()
     assert commits.of("org/model", "branch") == "m" * 40

@@ -12,7 +12,7 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -22,6 +22,7 @@ from engine.run import launch
 from engine.run.process import boot_id, host, identity, send
 from engine.run.store import ENDED, RunFolder
 from tests import warm
+from tests.fault.conftest import SMALL
 
 AS_ROOT = pytest.mark.skipif(os.geteuid() != 0, reason="needs root")
 PARTS = ("control", "checkpoints", "samples", "index")
@@ -52,14 +53,32 @@ def listed(root: Path) -> dict[str, dict]:
     return {row["id"]: row for row in json.loads(said.stdout)}
 
 
-def stopped(start, **config) -> RunFolder:
-    """A run with two checkpoints that ended."""
-    run = start(20, save_steps=5, **config)
-    until(lambda: over(run))
+@pytest.fixture(scope="module")
+def ended(tmp_path_factory: pytest.TempPathFactory) -> RunFolder:
+    """A run with two checkpoints that finished, and whose config asks for more now; each test has a copy of its own."""
+    text = {"steps": 20, "step_seconds": 0.01, "save_steps": 5}
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("PYTHONPATH", str(SMALL))
+        run = launch.launch(
+            json.dumps(text),
+            runs_dir=tmp_path_factory.mktemp("ended"),
+            name="small",
+            info={"method": "small", "grace_seconds": 30},
+        )
+        until(lambda: over(run))
     assert run.state == "finished"
-    text = json.loads(run.config.read_text()) | {"steps": 40}
-    run.config.write_text(json.dumps(text))
+    run.config.write_text(json.dumps(text | {"steps": 40}))
     return run
+
+
+@pytest.fixture
+def stopped(ended: RunFolder, runs: Path) -> Callable[[], RunFolder]:
+    def copied() -> RunFolder:
+        path = runs / f"small-{sum(1 for _ in runs.glob('small-*')) + 1:04d}"
+        shutil.copytree(ended.path, path)
+        return RunFolder(path)
+
+    return copied
 
 
 def tree(path: Path) -> dict[str, bytes]:
@@ -79,8 +98,8 @@ def precious(tmp_path: Path) -> Path:
 
 
 @pytest.mark.parametrize("part", PARTS)
-def test_resume_touches_nothing_behind_a_link_inside_the_run_folder(start, precious, part):
-    run = stopped(start)
+def test_resume_touches_nothing_behind_a_link_inside_the_run_folder(stopped, precious, part):
+    run = stopped()
     shutil.rmtree(run.path / part)
     (run.path / part).symlink_to(precious)
     before = tree(precious)
@@ -96,9 +115,9 @@ def test_resume_touches_nothing_behind_a_link_inside_the_run_folder(start, preci
 
 
 @pytest.mark.parametrize("part", [*PARTS, *FILES])
-def test_no_process_of_a_run_follows_a_link(start, precious, tmp_path, part):
+def test_no_process_of_a_run_follows_a_link(stopped, precious, tmp_path, part):
     """The supervisor and the worker themselves, past every check of the commands."""
-    run = stopped(start)
+    run = stopped()
     target = precious if part in PARTS else precious / "notes.txt"
     before = tree(precious)
     kept = tmp_path / "kept"
@@ -133,10 +152,10 @@ KINDS = ("fifo", "device", "socket", "folder")
 
 @pytest.mark.parametrize("every", [False, pytest.param(True, marks=pytest.mark.slow)], ids=["pairs", "all"])
 @pytest.mark.parametrize("kind", [pytest.param(kind, marks=[AS_ROOT] * (kind == "device")) for kind in KINDS])
-def test_no_command_waits_for_what_is_no_plain_file(start, tmp_path, kind, every):
+def test_no_command_waits_for_what_is_no_plain_file(start, stopped, tmp_path, kind, every):
     """Every file of a run in turn; a sound run beside it is listed and started as ever. One command a file by default,
     so that each has met every kind and every file, or all of them."""
-    sound = stopped(start)
+    sound = stopped()
     root = sound.path.parent
     wrong = {}
     for name in FILES:
@@ -184,8 +203,8 @@ def test_a_fifo_that_appears_while_a_run_works_keeps_nobody(start, name):
 
 @AS_ROOT
 @pytest.mark.parametrize("name", ["config.yaml", "checkpoints", "events.jsonl"])
-def test_what_belongs_to_another_person_is_not_taken_for_the_runs(start, name):
-    run = stopped(start)
+def test_what_belongs_to_another_person_is_not_taken_for_the_runs(stopped, name):
+    run = stopped()
     os.chown(run.path / name, 12345, 12345)
     said = command("resume", run.id, "--changed", "--runs", str(run.path.parent), cwd=run.path.parent)
     assert said.returncode == 1
@@ -194,8 +213,8 @@ def test_what_belongs_to_another_person_is_not_taken_for_the_runs(start, name):
 
 
 @AS_ROOT
-def test_others_whom_the_permissions_let_read_may_watch(start, tmp_path):
-    run = stopped(start)
+def test_others_whom_the_permissions_let_read_may_watch(stopped, tmp_path):
+    run = stopped()
     for found in (run.path, *run.path.rglob("*")):
         os.chown(found, 12345, 12345)
         found.chmod(0o755 if found.is_dir() else 0o644)
@@ -203,8 +222,8 @@ def test_others_whom_the_permissions_let_read_may_watch(start, tmp_path):
     assert (row["state"], row["step"], row["cause"]) == ("finished", 20, None)
 
 
-def test_a_file_with_a_second_name_elsewhere_is_not_written(start, tmp_path):
-    run = stopped(start)
+def test_a_file_with_a_second_name_elsewhere_is_not_written(stopped, tmp_path):
+    run = stopped()
     run.log.unlink()
     (tmp_path / "elsewhere").write_text("mine")
     os.link(tmp_path / "elsewhere", run.log)
@@ -242,7 +261,7 @@ def forged(run: RunFolder, pid: int, **changes: object) -> None:
     run.events.write_text("".join(line for line in lines if '"finished"' not in line))
 
 
-def test_a_forged_folder_has_nobody_signalled(start):
+def test_a_forged_folder_has_nobody_signalled(stopped):
     token = "a" * 32
     lies = {
         "stranger": {},
@@ -251,7 +270,7 @@ def test_a_forged_folder_has_nobody_signalled(start):
         "right token, no lock": {"token": token},
         "right token, other folder": {"token": token, "folder": [1, 2]},
     }
-    runs = {lie: stopped(start) for lie in lies}
+    runs = {lie: stopped() for lie in lies}
     with contextlib.ExitStack() as stack:
         victims = {lie: stack.enter_context(victim(token)) for lie in lies}
         attending = []
@@ -471,8 +490,8 @@ WEIGHTS = "model.safetensors"
     ("files", "name", "part"),
     [(SAFETENSORS, "/model.safetensors", WEIGHTS), (TORCH, "/optimizer.pt", ""), (PLAIN, "/state.json", "")],
 )
-def test_a_limit_on_the_length_of_a_file_is_named_with_the_file(start, files, name, part):
-    run = stopped(start)
+def test_a_limit_on_the_length_of_a_file_is_named_with_the_file(stopped, files, name, part):
+    run = stopped()
     said = limited(run, SAVE.replace("FILES", files).replace("PART", repr(part)), size=1 << 20)
     assert said.startswith("file size limit | ")
     assert "a file may not grow beyond 1.0 MiB here (RLIMIT_FSIZE)" in said
@@ -506,8 +525,8 @@ PLACES = {
         for which, error in enumerate(ERRORS)
     ],
 )
-def test_quotas_and_failing_disks_are_named_as_what_they_are(start, place, error):
-    run = stopped(start)
+def test_quotas_and_failing_disks_are_named_as_what_they_are(stopped, place, error):
+    run = stopped()
     (cause, words), (files, at, call) = ERRORS[error], PLACES[place]
     part = WEIGHTS if files == SAFETENSORS else ""
     script = SAVE.replace("FILES", files).replace("PART", repr(part))

@@ -22,7 +22,7 @@ from engine.rules import read
 from engine.run import checkpoint, control, devices, launch, store
 from engine.run.from_config import launch_config
 from engine.run.process import Identity, host, send
-from engine.run.process_group import Family
+from engine.run.process_group import ProcessTree
 from engine.run.store import ENDED, RunFolder
 from engine.run.tail import Tail
 from tests.engine.features.families import made
@@ -83,8 +83,8 @@ class Watched:
         worker = self.run.worker()
         if worker is None or not worker.alive:
             return {}
-        family = Family(self.run.read_json()["token"], worker, self.number)
-        family.look(lambda: False)
+        family = ProcessTree(self.run.read_json()["token"], worker, self.number)
+        family.poll(lambda: False)
         return family.ranks if len(family.ranks) == self.number else {}
 
     def listening(self) -> set[str]:

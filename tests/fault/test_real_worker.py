@@ -22,7 +22,7 @@ from engine.run.from_config import launch_config
 from engine.run.in_flight import in_flight
 from engine.run.lock import is_held
 from engine.run.process import send
-from engine.run.process_group import Family
+from engine.run.process_group import ProcessTree
 from engine.run.store import ENDED, RunFolder
 from engine.run.tail import Tail
 from engine.run.view import RunView, fold_many
@@ -122,8 +122,8 @@ def test_a_run_that_may_restart_ends_with_the_weights_of_one_that_was_never_kill
 def test_a_lost_rank_is_made_up_for(runs):
     run = demo(runs, "two", "run.devices=2", "optim.max_steps=24", "run.max_restarts=2")
     until(lambda: view_of(run).step >= 13)
-    family = Family(run.read_json()["token"], run.worker(), 2)
-    until(lambda: family.look(lambda: False) is None and len(family.ranks) == 2, 10)
+    family = ProcessTree(run.read_json()["token"], run.worker(), 2)
+    until(lambda: family.poll(lambda: False) is None and len(family.ranks) == 2, 10)
     os.kill(family.ranks[1].pid, signal.SIGKILL)
     until(lambda: over(run))
     view = view_of(run)
@@ -135,8 +135,8 @@ def test_a_stopped_rank_is_named_and_the_run_goes_on(runs, promptly):
     settings = "run.devices=2", "optim.max_steps=24", "run.max_restarts=1", "distributed.ddp_timeout=10"
     run = demo(runs, "two", *settings)
     until(lambda: view_of(run).step >= 13)
-    family = Family(run.read_json()["token"], run.worker(), 2)
-    until(lambda: family.look(lambda: False) is None and len(family.ranks) == 2, 10)
+    family = ProcessTree(run.read_json()["token"], run.worker(), 2)
+    until(lambda: family.poll(lambda: False) is None and len(family.ranks) == 2, 10)
     stopped = family.ranks[1]
     os.kill(stopped.pid, signal.SIGSTOP)
     assert until(lambda: view_of(run).restarts) < 10 + promptly(10)
@@ -159,8 +159,8 @@ def test_over_nccl_a_stopped_rank_is_named_with_what_the_other_waits_in(runs, pr
     run = demo(runs, "two", "run.devices=2", *many, *settings)
     until(lambda: view_of(run).step >= 201 or over(run))
     assert not over(run), view_of(run).cause
-    family = Family(run.read_json()["token"], run.worker(), 2)
-    until(lambda: family.look(lambda: False) is None and len(family.ranks) == 2, 10)
+    family = ProcessTree(run.read_json()["token"], run.worker(), 2)
+    until(lambda: family.poll(lambda: False) is None and len(family.ranks) == 2, 10)
     stopped = family.ranks[1]
     os.kill(stopped.pid, signal.SIGSTOP)
     took = until(lambda: view_of(run).restarts or over(run))
@@ -193,8 +193,8 @@ def test_two_ranks_write_one_stream_and_a_killed_one_is_named_and_the_run_goes_o
     events = [json.loads(line) for line in run.events.read_bytes().splitlines()]
     assert [event["seq"] for event in events] == list(range(len(events)))
     assert {event["rank"] for event in events} == {0}
-    family = Family(run.read_json()["token"], run.worker(), 2)
-    until(lambda: family.look(lambda: False) is None and len(family.ranks) == 2, 10)
+    family = ProcessTree(run.read_json()["token"], run.worker(), 2)
+    until(lambda: family.poll(lambda: False) is None and len(family.ranks) == 2, 10)
     os.kill(family.ranks[1].pid, signal.SIGKILL)
     assert until(lambda: over(run)) < promptly(5)
     assert view_of(run).state == "failed"

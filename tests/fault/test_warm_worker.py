@@ -35,7 +35,7 @@ from engine.session.build import BuildSession
 from engine.session.draft import Draft
 session = BuildSession(Draft(sys.argv[2]), lambda do, **asked: None, runs=sys.argv[1])
 session.warm_up("review")
-while not session.warm.words():
+while not session.warm.summary():
     time.sleep(0.05)
 print(session.warm._pid, flush=True)
 sys.stdin.readline()
@@ -95,7 +95,7 @@ def session(runs: Path) -> Iterator[BuildSession]:
 def waiting(session: BuildSession, step: str = "review") -> int:
     """The worker that waits once this step is read."""
     session.warm_up(step)
-    until(session.warm.words)
+    until(session.warm.summary)
     return session.warm._pid
 
 
@@ -105,14 +105,14 @@ def test_a_run_that_was_read_first_takes_its_first_step_within_a_fraction_of_wha
 ):
     monkeypatch.setenv(prestarted.COLD, "1")  # the imports are what is waited for
     session.warm_up("method")
-    assert not session.warm.words()
+    assert not session.warm.summary()
     begun = time.monotonic()
     pid = waiting(session)
-    assert "is loading the libraries" in session.warm.words()
+    assert "is loading the libraries" in session.warm.summary()
     until(lambda: session.warm.ready)
     imports = time.monotonic() - begun
-    assert "waits with the libraries (" in session.warm.words()
-    assert "MiB)" in session.warm.words()
+    assert "waits with the libraries (" in session.warm.summary()
+    assert "MiB)" in session.warm.summary()
     begun = time.monotonic()
     run = session.launch()()
     until(lambda: "metrics" in kinds(run))
@@ -123,7 +123,7 @@ def test_a_run_that_was_read_first_takes_its_first_step_within_a_fraction_of_wha
     assert os.readlink(f"/proc/{pid}/cwd") == str(run.path)
     assert os.readlink(f"/proc/{pid}/fd/2") == str(run.log)
     assert "started" in kinds(run)
-    assert not session.warm.words()
+    assert not session.warm.summary()
     os.kill(pid, signal.SIGSEGV)
     until(lambda: run.state == "failed")
     assert "SIGSEGV" in run.read_json()["message"]  # its supervisor is its parent, and knows how it ended
@@ -194,7 +194,7 @@ def test_it_is_gone_when_nobody_asked_for_long_and_none_comes_where_it_is_not_wa
     window, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     with window, theirs:
         waits = Waiting(WANTED, "0" * 32)
-        assert waits.until_asked(theirs) == ""
+        assert waits.wait_for_run(theirs) == ""
         waits.end()
     assert not alive(waits.child.pid)
     for change in (
@@ -211,9 +211,9 @@ def test_it_is_gone_when_nobody_asked_for_long_and_none_comes_where_it_is_not_wa
 def test_what_is_closed_while_it_begins_leaves_nothing(runs):
     worker = WarmWorker()
     worker.prepare(WANTED)
-    until(worker.words)
+    until(worker.summary)
     pid = worker._pid
     worker.close()
     until(lambda: not alive(pid), 20)
     worker.prepare(WANTED)
-    assert not worker.words()
+    assert not worker.summary()

@@ -147,6 +147,7 @@ def _make_once() -> None:
     get_checkpoint_conversion_mapping("qwen3")  # patterns for the weights of every architecture there is
     caches.share_what_libraries_read()
     caches.unpack_plainly()
+    caches.seed_plainly()
     ModelCard.from_template(ModelCardData())
     dates.training_days()
     tiny._texts_digest()

@@ -84,7 +84,7 @@ def open_app(
         if config is not None:
             app.history.recent.note(config)
         app.run()
-    for line in app.ending.words():
+    for line in app.ending.messages():
         echo(line)
     # Whatever ended it otherwise was an error, also where the library counts it as none.
     return (app.return_code or 0) if app.left else (app.return_code or 1)

@@ -92,7 +92,7 @@ def command(
     with closing(session):
         _load(session, quiet=as_json)
         for number, text in enumerate((*prompts, *more), 1):
-            tickets = session.say(text)
+            tickets = session.send(text)
             _wait(tickets)
             if tickets and not as_json and (session.kind != "rank" or number == len(prompts) + len(more)):
                 _show(session)

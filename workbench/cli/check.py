@@ -82,12 +82,12 @@ def command(
     from workbench.cli.findings import count_text, show
 
     if mending:
-        _tell_mended(file, mended, left=any(finding.fix for finding in findings))
+        _print_mended(file, mended, left=any(finding.fix for finding in findings))
     show(findings, lines)
     if not bad and tool is None:
         _summarize(words, compared)
-    rows = _rows_in_words(reading.config, facts, with_data)
-    echo(f"{file}: {count_text(findings)}{_judged_for(facts.machine)}{rows}")
+    rows = _describe_rows(reading.config, facts, with_data)
+    echo(f"{file}: {count_text(findings)}{_machine_clause(facts.machine)}{rows}")
     if tool is not None:
         echo(f"It is a config of {TITLES[tool]}. {_way(file, tool)}")
     return int(bad)
@@ -105,7 +105,7 @@ def _summarize(words: str, compared: tuple[Estimate, Estimate] | None) -> None:
         echo(f"The settings beside the file change: {', '.join(changed)}.", hang=0)
 
 
-def _rows_in_words(config: RunConfig, facts: Facts, with_data: bool) -> str:
+def _describe_rows(config: RunConfig, facts: Facts, with_data: bool) -> str:
     """How many rows are held out, and which were not counted."""
     from engine.facts.counts import eval_rows, not_counted
 
@@ -117,12 +117,12 @@ def _rows_in_words(config: RunConfig, facts: Facts, with_data: bool) -> str:
 
 def _with_problem(findings: Iterable[Finding], problem: str) -> list[Finding]:
     """Findings, the gravest first, with why the rows could not be prepared, if they could not."""
-    from engine.config.findings import RANK, say
+    from engine.config.findings import RANK, notice
 
     if not problem:
         return list(findings)
     place, sentence = _placed(problem)
-    found = replace(say(place, sentence, severity="error"), rule="data-cannot-be-prepared")
+    found = replace(notice(place, sentence, severity="error"), rule="data-cannot-be-prepared")
     return sorted([*findings, found], key=lambda finding: RANK[finding.severity])
 
 
@@ -154,7 +154,7 @@ def _mend(file: Path, tool: str | None, overrides: tuple[str, ...]) -> dict[str,
     return {"fixed": done, "diff": diff}
 
 
-def _tell_mended(file: Path, mended: dict[str, Any], *, left: bool) -> None:
+def _print_mended(file: Path, mended: dict[str, Any], *, left: bool) -> None:
     """Show what a file's fixes changed; `left`: some are offered below."""
     for line in mended["diff"].splitlines():
         colour = "green" if line[:1] == "+" else "red" if line[:1] == "-" else None
@@ -173,5 +173,5 @@ def _placed(problem: str) -> tuple[str, str]:
     return (place, rest) if place in fields else ("data", problem)
 
 
-def _judged_for(machine: Any) -> str:
+def _machine_clause(machine: Any) -> str:
     return f"; judged for {machine.name}" if machine is not None and machine.name else ""

@@ -13,8 +13,8 @@ import click
 from engine.errors import visible
 from engine.figures import count
 from engine.run import store
-from engine.run.compare import each_once, fit_to_compare, identical_words, in_words, summary
-from engine.run.curves import titled, worded
+from engine.run.compare import describe_identical, fit_to_compare, format_value, summary, unique_names
+from engine.run.curves import format_metric, titled
 from engine.run.index import open_view
 from engine.run.store import RunFolder
 from engine.run.view import RunView
@@ -37,8 +37,8 @@ def command(names: tuple[str, ...], runs: str | None, as_json: bool) -> int:
     fit_to_compare(names)
     root = store.runs_dir(runs)
     folders = [store.find(name, root) for name in names]
-    called = each_once(folders)
-    views = _whole(folders)
+    called = unique_names(folders)
+    views = _complete_views(folders)
     from engine.config.files import parse
 
     comparison = summary(called, views, [parse(folder.read_config(), path=folder.config).mapping for folder in folders])
@@ -51,7 +51,7 @@ def command(names: tuple[str, ...], runs: str | None, as_json: bool) -> int:
     return 0
 
 
-def _whole(folders: Sequence[RunFolder]) -> list[RunView]:
+def _complete_views(folders: Sequence[RunFolder]) -> list[RunView]:
     """The runs with their whole curves, which are read side by side."""
     with ExitStack() as stack:
         watches = [stack.enter_context(open_view(folder)) for folder in folders]
@@ -67,12 +67,12 @@ def lines(comparison: dict[str, Any], width: int) -> list[str]:
         (titled(name), [_ends(name, end) for end in ends]) for name, ends in list(comparison["curves"].items())[:CURVES]
     ]
     rows.append(("", []))
-    rows += [(visible(row["path"]), [in_words(value) for value in row["values"]]) for row in comparison["settings"]]
+    rows += [(visible(row["path"]), [format_value(value) for value in row["values"]]) for row in comparison["settings"]]
     if not comparison["settings"]:
         rows.append(("settings", ["the same" for _ in runs]))
     made = _table([visible(run["id"]) for run in runs], _standing(runs), rows, width)
     if comparison["identical"]:
-        made += ["", *identical_words(comparison["identical"])]
+        made += ["", *describe_identical(comparison["identical"])]
     longest = max(len(visible(run["id"])) for run in runs)
     for asked in comparison["answers"]:
         made += ["", visible(asked["prompt"])]
@@ -119,7 +119,7 @@ def _table(names: Sequence[str], standing: Rows, rows: Rows, width: int) -> list
 def _ends(name: str, ends: dict[str, float | None] | None) -> str:
     if ends is None:
         return "-"
-    last, lowest, highest = (worded(name, ends[end]) for end in ("last", "lowest", "highest"))
+    last, lowest, highest = (format_metric(name, ends[end]) for end in ("last", "lowest", "highest"))
     return f"{last} ({lowest} to {highest})"
 
 

@@ -42,11 +42,11 @@ def command(
     if code == 0 and not detach and not as_json:
         with open_view(run) as watch:
             if watch.view.state == "finished":
-                _say_what_now(run_name(run))
+                _print_next_steps(run_name(run))
     return code
 
 
-def _say_what_now(name: str) -> None:
+def _print_next_steps(name: str) -> None:
     echo()
     echo("What now:")
     echo(f"  look at its curves in the app: `workbench {name}`")

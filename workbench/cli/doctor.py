@@ -54,7 +54,7 @@ class Check:
 def command(runs: str | None, as_json: bool) -> int:
     """Look at this machine: GPUs, packages, disk, file system, and what happens to a run at logout."""
     folder = Path(runs or os.environ.get("WORKBENCH_RUNS") or "runs").absolute()
-    checks = [*look(folder)]
+    checks = [*run_checks(folder)]
     bad = any(check.state == "error" for check in checks)
     if as_json:
         print_json({"ok": not bad, "checks": [asdict(check) for check in checks]})
@@ -65,7 +65,7 @@ def command(runs: str | None, as_json: bool) -> int:
     return int(bad)
 
 
-def look(folder: Path) -> Iterator[Check]:
+def run_checks(folder: Path) -> Iterator[Check]:
     """Every check in the order shown."""
     yield from _machine(folder)
     yield from _packages()

@@ -10,7 +10,7 @@ import click
 from engine.errors import UsageError, redact, visible
 from engine.figures import progress
 from engine.run import store
-from engine.run.curves import ordered, titled, worded
+from engine.run.curves import format_metric, ordered, titled
 from engine.run.evaluations import Evaluation, step_of, tasks_of
 from workbench.cli.output import clear, echo, print_json, rewrite
 
@@ -90,7 +90,9 @@ def lines(name: str, record: dict[str, Any]) -> list[str]:
     table = [["", *sides]]
     for metric in names:
         values = [record["metrics"][metric], *([record["base"].get(metric)] if record["base"] is not None else [])]
-        table.append([titled(metric), *("not finite" if value is None else worded(metric, value) for value in values)])
+        table.append(
+            [titled(metric), *("not finite" if value is None else format_metric(metric, value) for value in values)]
+        )
     first = max(len(row[0]) for row in table)
     widths = [max(len(row[column]) for row in table) for column in range(1, len(table[0]))]
     text = [f"{visible(name)}, {rows}"]

@@ -30,7 +30,7 @@ def command(file: Path, tool: str | None, output: Path | None, as_json: bool) ->
     from engine.bridge.giving import refused
     from engine.bridge.tools import export
     from engine.config.files import load
-    from engine.data.gather_facts import look_at_sources
+    from engine.data.gather_facts import inspect_sources
     from engine.rules import read
     from workbench.cli.findings import require_no_errors
     from workbench.cli.ledger import deliver, kept, show
@@ -42,7 +42,7 @@ def command(file: Path, tool: str | None, output: Path | None, as_json: bool) ->
     name, folder = visible(str(file)), file.resolve().parent
     require_no_errors(reading.errors, name, "nothing was written")
     data = reading.config.data
-    seen = look_at_sources([*data.train, *data.eval], folder)
+    seen = inspect_sources([*data.train, *data.eval], folder)
     formats = {path: look.format for path, look in seen.items() if look.format}
     ledger = export(
         reading.config, tool, source=file.name, folder=folder, out=place.parent if place else folder, formats=formats

@@ -24,7 +24,7 @@ from engine.run.proposals import FIRST
 from engine.run.view import RunView
 from workbench.calling import run_name
 from workbench.cli.output import clear, echo, rewrite, styled
-from workbench.panels.glyphs import look
+from workbench.panels.glyphs import style_of
 
 LOOK_SECONDS = 0.2
 # Without a terminal: a line at least so often, so that a CI log shows life.
@@ -42,7 +42,7 @@ COLOURS = {
 
 def state_text(state: str) -> str:
     """A sign and a word: a state must look different everywhere, also without colour."""
-    return f"{look(state).glyph} {state}"
+    return f"{style_of(state).glyph} {state}"
 
 
 def reap() -> None:
@@ -101,7 +101,7 @@ class Follower:
                 return view
             time.sleep(LOOK_SECONDS)
 
-    def say(self, text: str, **style: Any) -> None:
+    def print(self, text: str, **style: Any) -> None:
         if not self.quiet:
             self._clear()
             echo(styled(text, **style), err=True)
@@ -109,13 +109,13 @@ class Follower:
     def _news(self, view: RunView) -> None:
         if view.phase and view.phase != self._phase and view.segment > self._after:
             self._phase = view.phase
-            self.say(view.phase)
+            self.print(view.phase)
         if view.state != self._state and view.state in ("starting", "stopping"):
-            self.say(state_text(view.state), fg=COLOURS.get(view.state))
+            self.print(state_text(view.state), fg=COLOURS.get(view.state))
         self._state = view.state
         if view.state == "queued" and view.cause != self._waits:
             self._waits = view.cause
-            self.say(f"{state_text('queued')}: {view.cause}" if view.cause else state_text("queued"))
+            self.print(f"{state_text('queued')}: {view.cause}" if view.cause else state_text("queued"))
         for entry in view.checkpoints:
             key = (entry["step"], entry["state"])
             if key not in self._checkpoints:
@@ -123,22 +123,22 @@ class Follower:
                 if entry["state"] == "committed":
                     size = f" ({figures.size(entry['bytes'])})" if entry["bytes"] is not None else ""
                     best = ", the best so far" if view.best and view.best["step"] == entry["step"] else ""
-                    self.say(f"checkpoint at step {entry['step']}{size}{best}")
+                    self.print(f"checkpoint at step {entry['step']}{size}{best}")
         for entry in view.diverged[self._diverged :]:
-            self.say(f"step {entry['step']}: {entry['what']} is no longer a finite number", fg="red")
+            self.print(f"step {entry['step']}: {entry['what']} is no longer a finite number", fg="red")
         self._diverged = len(view.diverged)
         for entry in view.restarts[self._restarts :]:
-            self.say(f"! {entry['message']}", fg="yellow")
+            self.print(f"! {entry['message']}", fg="yellow")
         self._restarts = len(view.restarts)
         if view.slowest is not None and not view.over and view.slowest[:2] not in self._slowest:
             self._slowest.add(view.slowest[:2])
-            self.say(f"! {view.slowest_text}", fg="yellow")
+            self.print(f"! {view.slowest_text}", fg="yellow")
         if view.silent_seconds is not None and not self._silent:
-            self.say(silence.advice(view.id, view.silent_seconds), fg="yellow")
+            self.print(silence.advice(view.id, view.silent_seconds), fg="yellow")
         self._silent = view.silent_seconds is not None
         for sample in view.samples[self._samples :]:
             prompt, answer = (visible(sample[key])[:70] for key in ("prompt", "completion"))
-            self.say(f"step {sample['step']:>5}  {prompt} → {answer}")
+            self.print(f"step {sample['step']:>5}  {prompt} → {answer}")
         self._samples = len(view.samples)
         self._status(view)
 
@@ -173,7 +173,7 @@ def status_line(view: RunView) -> str:
             doing = figures.doing(progress) + (f" {progress['unit']}" if counted else "")
         else:
             doing = view.phase
-        return "  ".join(part for part in (doing, silence.words(view.silent_seconds)) if part)
+        return "  ".join(part for part in (doing, silence.describe(view.silent_seconds)) if part)
     parts = [f"step {view.step}"]
     if view.max_steps:
         parts[0] += f" of {view.max_steps} ({100 * view.step / view.max_steps:.0f} %)"
@@ -187,7 +187,7 @@ def status_line(view: RunView) -> str:
     if speed:
         parts.append(f"{speed:,.0f} tokens/s")
     if view.silent_seconds is not None:
-        parts.append(silence.words(view.silent_seconds))
+        parts.append(silence.describe(view.silent_seconds))
     elif view.eta_seconds is not None and not view.over:
         parts.append(f"{figures.duration(view.eta_seconds)} left")
     return "  ".join(parts)
@@ -223,7 +223,7 @@ def _propose(view: RunView, watch: Watch, name: str) -> None:
     for what, words in end.facts:
         echo(f"  {what:<13}  {words}", err=True)
     if end.change is not None:
-        echo(f"  {'proposed':<13}  {end.change.words}: {end.change.why}", err=True, hang=17)
+        echo(f"  {'proposed':<13}  {end.change.summary}: {end.change.why}", err=True, hang=17)
         echo(f"`workbench resume {name} --fix` would {end.way_on}.", err=True)
     elif view.committed:
         first = f"First {FIRST}: then " if end.blocked else ""

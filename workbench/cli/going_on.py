@@ -36,7 +36,7 @@ def go_on(
     echo(f"{folder.id} goes on from {place}", err=True)
 
 
-def say_versions(folder: RunFolder) -> None:
+def report_versions(folder: RunFolder) -> None:
     """Other versions can mean other numbers: they are said, and stop nothing."""
     before = folder.read_json().get("versions")
     now = launch.versions()

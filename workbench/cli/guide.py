@@ -57,7 +57,7 @@ def command(rows: str, model: str, save: Path | None, runs: str | None, as_json:
         first.row = _first_row(first)
         if not as_json:
             for page in ("machine", "goal", "rows", "tokens"):
-                _say(page, first.page(page, this_machine()))
+                _print_page(page, first.page(page, this_machine()))
         run = first.launch()
         with open_view(run) as watch:
             try:
@@ -73,7 +73,7 @@ def command(rows: str, model: str, save: Path | None, runs: str | None, as_json:
             {
                 "id": run.id,
                 "learned": verdict.state == "learned",
-                "words": verdict.words,
+                "words": verdict.message,
                 "page": verdict.page or None,
                 "todo": verdict.todo or None,
                 "step": view.step,
@@ -81,8 +81,8 @@ def command(rows: str, model: str, save: Path | None, runs: str | None, as_json:
             }
         )
     else:
-        _say("rehearsal", first.page("rehearsal", view=view))
-        _say("next", first.page("next", view=view))
+        _print_page("rehearsal", first.page("rehearsal", view=view))
+        _print_page("next", first.page("next", view=view))
     if verdict.state != "learned":
         return 1
     if save is not None:
@@ -119,7 +119,7 @@ def _rehearse(first: FirstRun, watch: Any, *, quiet: bool) -> Verdict:
         time.sleep(0.1)
 
 
-def _say(page: str, blocks: list[Block]) -> None:
+def _print_page(page: str, blocks: list[Block]) -> None:
     """A page as text: its title, then its blocks."""
     echo(styled(TITLES[page], bold=True, underline=True))
     for block in blocks:

@@ -39,7 +39,7 @@ class Styled(NamedTuple):
     """A text and how it looks where the output is a terminal: `fg`, `bold` and the like of `click.style`."""
 
     text: str
-    look: Mapping[str, Any]
+    style: Mapping[str, Any]
 
 
 def styled(text: str, **look: Any) -> Styled:
@@ -62,7 +62,7 @@ def echo(*parts: str | Styled, err: bool = False, lines: bool = False, hang: int
     if (width := terminal_width(err)) and hang is not None and not any("\n" in text for text in texts):
         texts = _folded(texts, width, hang)
     pairs = zip(texts, shown, strict=True)
-    click.echo("".join(click.style(text, **part.look) if looks and text else text for text, part in pairs), err=err)
+    click.echo("".join(click.style(text, **part.style) if looks and text else text for text, part in pairs), err=err)
 
 
 def _folded(texts: list[str], width: int, hang: int) -> list[str]:

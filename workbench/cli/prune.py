@@ -47,7 +47,7 @@ def command(name: str, keep: int, yes: bool, runs: str | None, as_json: bool) ->
         return 0
     for sign, entries in (("stays", choice.stay), ("goes" if not yes else "gone", choice.go)):
         for entry in entries:
-            echo(f"{sign:<5}  {entry.name}  {size(entry.bytes):>9}  {entry.words()}".rstrip())
+            echo(f"{sign:<5}  {entry.name}  {size(entry.bytes):>9}  {entry.summary()}".rstrip())
             for asked in entry.answers[:PROMPTS]:
                 said = visible(asked["text"]) if asked["text"].strip() else "no words"
                 echo(f"         {visible(asked['prompt'])[:60]} → {said[:80]}")

@@ -39,7 +39,7 @@ def command(run: str | None, first: bool, last: bool, place: int | None, runs: s
         root = folder.path.parent
         move(folder, 0 if first else 1 << 30 if last else (place or 1) - 1)
     waiting = queue_of(root)
-    problems = {queued.id: launch.look_after(queued) for queued in waiting}
+    problems = {queued.id: launch.attend_or_report(queued) for queued in waiting}
     listed = [
         _entry(number, queued, problems[queued.id] or words)
         for number, (queued, words) in enumerate(zip(waiting, waiting_for(waiting), strict=True), 1)

@@ -14,7 +14,7 @@ from engine.run.index import open_view, peek
 from engine.run.nodes import from_slurm, rendezvous_of, require_place
 from engine.run.store import RunFolder
 from workbench.calling import run_name
-from workbench.cli.going_on import go_on, say_versions
+from workbench.cli.going_on import go_on, report_versions
 from workbench.cli.output import echo
 from workbench.cli.train import attach, hold_container, meeting_of, meets
 
@@ -79,7 +79,7 @@ def command(
             raise UsageError("--fix: must be left out beside --set.", "The one proposes what the other says.")
         return attach(_mended(folder, accept_data), detach=detach, as_json=as_json)
     if folder.state != "finished" or differences or settings:
-        say_versions(folder)
+        report_versions(folder)
     before = peek(folder).view.segment
     go_on(folder, meeting, settings=settings, accept_data=accept_data)
     return attach(folder, detach=detach, as_json=as_json, after=before)
@@ -110,5 +110,5 @@ def _mended(folder: RunFolder, accept_data: bool) -> RunFolder:
     new = apply(folder, view, end, accept_data=accept_data)
     assert end.change is not None
     where = f"{new.id} starts from the beginning" if end.anew else f"{folder.id} goes on from checkpoint-{end.step}"
-    echo(f"{where} with {end.change.words}", err=True)
+    echo(f"{where} with {end.change.summary}", err=True)
     return new

@@ -28,7 +28,7 @@ def command(runs: str | None, as_json: bool) -> int:
         what = "a file" if root.exists() else "nothing there"
         raise UsageError(f"--runs: must be a folder that holds runs; got {what}: {visible(str(root))}. Check the path.")
     folders = list(store.runs_in(root))
-    listed = [summary(peek(run, problem=launch.look_after(run))) for run in folders]
+    listed = [summary(peek(run, problem=launch.attend_or_report(run))) for run in folders]
     if as_json:
         print_json(listed)
         return 0

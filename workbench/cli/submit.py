@@ -52,7 +52,7 @@ def command(
     What is `auto` is chosen on the node that the job gets. `runs`, `watch`, `stop` and `resume` work from here.
     """
     job = job_of(named, more)
-    files, overrides = _told_apart(file, words)
+    files, overrides = _split_arguments(file, words)
     if nodes is not None:
         overrides = (*overrides, f"distributed.nodes={nodes}")
     if len(files) > 1:
@@ -62,7 +62,7 @@ def command(
     return _one(file, overrides, job, machine, runs, dry_run=dry_run, as_json=as_json)
 
 
-def _told_apart(file: Path, words: Sequence[str]) -> tuple[list[Path], tuple[str, ...]]:
+def _split_arguments(file: Path, words: Sequence[str]) -> tuple[list[Path], tuple[str, ...]]:
     """The config files, and the settings that hold for all of them. Raises UsageError for what is neither."""
     files = [file]
     for word in words:

@@ -18,7 +18,7 @@ from engine.errors import UsageError, WorkbenchError, visible
 from engine.figures import count, number
 from engine.run import array, control, launch, slurm, store
 from engine.run.best import metric_of
-from engine.run.curves import titled, worded
+from engine.run.curves import format_metric, titled
 from engine.run.stop_requests import DEFAULT_GRACE
 from engine.run.store import ENDED, RunFolder
 from engine.run.sweep import PICTURED, SANE, Axes, axes, new_id, results, runs_of
@@ -82,7 +82,7 @@ def command(
     asked = axes(pairs)
     if asked.count > SANE and not yes:
         raise UsageError(
-            f"the sweep would be {asked.count} runs ({_in_words(asked)}); more than {SANE} are started with --yes alone.",
+            f"the sweep would be {asked.count} runs ({_describe_axes(asked)}); more than {SANE} are started with --yes alone.",
             "Name fewer values, or give --yes.",
         )
     if to is not None:
@@ -94,7 +94,7 @@ def command(
         name, started = start(path, asked, runs)
         how = "one after the other where they share a device"
     if not as_json:
-        echo(f"sweep {name}: {asked.count} runs ({_in_words(asked)}), {how}", err=True)
+        echo(f"sweep {name}: {asked.count} runs ({_describe_axes(asked)}), {how}", err=True)
     if os.getpid() == 1 and to is None:
         ended = _hold(started)
         code = _report(name, started, as_json=as_json)
@@ -223,7 +223,7 @@ def start(file: Path, asked: Axes, runs: str | None) -> tuple[str, list[RunFolde
     return name, started
 
 
-def _in_words(asked: Axes) -> str:
+def _describe_axes(asked: Axes) -> str:
     return " x ".join(f"{len(values)} of {visible(path)}" for path, values in asked.varied.items())
 
 
@@ -254,7 +254,7 @@ def _wait(started: Sequence[RunFolder], received: Sequence[int] = (), seconds: f
         while not received and time.monotonic() < give_up:
             reap()
             for run in started:
-                launch.look_after(run)
+                launch.attend_or_report(run)
             states = [run.state if run.path.is_dir() else "lost" for run in started]
             over = sum(state in ENDED for state in states)
             if over == len(states):
@@ -268,7 +268,7 @@ def _wait(started: Sequence[RunFolder], received: Sequence[int] = (), seconds: f
 
 def _report(name: str, started: Sequence[RunFolder], *, as_json: bool) -> int:
     for run in started:
-        launch.look_after(run)
+        launch.attend_or_report(run)
     report = {"sweep": name, **results([run for run in started if run.path.is_dir()])}
     failed = any(row["state"] in ("failed", "lost") for row in report["runs"])
     if as_json:
@@ -299,7 +299,7 @@ def lines(report: dict[str, Any]) -> list[str]:
     keys = list(dict.fromkeys(key for row in report["runs"] for key in row["values"]))
     table = [["RUN", *(visible(key) for key in keys), "STATE", "STEP", title]]
     for row in report["runs"]:
-        value = "-" if row["value"] is None else worded(metric or "", row["value"])
+        value = "-" if row["value"] is None else format_metric(metric or "", row["value"])
         value += f" at step {row['at_step']}" if row["at_step"] not in (None, row["step"]) else ""
         value += ", the best" if row["id"] == report["best"] else ""
         cells = [visible(row["values"].get(key, "-")) for key in keys]
@@ -311,7 +311,7 @@ def lines(report: dict[str, Any]) -> list[str]:
         for group in report["groups"]:
             spread = "-" if group["spread"] is None else number(group["spread"])
             cells = [visible(group["values"].get(key, "-")) for key in rest]
-            table.append([*cells, count(len(group["runs"])), worded(metric, group["mean"]), spread])
+            table.append([*cells, count(len(group["runs"])), format_metric(metric, group["mean"]), spread])
         rows += ["", *columns(table)]
     if metric is None:
         rows += ["", "The runs go by different metrics, so none of them is the best."]
@@ -332,7 +332,7 @@ def picture(found: dict[str, Any]) -> list[str]:
         words = " ".join(f"{key}={value}" for key, value in row["values"].items())
         table.append([visible(row["id"]), _drawn(row["curve"], (first, last), (low, high), signs), visible(words)])
     metric = found["metric"]
-    title = f"{titled(metric)}, step {count(first)} to {count(last)}, {worded(metric, low)} to {worded(metric, high)}:"
+    title = f"{titled(metric)}, step {count(first)} to {count(last)}, {format_metric(metric, low)} to {format_metric(metric, high)}:"
     return ["", title, *columns(table)]
 
 

@@ -27,7 +27,7 @@ from engine.run.store import RunFolder, find
 from engine.run.view import RunView
 from workbench.calling import run_name
 from workbench.cli.following import Follower, exit_code, report, state_text, summary
-from workbench.cli.going_on import begun_by, go_on, say_versions, stays
+from workbench.cli.going_on import begun_by, go_on, report_versions, stays
 from workbench.cli.output import echo, print_json
 
 Command = TypeVar("Command", bound=Callable[..., Any])
@@ -117,7 +117,7 @@ def _again(run: RunFolder, meeting: Rendezvous | None, *, detach: bool, as_json:
     segment = peek(run).view.segment
     if meeting is not None:
         meeting = replace(meeting, nodes=rendezvous_of(run).nodes)
-    say_versions(run)
+    report_versions(run)
     go_on(run, meeting)
     return attach(run, detach=detach, as_json=as_json, after=segment)
 
@@ -370,10 +370,10 @@ def _stop_for_signal(run: RunFolder, follower: Follower, name: str) -> RunView:
     except WorkbenchError:
         # It ended in this very moment.
         return follower.until(lambda view: view.over)
-    follower.say(f"{name}: saving a checkpoint, then stopping")
+    follower.print(f"{name}: saving a checkpoint, then stopping")
     view = follower.until(lambda view: time.monotonic() > give_up)
     if not view.over:
-        follower.say("it takes longer than run.grace_seconds; stopping at once")
+        follower.print("it takes longer than run.grace_seconds; stopping at once")
         control.request(run, "stop", by=name, now=True)
         view = follower.until(lambda view: time.monotonic() > give_up + 15)
     return view

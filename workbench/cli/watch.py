@@ -18,7 +18,7 @@ from workbench.cli.output import echo, print_json
 def command(run: str, runs: str | None, as_json: bool) -> int:
     """Follow a run until it ends. Ctrl-C leaves it running."""
     folder = store.find(run, store.runs_dir(runs))
-    problem = launch.look_after(folder)
+    problem = launch.attend_or_report(folder)
     if problem:
         echo(problem, err=True)
     with open_view(folder, problem=problem) as watch:

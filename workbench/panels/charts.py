@@ -11,7 +11,7 @@ from textual.app import ComposeResult
 from textual.containers import Horizontal, Vertical
 
 from engine.errors import visible
-from engine.run.curves import leading, ordered, titled, worded
+from engine.run.curves import format_metric, leading, ordered, titled
 from workbench.panels.chart import Chart
 from workbench.panels.curve import Line
 from workbench.panels.glyphs import ascii_only
@@ -91,7 +91,7 @@ def draw(chart: Chart, view: RunView, names: tuple[str, ...], *, small: bool = F
             in_unit(name, series),
             (len(series), view.segment),
             _label(view, name, names, small),
-            worded(name, view.latest.get(name)) if len(names) == 1 else "",
+            format_metric(name, view.latest.get(name)) if len(names) == 1 else "",
             unit_of(name),
         )
         for name in names
@@ -105,7 +105,7 @@ def draw(chart: Chart, view: RunView, names: tuple[str, ...], *, small: bool = F
 
 def _label(view: RunView, name: str, names: tuple[str, ...], small: bool) -> str:
     """Name and newest value; a curve and its held-out twin on a small chart have room for two short names alone."""
-    value = worded(name, view.latest.get(name))
+    value = format_metric(name, view.latest.get(name))
     twin = name.startswith("eval_") and name.removeprefix("eval_") in names
     title = "held-out" if twin else titled(name)
     beside = f"eval_{name}" in names and f"eval_{name}" in view.series and len(title) <= SHORT

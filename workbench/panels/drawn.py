@@ -47,7 +47,7 @@ class Drawn(Widget):
     # Drawing
 
     @property
-    def made(self) -> list[Line]:
+    def rendered_lines(self) -> list[Line]:
         """The lines for the present width; one column is kept for the scroll bar."""
         width = max(1, self.size.width - 1)
         if self._lines is None or self._lines_width != width:
@@ -61,7 +61,7 @@ class Drawn(Widget):
             self._paint()
 
     def _paint(self) -> None:
-        lines, height, width = self.made, self.size.height, self.size.width
+        lines, height, width = self.rendered_lines, self.size.height, self.size.width
         self.top = max(0, min(self.top, len(lines) - height))
         bar = self._bar()
         now = [
@@ -77,31 +77,31 @@ class Drawn(Widget):
         self._painted = now
 
     def _bar(self) -> _Bar:
-        return _Bar(len(self.made), self.size.height, self.top)
+        return _Bar(len(self.rendered_lines), self.size.height, self.top)
 
     def on_resize(self) -> None:
         """A new size lays out anew."""
         self._painted, self._lines = [], None
         self._paint()
 
-    def look(self, name: str) -> Style:
+    def style_of(self, name: str) -> Style:
         """The style of a name, without a background of its own."""
         return self.get_component_rich_style(f"drawn--{name}", partial=True)
 
     def _bare(self, name: str) -> Style:
-        return self.look(name).without_color
+        return self.style_of(name).without_color
 
     def render_line(self, y: int) -> Strip:
         """One drawn line with its piece of the scroll bar."""
         width = self.size.width
-        lines, at = self.made, y + self.top
+        lines, at = self.rendered_lines, y + self.top
         name = self.ground(at)
-        base = self.rich_style + self.look(name) if name else self.rich_style
+        base = self.rich_style + self.style_of(name) if name else self.rich_style
         # Of 16 colours some cannot be read on the cursor's: there its row has one colour, and words and signs say the rest.
-        look = self._bare if name == "cursor" and self.app.current_theme.ansi else self.look
+        look = self._bare if name == "cursor" and self.app.current_theme.ansi else self.style_of
         drawn = strip(lines[at] if at < len(lines) else [], max(1, width - 1), look, base)
         sign = self._bar()(y)
-        return Strip([*drawn, Segment(sign, self.rich_style + self.look("faint"))], width)
+        return Strip([*drawn, Segment(sign, self.rich_style + self.style_of("faint"))], width)
 
     # Scrolling
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from engine.figures import count, duration
-from engine.run.curves import leading, titled, worded
+from engine.run.curves import format_metric, leading, titled
 from engine.run.ending import MEMORY, End
 from engine.run.proposals import shown
 from engine.run.view import RunView
@@ -109,7 +109,7 @@ class EndCard(Scrolled):
 def _values(view: RunView) -> str:
     parts = [f"step {count(view.step)}" + (f" of {count(view.max_steps)}" if view.max_steps else "")]
     names = [name for group in leading(view.method, view.latest) for name in group]
-    parts += [f"{titled(name)} {worded(name, view.latest[name])}" for name in names if name in view.latest][:5]
+    parts += [f"{titled(name)} {format_metric(name, view.latest[name])}" for name in names if name in view.latest][:5]
     if view.seconds:
         parts.append(f"after {duration(view.seconds)}")
     return ", ".join(parts)

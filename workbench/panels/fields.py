@@ -71,10 +71,10 @@ def value_parts(spec: FieldSpec, value: Any, effective: Effective | None, given:
     if value == "auto" and spec.auto:
         if effective is None or effective.effective == "auto":
             return (("auto", style),)
-        return (("auto", style), (" -> ", "dim"), (in_words(spec, effective.effective), "value"))
+        return (("auto", style), (" -> ", "dim"), (format_value(spec, effective.effective), "value"))
     if value in (None, "", [], {}) and not isinstance(value, (bool, int, float)):
         return (("missing", "warn"),) if spec.required else ((when_empty(spec), "faint"),)
-    parts: list[Part] = [(in_words(spec, value), style)]
+    parts: list[Part] = [(format_value(spec, value), style)]
     if spec.unit:
         parts.append((f" {unit_of(spec, value)}", "dim"))
     return tuple(parts)
@@ -93,7 +93,7 @@ def unit_of(spec: FieldSpec, value: Any) -> str:
     return spec.unit.removesuffix("es") if spec.unit.endswith("ches") else spec.unit.removesuffix("s")
 
 
-def in_words(spec: FieldSpec, value: Any) -> str:
+def format_value(spec: FieldSpec, value: Any) -> str:
     """One value as a person writes it."""
     if isinstance(value, bool):
         return spec.labels.get(str(value), "yes" if value else "no")
@@ -157,7 +157,7 @@ def options_of(spec: FieldSpec) -> list[tuple[Any, str]]:
     for choice in spec.choices:
         if choice in spec.unsupported:
             continue
-        words = in_words(spec, choice)
+        words = format_value(spec, choice)
         named = words == str(choice) or isinstance(choice, bool) or ": " in words
         options.append((choice, words if named else f"{choice}: {words}"))
     if spec.nullable and None not in spec.choices:

@@ -167,7 +167,7 @@ class Form(Drawn, can_focus=True):
     def _go(self, at: int) -> None:
         self.at = at
         self.redraw()
-        total = len(self.made)
+        total = len(self.rendered_lines)
         first = self.line_of(at)
         last = self._starts[at + 1] if at + 1 < len(self._starts) else total
         usable = [index for index, row in enumerate(self.rows) if row.kind != "text"]

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 
 @dataclass(frozen=True)
-class Look:
+class StateStyle:
     """How one state of a run looks: a sign, its plain form, a word and the theme's colour for it."""
 
     glyph: str
@@ -22,17 +22,17 @@ class Look:
     colour: str
 
 
-STATES: dict[str, Look] = {
-    "queued": Look("…", ":", "queued", "$text-muted"),
-    "starting": Look("◌", "o", "starting", "$text-accent"),
-    "running": Look("▶", ">", "running", "$text-success"),
-    "stopping": Look("◧", "<", "stopping", "$text-warning"),
-    "finished": Look("✓", "+", "finished", "$text-success"),
-    "stopped": Look("■", "#", "stopped", "$text-warning"),
-    "failed": Look("✗", "x", "failed", "$text-error"),
-    "lost": Look("?", "?", "lost", "$text-error"),
+STATES: dict[str, StateStyle] = {
+    "queued": StateStyle("…", ":", "queued", "$text-muted"),
+    "starting": StateStyle("◌", "o", "starting", "$text-accent"),
+    "running": StateStyle("▶", ">", "running", "$text-success"),
+    "stopping": StateStyle("◧", "<", "stopping", "$text-warning"),
+    "finished": StateStyle("✓", "+", "finished", "$text-success"),
+    "stopped": StateStyle("■", "#", "stopped", "$text-warning"),
+    "failed": StateStyle("✗", "x", "failed", "$text-error"),
+    "lost": StateStyle("?", "?", "lost", "$text-error"),
 }
-UNKNOWN = Look("·", ".", "unknown", "$text-muted")
+UNKNOWN = StateStyle("·", ".", "unknown", "$text-muted")
 
 
 @functools.cache
@@ -43,12 +43,12 @@ def ascii_only() -> bool:
     return "utf" not in (locale.getpreferredencoding(False) or "").lower().replace("-", "")
 
 
-def look(state: str) -> Look:
+def style_of(state: str) -> StateStyle:
     """The look of a state; a state this version does not know is shown as unknown, never hidden."""
     return STATES.get(state, UNKNOWN)
 
 
 def sign(state: str) -> str:
     """The sign of a state in this terminal."""
-    glyph = look(state)
+    glyph = style_of(state)
     return glyph.plain if ascii_only() else glyph.glyph

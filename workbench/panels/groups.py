@@ -63,7 +63,7 @@ class Groups(Scrolled):
         entry = entries[at]
         drawn: list[Line] = [[(cut(_place(entry, at, len(entries)), width), "accent")]]
         drawn.append([(cut(_worth(entry), width), "dim")])
-        group, problem = self._whole(entry)
+        group, problem = self._read_group(entry)
         drawn += paragraph(_text((group or entry).get("prompt")), width, "value")
         if group is None:
             return [*drawn, [], *paragraph(problem, width, "warn")]
@@ -76,7 +76,7 @@ class Groups(Scrolled):
             drawn += [[], *side_by_side(blocks[start : start + across], room, (" " * GAP, ""))]
         return drawn
 
-    def _whole(self, entry: dict[str, Any]) -> tuple[dict[str, Any] | None, str]:
+    def _read_group(self, entry: dict[str, Any]) -> tuple[dict[str, Any] | None, str]:
         """The group as it lies in the file, read once, or why it is not there."""
         if self._read is None or self._read[0] != entry["offset"]:
             problem = "The answers of this group are not in the run's folder any more."

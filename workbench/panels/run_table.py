@@ -18,7 +18,7 @@ from textual.message import Message
 from engine.figures import brief, number, size
 from engine.run.store import RunFolder
 from workbench.panels.drawn import Drawn
-from workbench.panels.glyphs import ascii_only, look, sign
+from workbench.panels.glyphs import ascii_only, sign, style_of
 from workbench.panels.paint import Line, clean, cut
 
 if TYPE_CHECKING:
@@ -116,7 +116,7 @@ def _cells(row: Row) -> dict[str, str]:
     """What is told of a run, by column."""
     view = row.view
     return {
-        "state": f"{sign(view.state)} {look(view.state).word}" if view.silent_seconds is None else "! silent",
+        "state": f"{sign(view.state)} {style_of(view.state).word}" if view.silent_seconds is None else "! silent",
         "run": clean(view.id or row.run.id),
         "method": clean(view.method),
         "step": f"{view.step:,}" + (f"/{view.max_steps:,}" if view.max_steps else ""),

@@ -76,10 +76,10 @@ class TokenView(Scrolled):
         self.redraw()
         return ""
 
-    def look(self, name: str) -> Style:
+    def style_of(self, name: str) -> Style:
         """A picture's cells have colours of their own."""
         if not name.startswith(INK):
-            return super().look(name)
+            return super().style_of(name)
         return Style.null() if name.startswith(SIXEL) else Style.parse(name.removeprefix(INK))
 
     def render_lines(self, crop: Region) -> list[Strip]:
@@ -87,7 +87,7 @@ class TokenView(Scrolled):
         drawn = super().render_lines(crop)
         if crop.x:
             return drawn
-        made, first, left = self.made, crop.y + self.top, self.styles.gutter.left
+        made, first, left = self.rendered_lines, crop.y + self.top, self.styles.gutter.left
         return [
             self._images.over(made[at], strip, left) if at < len(made) else strip
             for at, strip in enumerate(drawn, first)
@@ -159,13 +159,13 @@ def _part(
         return _with_gutter(label, laid) if label else laid
     drawn: list[Line] = []
     before = False
-    for start, end, role in _whole(spans, len(tokens)):
+    for start, end, role in _without_gaps(spans, len(tokens)):
         drawn += _with_gutter(role, lay_out(tokens[start:end], room, ids, trained_before=before))
         before = bool(end and tokens[end - 1].get("trained"))
     return drawn
 
 
-def _whole(spans: list[tuple[int, int, str]], size: int) -> Iterator[tuple[int, int, str]]:
+def _without_gaps(spans: list[tuple[int, int, str]], size: int) -> Iterator[tuple[int, int, str]]:
     """The turns without gaps: what stands between two turns belongs to the one before."""
     for place, (start, _, role) in enumerate(spans):
         after = spans[place + 1][0] if place + 1 < len(spans) else size

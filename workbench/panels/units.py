@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from engine.run.curves import words
+from engine.run.curves import label_of
 from engine.run.series import Series
 
 IN_UNIT = {"bytes": 2.0**-30, "share": 100.0}
@@ -29,10 +29,10 @@ class Scaled:
 
 def in_unit(name: str, series: Series) -> Series | Scaled:
     """What a chart draws of a series."""
-    factor = IN_UNIT.get(words(name).unit)
+    factor = IN_UNIT.get(label_of(name).unit)
     return Scaled(series, factor) if factor else series
 
 
 def unit_of(name: str) -> str:
     """What a chart counts a metric in; nothing for a plain number."""
-    return SIGNS.get(words(name).unit, "")
+    return SIGNS.get(label_of(name).unit, "")

@@ -17,14 +17,14 @@ from engine.figures import brief, count, duration, number, percent, size, size_o
 from engine.figures import doing as doing_words
 from engine.run import silence, stopping
 from engine.run.best import best_text
-from engine.run.curves import concern, leading, titled, watch_for, worded
+from engine.run.curves import concern, format_metric, leading, titled, watch_for
 from engine.run.ending import End, done_text
 from engine.run.phases import TITLE, before_first_step
 from engine.run.view import RunView
-from engine.session.run_messages import NO_RECEIPT, NO_SAMPLES, NO_WORDS, asked_when, damaged
+from engine.session.run_messages import NO_RECEIPT, NO_SAMPLES, NO_WORDS, damaged, sample_time
 from workbench.panels.bars import Bar, TextBar
 from workbench.panels.drawn import Drawn, Scrolled
-from workbench.panels.glyphs import ascii_only, look, sign
+from workbench.panels.glyphs import ascii_only, sign, style_of
 from workbench.panels.paint import Line, clean, columns, cut, fold, paragraph
 
 
@@ -47,7 +47,7 @@ class RunBar(Bar):
     def show(self, view: RunView, loading: float) -> None:
         """Draw this view."""
         width = self.size.width
-        state = look(view.state)
+        state = style_of(view.state)
         right = f"{sign(view.state)} {state.word}"
         method = view.method.upper() if len(view.method) < 6 else view.method
         parts = [clean(view.id), clean(f"{method} {adapter_of(view)}".strip()), *self._progress(view)]
@@ -76,7 +76,7 @@ class RunBar(Bar):
     @staticmethod
     def _progress(view: RunView) -> list[str]:
         if view.state in ("queued", "starting"):
-            return [doing(view) or "its process is starting", silence.words(view.silent_seconds)]
+            return [doing(view) or "its process is starting", silence.describe(view.silent_seconds)]
         parts = []
         if view.max_steps:
             parts += [f"step {count(view.step)} of {count(view.max_steps)}", percent(view.step / view.max_steps)]
@@ -85,7 +85,7 @@ class RunBar(Bar):
         if view.over and view.seconds:
             parts.append(f"took {duration(view.seconds)}")
         elif view.silent_seconds is not None:
-            parts.append(silence.words(view.silent_seconds))
+            parts.append(silence.describe(view.silent_seconds))
         elif view.eta_seconds is not None and not view.over:
             parts.append(f"{duration(view.eta_seconds)} left")
         return parts
@@ -169,7 +169,9 @@ def _device(view: RunView) -> list[tuple[str, str]]:
 def _method(view: RunView) -> list[tuple[str, str]]:
     latest = view.latest
     names = [name for group in leading(view.method, latest) for name in group]
-    rows = [(titled(name), worded(name, latest[name])) for name in names if name in latest and name not in _SHOWN]
+    rows = [
+        (titled(name), format_metric(name, latest[name])) for name in names if name in latest and name not in _SHOWN
+    ]
     above = ["", *(label for label, _ in rows)]
     # Right below the number of the rows that are learned, the held-out one needs no name of its own.
     return [
@@ -228,7 +230,7 @@ def answered(sample: dict[str, Any]) -> str:
 
 
 def _when(sample: dict[str, Any]) -> str:
-    return asked_when(sample["step"])
+    return sample_time(sample["step"])
 
 
 _UNKNOWN = End()
@@ -276,7 +278,7 @@ class StatusLine(TextBar):
         if last and last["status"] == "accepted" and not view.over:
             return answer, "$accent"
         if view.silent_seconds is not None:
-            return f"! {silence.words(view.silent_seconds)}: its worker may hang; K shows where it is", "$warning"
+            return f"! {silence.describe(view.silent_seconds)}: its worker may hang; K shows where it is", "$warning"
         if view.progress and not view.over and view.state != "starting":
             return doing(view), "$wb-dim"
         if view.restarts and view.step <= view.restarts[-1]["step"] and not view.over:
@@ -355,7 +357,7 @@ class Lines(Scrolled):
 
     def show(self, texts: list[str]) -> None:
         """Draw these; a reader at the end stays at the end."""
-        at_end = self.top >= len(self.made) - self.size.height if self.size else True
+        at_end = self.top >= len(self.rendered_lines) - self.size.height if self.size else True
         if tuple(texts) != self.texts:
             self.texts, self.found = tuple(texts), -1
             if at_end:

@@ -61,7 +61,7 @@ class Background:
         self._screen.set_interval(RUNS_EVERY, self._count_runs)
         self._look_again()
 
-    def look(self, step: str) -> None:
+    def refresh(self, step: str) -> None:
         """Take in what was found, and look again at whatever has changed; many edits in a row are one look."""
         if not self._started:
             return

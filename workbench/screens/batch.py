@@ -34,20 +34,20 @@ class BatchView(Scrolled):
     """Rows one under the other."""
 
     DEFAULT_CSS = "BatchView { height: 1fr; padding: 0 1; }"
-    found: BatchRead | None = None
+    answer: BatchRead | None = None
 
     def lines(self, width: int) -> list[Line]:
         """A head and the text of each row."""
-        if self.found is None:
+        if self.answer is None:
             return [[("reading the batch …", "dim")]]
-        if self.found.problem:
-            return paragraph(clean(self.found.problem), width, "warn")
+        if self.answer.problem:
+            return paragraph(clean(self.answer.problem), width, "warn")
         drawn: list[Line] = []
-        for number, row in zip(self.found.numbers, self.found.rows, strict=False):
+        for number, row in zip(self.answer.numbers, self.answer.rows, strict=False):
             drawn.append([(f"row {count(number)}", "accent")])
             drawn += raw_lines(row, width) if row is not None else [[("its text cannot be shown from here", "faint")]]
             drawn.append([])
-        rest = self.found.numbers[len(self.found.rows) :]
+        rest = self.answer.numbers[len(self.answer.rows) :]
         if rest:
             drawn += paragraph(f"and rows {', '.join(map(str, rest[:500]))}", width, "dim")
         return drawn
@@ -115,7 +115,7 @@ class BatchScreen(Screen[None]):
     def on_batch_read(self, event: BatchRead) -> None:
         """Show them."""
         view = self.query_one(BatchView)
-        view.found = event
+        view.answer = event
         view.redraw()
         if not event.problem:
             self._show_head(f"step {count(self.step)}   the {count(len(event.numbers))} rows it was trained on")

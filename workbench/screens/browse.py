@@ -76,9 +76,9 @@ class Browse(Dialog[str]):
         """The keys go to the line; what takes longer comes when it comes."""
         self.query_one("#line", Input).focus()
         self._list()
-        self.run_worker(self._look, thread=True, exit_on_error=True)
+        self.run_worker(self._poll, thread=True, exit_on_error=True)
 
-    def _look(self) -> None:
+    def _poll(self) -> None:
         self.post_message(self.Known(known_of(self._want, self._recent(), self._base)))
 
     def on_browse_known(self, event: Known) -> None:

@@ -61,7 +61,7 @@ class BuildScreen(Screen[None]):
 
     def compose(self) -> ComposeResult:
         """Title, then the step, then finding and keys; filled before the first paint."""
-        self.background = Background(self, self.app, self.look)
+        self.background = Background(self, self.app, self.reload)
         self.session = self.background.session
         self.draft = self.session.draft
         self.title_bar, self.steps = TitleBar(), Steps(self.background, self._first)
@@ -118,15 +118,15 @@ class BuildScreen(Screen[None]):
     @on(FormPane.Typed)
     def draw_foot(self) -> None:
         """The finding nearest to the person; while something is typed no letter is a key, so it offers none."""
-        findings, typing = self.pane.found, self.pane.typed is not None
+        findings, typing = self.pane.findings, self.pane.typed is not None
         first = next(iter(self.steps.nearest(findings)), None)
         shown = replace(first, fix=None) if first is not None and typing else first
         self.finding_line.show(shown, max(0, len(findings) - 1), keys=not typing)
 
     @on(Steps.Moved)
-    def look(self) -> None:
+    def reload(self) -> None:
         """Look again at what the draft names, and draw."""
-        self.background.look(self.steps.step)
+        self.background.refresh(self.steps.step)
         self.draw()
 
     @on(FactsArrived)
@@ -136,13 +136,13 @@ class BuildScreen(Screen[None]):
                 f"What is not saved cannot be kept aside here ({event.facts}); w saves it to a file.", bad=True
             )
         self.background.learn(event.what, event.facts)
-        self.look()
+        self.reload()
 
     @on(EditPane.Changed)
     def _changed(self, event: EditPane.Changed) -> None:
         """Look again, draw it, and keep what no file holds."""
         if event.edited:
-            self.background.look(self.steps.step)
+            self.background.refresh(self.steps.step)
             self.background.keep()
         self.draw()
 
@@ -175,7 +175,7 @@ class BuildScreen(Screen[None]):
         """Which column holds which part."""
         from workbench.screens.columns import ask_columns
 
-        ask_columns(self, self.draft, lambda kept: self.look() if kept else None, self.session.edit)
+        ask_columns(self, self.draft, lambda kept: self.reload() if kept else None, self.session.edit)
 
     def action_count(self) -> None:
         """Stop counting the rows, or count them after all."""
@@ -183,7 +183,7 @@ class BuildScreen(Screen[None]):
             self.finding_line.show_message("The rows are not counted; c counts them.")
         else:
             self.session.facts.count_again()
-        self.look()
+        self.reload()
 
     # What is no setting
 

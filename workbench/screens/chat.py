@@ -92,13 +92,13 @@ class ChatView(Scrolled):
     def follow(self) -> None:
         """Draw anew; a view that showed the end goes on showing it. An answer that is whole is not scrolled away by a longer
         one beside it: the turn is shown from its first line, once."""
-        at_end = self.top >= len(self.made) - self.size.height
+        at_end = self.top >= len(self.rendered_lines) - self.size.height
         self.redraw()
         turns = self.session.conversation.turns if self.session is not None else []
         answers = turns[-1].answers if turns else []
         if not at_end:
             return
-        self.scroll_lines(len(self.made))
+        self.scroll_lines(len(self.rendered_lines))
         whole = len(answers) > 1 and any(answer.done for answer in answers)
         if whole and self._held != len(turns) and self.top > self._newest:
             self._held = len(turns)
@@ -174,15 +174,15 @@ class ChatScreen(Screen[None]):
         self.query_one(ChatView).session = self.session
         self.query_one("#words", Input).focus()
         self.session.load()
-        self._look()
-        self.set_interval(LOOK_SECONDS, self._look)
+        self._poll()
+        self.set_interval(LOOK_SECONDS, self._poll)
 
     def on_unmount(self) -> None:
         """The process goes, without the app waiting for it."""
         threading.Thread(target=self.session.close, name="chat-close").start()
 
     # -- drawing -------------------------------------------------------------------------------------------------------
-    def _look(self) -> None:
+    def _poll(self) -> None:
         session = self.session
         if self._queued is not None and session.state == "ready":
             text = self._unqueue()
@@ -254,13 +254,13 @@ class ChatScreen(Screen[None]):
 
     def _send(self, text: str) -> bool:
         try:
-            self.session.say(text)
+            self.session.send(text)
         except WorkbenchError as problem:
             self._show_message(problem.full_message)
             return False
         view = self.query_one(ChatView)
         view.redraw()
-        view.scroll_lines(len(view.made))
+        view.scroll_lines(len(view.rendered_lines))
         return True
 
     def _do(self, act: Callable[[], object]) -> None:
@@ -271,7 +271,7 @@ class ChatScreen(Screen[None]):
 
     def action_again(self) -> None:
         """The newest text once more, with the settings as they are now."""
-        self._do(self.session.again)
+        self._do(self.session.retry)
 
     def action_renew(self) -> None:
         """A new conversation."""

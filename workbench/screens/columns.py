@@ -128,7 +128,7 @@ class ColumnsScreen(Screen[bool]):
 
     def on_answered(self) -> None:
         """Show what came."""
-        if self.columns.look():
+        if self.columns.poll():
             self._draw()
 
     def _draw(self) -> None:

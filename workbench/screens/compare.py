@@ -19,14 +19,14 @@ from engine.errors import WorkbenchError
 from engine.figures import count
 from engine.run.compare import (
     answers,
+    describe_identical,
     differences,
-    each_once,
     extremes,
     identical,
-    identical_words,
     shared_curves,
+    unique_names,
 )
-from engine.run.curves import titled, worded
+from engine.run.curves import format_metric, titled
 from engine.run.index import Watch, open_view
 from engine.run.store import RunFolder
 from engine.run.view import RunView
@@ -37,7 +37,7 @@ from workbench.panels.chart import Chart
 from workbench.panels.columns import GAP, beside
 from workbench.panels.curve import Line as Curve
 from workbench.panels.drawn import Scrolled
-from workbench.panels.glyphs import ascii_only, look, sign
+from workbench.panels.glyphs import ascii_only, sign, style_of
 from workbench.panels.paint import Line, clean, cut, paragraph, wrap
 from workbench.panels.units import in_unit, unit_of
 from workbench.panels.watching import answered
@@ -81,8 +81,8 @@ class Table(Scrolled):
         elif not changed:
             drawn.append([("none: their configs are the same", "dim")])
         for path, values in changed:
-            drawn += row(path, [_words(value) for value in values])
-        for sentence in identical_words(identical([clean(name) for name in self.names], views)):
+            drawn += row(path, [_format_value(value) for value in values])
+        for sentence in describe_identical(identical([clean(name) for name in self.names], views)):
             drawn += [[], *paragraph(sentence, width, "accent")]
         for prompt, samples in answers(views):
             drawn += [[], *paragraph(clean(prompt), width, "accent")]
@@ -99,7 +99,7 @@ class Table(Scrolled):
 
     def _heads(self, views: Sequence[RunView], first: int, width: int) -> list[Line]:
         """What each column is of: name, state and step; a list of them where the names do not fit side by side."""
-        states = [f"{sign(view.state)} {look(view.state).word}" for view in views]
+        states = [f"{sign(view.state)} {style_of(view.state).word}" for view in views]
         steps = [count(view.step) for view in views]
         heads = beside("", self._called(), signs(len(views)), first, width)
         if len(heads) == 1:
@@ -115,9 +115,9 @@ class Table(Scrolled):
         if not self.curve:
             return []
         extremes_of = [extremes(view.series[self.curve]) if self.curve in view.series else None for view in views]
-        drawn = row(titled(self.curve), [worded(self.curve, view.latest.get(self.curve)) for view in views])
+        drawn = row(titled(self.curve), [format_metric(self.curve, view.latest.get(self.curve)) for view in views])
         for words, end in (("  lowest", 0), ("  highest", 1)):
-            drawn += row(words, [worded(self.curve, pair[end] if pair else None) for pair in extremes_of])
+            drawn += row(words, [format_metric(self.curve, pair[end] if pair else None) for pair in extremes_of])
         return drawn
 
 
@@ -134,7 +134,7 @@ class CompareScreen(Screen[None]):
     def __init__(self, runs: Sequence[RunFolder]) -> None:
         super().__init__()
         self._runs = tuple(runs)
-        self._names = each_once(runs)
+        self._names = unique_names(runs)
         self._watches: list[Watch] = []
         self._at = 0
 
@@ -152,7 +152,7 @@ class CompareScreen(Screen[None]):
         self.query_one(Chart).focus()
         self.run_worker(self._read, thread=True, exit_on_error=True)
         self._draw()
-        self.set_interval(LOOK_SECONDS, self._look)
+        self.set_interval(LOOK_SECONDS, self._poll)
 
     def on_unmount(self) -> None:
         """The runs are let go."""
@@ -172,7 +172,7 @@ class CompareScreen(Screen[None]):
         self.query_one(Table).read = event
         self.query_one(Table).redraw()
 
-    def _look(self) -> None:
+    def _poll(self) -> None:
         if any([watch.poll() for watch in self._watches]):
             self._draw()
 
@@ -185,8 +185,8 @@ class CompareScreen(Screen[None]):
                 called,
                 in_unit(name, series),
                 (name, len(series), view.segment),
-                f"{clean(called)} {worded(name, view.latest.get(name))}",
-                worded(name, view.latest.get(name)),
+                f"{clean(called)} {format_metric(name, view.latest.get(name))}",
+                format_metric(name, view.latest.get(name)),
                 unit_of(name),
                 tone,
             )
@@ -236,7 +236,7 @@ def _row(
     return drawn
 
 
-def _words(value: object) -> str:
+def _format_value(value: object) -> str:
     """A setting's value as the file has it; sources by their files."""
     from engine.config.findings import shown
     from workbench.panels.fields import entry_text

@@ -43,7 +43,7 @@ class Item:
     key: str
     title: Content
     text: Content | None = None
-    words: str = ""
+    search_text: str = ""
 
 
 class Pick(Dialog[str]):
@@ -93,7 +93,7 @@ class Pick(Dialog[str]):
     @on(Input.Changed, "#filter")
     def _narrow(self, event: Input.Changed) -> None:
         words = event.value.lower().split()
-        fitting = [item for item in self._items if all(word in item.words for word in words)]
+        fitting = [item for item in self._items if all(word in item.search_text for word in words)]
         if words:
             fitting.sort(key=lambda item: not item.title.plain.lower().startswith(words[0]))
         view = self.query_one(OptionList)

@@ -63,7 +63,7 @@ class EditPane(FormPane):
         return self.session.draft
 
     @property
-    def found(self) -> tuple[Finding, ...]:
+    def findings(self) -> tuple[Finding, ...]:
         """All findings: as they would be if what is being typed were kept, else of the draft."""
         return self.draft.findings if self.typed is None else self.session.typed(*self.typed)
 

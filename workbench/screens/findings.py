@@ -42,12 +42,14 @@ class FindingsScreen(Dialog[tuple[str, Finding]]):
             count = len(self._findings)
             title = "Nothing to mend." if not count else f"{count} finding{'s' if count > 1 else ''}"
             yield Static(title, id="title", markup=False)
-            yield OptionList(*(Option(self._words(finding)) for finding in self._findings), compact=True, markup=False)
+            yield OptionList(
+                *(Option(self._finding_content(finding)) for finding in self._findings), compact=True, markup=False
+            )
             keys = ["enter go there"] * bool(count) + ["f apply its fix"] * any(known.fix for known in self._findings)
             yield Static("   ".join([*keys, "esc back"]), classes="note", markup=False)
 
     @staticmethod
-    def _words(finding: Finding) -> Content:
+    def _finding_content(finding: Finding) -> Content:
         sign, style = SIGNS[finding.severity]
         parts: list[str | tuple[str, str]] = [(f"{sign} ", style), clean(finding.message)]
         if finding.fix:

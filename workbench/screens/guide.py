@@ -138,7 +138,7 @@ class GuideScreen(Screen[None]):
         """Machine, rows and tokenizer are asked already, so that the answer is there when its page is opened."""
         self.query_one(Page).focus()
         self._draw()
-        self.set_interval(LOOK_SECONDS, self._look)
+        self.set_interval(LOOK_SECONDS, self._poll)
 
     def on_unmount(self) -> None:
         """The rehearsal goes on to its end without this window."""
@@ -146,9 +146,9 @@ class GuideScreen(Screen[None]):
 
     def on_woken(self) -> None:
         """Show what was found."""
-        self._look()
+        self._poll()
 
-    def _look(self) -> None:
+    def _poll(self) -> None:
         waits = self.guide.page == "rehearsal" and self.guide.going and not (self.guide.view and self.guide.view.step)
         if self.guide.refresh() or waits:  # seconds go on
             if self.guide.run is not None:
@@ -161,7 +161,7 @@ class GuideScreen(Screen[None]):
         guide, page = self.guide, self.query_one(Page)
         page.blocks = guide.blocks
         offered = choices(guide.page)
-        page.choices, page.at = tuple(goal.words for goal in offered), offered.index(guide.goal) if offered else 0
+        page.choices, page.at = tuple(goal.description for goal in offered), offered.index(guide.goal) if offered else 0
         page.redraw()
         place = f"{guide.at + 1} of {len(PAGES)}"
         self.query_one("#head", Bar).update(

@@ -88,7 +88,7 @@ class MonitorScreen(Screen[None]):
         self.pages.open("curves", self.watching.log)
         self._follow_state()
         self._draw()
-        self.set_interval(LOOK_SECONDS_SSH if os.environ.get("SSH_CONNECTION") else LOOK_SECONDS, self._look)
+        self.set_interval(LOOK_SECONDS_SSH if os.environ.get("SSH_CONNECTION") else LOOK_SECONDS, self._poll)
 
     def on_unmount(self) -> None:
         """Leave a snapshot for the next opening, and a word for a run that the list of runs does not hold."""
@@ -116,7 +116,7 @@ class MonitorScreen(Screen[None]):
 
     # Looking
 
-    def _look(self) -> None:
+    def _poll(self) -> None:
         if self.watching is None:
             return
         changed = self.watching.poll() or self.status.over

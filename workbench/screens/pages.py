@@ -33,7 +33,7 @@ from engine.session.pages import (
     waiting,
 )
 from workbench.calling import program
-from workbench.panels.fields import entry_text, in_words, row_of, unit_of, when_empty
+from workbench.panels.fields import entry_text, format_value, row_of, unit_of, when_empty
 from workbench.panels.form import Row
 from workbench.panels.paint import clean
 
@@ -163,7 +163,7 @@ def _entries(spec: FieldSpec, view: View, allowed: tuple[str, ...]) -> Iterator[
                 shown = ((when_empty(item), "faint"),)
             else:
                 shown = (
-                    (in_words(item, value), "given"),
+                    (format_value(item, value), "given"),
                     *(((f" {unit_of(item, value)}", "dim"),) if item.unit else ()),
                 )
             base = setting_of_entry(path, view)
@@ -201,7 +201,7 @@ def _goal(view: View) -> Iterator[Row]:
     mine = goal_of(draft)
     for goal in GOALS:
         if goal.recipe:
-            yield Row(f"recipe:{goal.recipe}", "pick", goal.words, chosen=goal is mine)
+            yield Row(f"recipe:{goal.recipe}", "pick", goal.description, chosen=goal is mine)
     yield text("", ("The config so far", "bold"))
     for spec in CORE:
         if spec.applies(draft.config):
@@ -210,7 +210,7 @@ def _goal(view: View) -> Iterator[Row]:
     for recipe in recipes():
         if recipe.name not in first:
             yield Row(f"recipe:{recipe.name}", "pick", brief_title(recipe.title), chosen=draft.recipe == recipe.name)
-    later = [goal.words[0].lower() + goal.words[1:] for goal in GOALS if not goal.recipe]
+    later = [goal.description[0].lower() + goal.description[1:] for goal in GOALS if not goal.recipe]
     if later:
         yield text("", (f"Not yet: {', '.join(later)}.", "faint"))
 
@@ -254,7 +254,7 @@ def _review(view: View) -> Iterator[Row]:
     if changed:
         yield text("", (CHOSEN, "bold"))
         for setting in changed:
-            becomes = in_words(fields[setting.path], setting.effective)
+            becomes = format_value(fields[setting.path], setting.effective)
             yield text(
                 f"{setting.path}: {clean(setting.requested)} -> {becomes}", (f"  {clean(setting.reason)}", "dim")
             )
@@ -277,7 +277,7 @@ def _review(view: View) -> Iterator[Row]:
 def _shown(spec: FieldSpec, value: Any) -> str:
     if isinstance(value, list) and value:
         return clean(", ".join(entry_text(entry) for entry in value))
-    return in_words(spec, value) if value not in (None, "", [], {}) else "none"
+    return format_value(spec, value) if value not in (None, "", [], {}) else "none"
 
 
 def _estimate(view: View) -> Iterator[tuple[str, str] | str]:

@@ -65,9 +65,9 @@ class PruneScreen(Dialog[Choice]):
 
     def on_mount(self) -> None:
         """Look at the folder beside the screen."""
-        self._look()
+        self._choose()
 
-    def _look(self) -> None:
+    def _choose(self) -> None:
         keep = self._keep
 
         def look() -> None:
@@ -99,7 +99,7 @@ class PruneScreen(Dialog[Choice]):
         """So many more of the newest stay."""
         most = len([*self._choice.stay, *self._choice.go]) if self._choice else 1
         self._keep = min(most, max(1, self._keep + by))
-        self._look()
+        self._choose()
 
     def action_page(self, by: int) -> None:
         """Scroll the checkpoints, where they are more than fit."""
@@ -121,7 +121,7 @@ def _lines(sign: str, style: str, checkpoints: Sequence[Kept], name: int) -> lis
     lines = []
     for each in checkpoints:
         head = f"{each.name:<{name}} {size(each.bytes):>9}  "
-        first, *more = wrap(clean(each.words()), WIDTH - 7 - len(head)) or [""]
+        first, *more = wrap(clean(each.summary()), WIDTH - 7 - len(head)) or [""]
         lines.append(Content.assemble((f"{sign:<7}", style), head, first))
         lines += [Content(" " * (7 + len(head)) + words) for words in more]
         for asked in each.answers[:PROMPTS]:

@@ -48,7 +48,7 @@ class Resuming:
             return
         as_it_is = Item("on", Content("Go on as it is"), Content("  Nothing is put right, so it may end the same way."))
         if end.change is not None:
-            title = Content(f"Change {clean(end.change.words)}")
+            title = Content(f"Change {clean(end.change.summary)}")
             first = Item("mend", title, Content(f"  {clean(end.way_on)}; {end.change.why}."))
         else:
             first = Item("form", Content("Change its config in the form"), Content(f"  {clean(end.way_on)}."))
@@ -118,7 +118,7 @@ class Resuming:
         change = proposals.longer(proposals.settings_of(run))
         on = Item(
             "on",
-            Content(f"Go on with {clean(run.id)}: {clean(change.words)}"),
+            Content(f"Go on with {clean(run.id)}: {clean(change.summary)}"),
             Content(f"  From its newest checkpoint; {change.why}."),
         )
         stays = Content("  It begins at step 0; this one stays.")

@@ -53,18 +53,18 @@ class Side(Vertical):
         if self.aside is None:
             self._explain_row(row, step, view)
         elif (term := self.aside.removeprefix("term:")) in TERMS:
-            self.explain.say(term, [TERMS[term]])
+            self.explain.show_text(term, [TERMS[term]])
         else:
             self.explain.show(fields[self.aside], None)
 
     def consider(self, section: str, kind: str) -> None:
         """Explain a kind that the cursor of the open list is on, before it is taken."""
         self.consequences.display = False  # the words need the room, and nothing follows before one is taken
-        self.explain.say(*of_kind(section, kind))
+        self.explain.show_text(*of_kind(section, kind))
 
     def _explain_row(self, row: Row | None, step: str, view: View) -> None:
         """A setting, a kind that was taken, an unsaved config, a recipe; else the question that the step asks."""
-        say = self.explain.say
+        say = self.explain.show_text
         spec = fields.of(view.draft.config, row.key) if row is not None else None
         if spec is not None and spec.name == "kind":
             title, paragraphs = of_kind(spec.section, spec.value(view.draft.config))
@@ -107,7 +107,7 @@ class Explain(Scrolled):
             self._spec, self._effective = spec, effective
             self._fresh()
 
-    def say(self, title: str, paragraphs: Sequence[str]) -> None:
+    def show_text(self, title: str, paragraphs: Sequence[str]) -> None:
         """Explain something that is no setting."""
         if (title, tuple(paragraphs)) != self._about:
             self._about = (title, tuple(paragraphs))

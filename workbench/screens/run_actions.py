@@ -18,7 +18,7 @@ from engine.errors import Cancelled, WorkbenchError
 from engine.figures import brief, progress
 from engine.run import control, stack
 from engine.run.ending import End
-from engine.run.evaluations import INSTALL, Evaluation, has_harness, in_words, step_of, tasks_of
+from engine.run.evaluations import INSTALL, Evaluation, has_harness, step_of, summary, tasks_of
 from engine.run.index import peek
 from engine.run.stopping import NAMES, Way, ways
 from engine.run.store import RunFolder, runs_in
@@ -166,7 +166,7 @@ class RunActions:
                 return stopped.message
             finally:
                 self._measuring = None
-            return in_words(record)
+            return summary(record)
 
         self._show_message("starting …  the same key cancels", LONG)
         self._beside.run("evaluate", work, self._beside.finished)
@@ -201,7 +201,9 @@ class RunActions:
 
         others = [other for other in runs_in(run.path.parent) if other.id != run.id]
         others.sort(key=lambda other: other.path.stat().st_mtime, reverse=True)
-        items = [Item(str(other.path), Content(clean(other.id)), words=other.id.lower()) for other in others[:OTHERS]]
+        items = [
+            Item(str(other.path), Content(clean(other.id)), search_text=other.id.lower()) for other in others[:OTHERS]
+        ]
 
         def answered(choice: str | None) -> None:
             if choice:

@@ -106,7 +106,7 @@ class RunsScreen(Screen[None]):
         self._words = ""
         self._sort = 0
         self._message, self._message_until = "", 0.0
-        self.actions = RunActions(self, self._show_message, self._look)
+        self.actions = RunActions(self, self._show_message, self._poll)
 
     def compose(self) -> ComposeResult:
         """Title, table, a line for answers, keys."""
@@ -118,14 +118,14 @@ class RunsScreen(Screen[None]):
     def on_mount(self) -> None:
         """Read the folders now and every other second."""
         self.query_one(RunTable).focus()
-        self._look()
-        self.set_interval(LOOK_SECONDS, self._look)
+        self._poll()
+        self.set_interval(LOOK_SECONDS, self._poll)
 
     def on_unmount(self) -> None:
         """What was begun here ends here."""
         self.actions.close()
 
-    def _look(self) -> None:
+    def _poll(self) -> None:
         if self.is_current:
             self.run_worker(self._read, thread=True, exclusive=True, group="runs", exit_on_error=True)
 
@@ -133,7 +133,7 @@ class RunsScreen(Screen[None]):
         known = {row.run.path: row for row in self._all}
         rows = []
         for run in runs_in(self.runs_dir):
-            problem = launch.look_after(run) if os.access(run.path, os.W_OK) else ""
+            problem = launch.attend_or_report(run) if os.access(run.path, os.W_OK) else ""
             try:
                 rows.append(read_row(run, known.get(run.path), problem))
             except OSError:
@@ -149,7 +149,7 @@ class RunsScreen(Screen[None]):
         table = self.query_one(RunTable)
         before = table.chosen.run.id if table.chosen else None
         words = self._words.lower().split()
-        rows = [row for row in self._all if all(word in _words_of(row) for word in words)]
+        rows = [row for row in self._all if all(word in _search_text(row) for word in words)]
         keys = {
             "newest": lambda row: -(row.view.started or 0),
             "state": lambda row: (row.view.state, row.run.id),
@@ -227,7 +227,7 @@ class RunsScreen(Screen[None]):
     def on_action_done(self, event: ActionDone) -> None:
         """A thread is through."""
         self._show_message(event.words)
-        self._look()
+        self._poll()
 
     def action_delete(self) -> None:
         """Delete the run, after saying what would be lost."""
@@ -315,5 +315,5 @@ def deleted_text(run: RunFolder) -> str:
     return f"{run.id} is deleted."
 
 
-def _words_of(row: Row) -> str:
+def _search_text(row: Row) -> str:
     return f"{row.run.id} {row.view.state} {row.view.method} {row.view.model}".lower()

@@ -92,8 +92,8 @@ class StartScreen(Screen[None]):
         """Draw the ways to begin at once; what the folders hold follows."""
         self._draw()
         self.table.focus()
-        self._look()
-        self.set_interval(LOOK_SECONDS, self._look)
+        self._poll()
+        self.set_interval(LOOK_SECONDS, self._poll)
         self.run_worker(self._read_once, thread=True, group="once", exit_on_error=True)
 
     def on_unmount(self) -> None:
@@ -104,7 +104,7 @@ class StartScreen(Screen[None]):
 
     @on(events.ScreenResume)
     @on(events.Resize)
-    def _look(self) -> None:
+    def _poll(self) -> None:
         """Read the folders: every other second, and at once back from elsewhere or in a window of another height."""
         if self.is_current and not any(worker.group == "start" and worker.is_running for worker in self.workers):
             self.run_worker(self._read, thread=True, group="start", exit_on_error=True)
@@ -113,9 +113,9 @@ class StartScreen(Screen[None]):
         first = self._lines.read(self.app.size.height - 6)
         self.call_later(self._draw)
         if first:
-            self.call_later(self.call_after_refresh, self._look_further)
+            self.call_later(self.call_after_refresh, self._read_further)
 
-    def _look_further(self) -> None:
+    def _read_further(self) -> None:
         """What configs say, and what the next key needs, once the lines stand."""
         self.run_worker(self._read_configs, thread=True, group="start", exit_on_error=True)
 

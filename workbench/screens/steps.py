@@ -92,7 +92,7 @@ class Steps(Horizontal):
     @on(FormPane.Typed)
     def draw_typed(self) -> None:
         """Rail and note from what is being typed; nothing else here follows from it before it is kept."""
-        found = self.pane.found
+        found = self.pane.findings
         if self.pane.typed is not None:
             styles = {"error": "bad", "warning": "warn"}
             mine = [each for each in found if each.path == self.pane.editing]
@@ -155,7 +155,7 @@ class Steps(Horizontal):
             "form": self.to_form,
             "more": self._more,
             "find": self._find,
-            "fix": lambda: self.pane.fix(self.nearest(self.pane.found)),
+            "fix": lambda: self.pane.fix(self.nearest(self.pane.findings)),
             "findings": self._findings,
             "fold": lambda: self.screen.toggle_class("folded"),
         }[what]()

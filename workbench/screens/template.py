@@ -115,7 +115,7 @@ class TemplateScreen(Screen[bool]):
 
     def on_answered(self) -> None:
         """Show what came."""
-        if not self.editing.look():
+        if not self.editing.poll():
             return
         self.query_one(TextArea).read_only = False
         if not self._shown and "text" in self.editing.found:
@@ -138,14 +138,14 @@ class TemplateScreen(Screen[bool]):
         self.editing.send()
         self._draw()
 
-    def _tell(self, words: str, *, bad: bool = False) -> None:
+    def _show_message(self, words: str, *, bad: bool = False) -> None:
         """Say this until something is typed."""
         self._told, self._bad = words, bad
         self._draw()
 
     def _draw(self) -> None:
         editing = self.editing
-        self.query_one("#head", Bar).update(Content.styled(f" {clean(editing.words())}", "bold"))
+        self.query_one("#head", Bar).update(Content.styled(f" {clean(editing.summary())}", "bold"))
         changed = "changed, not saved" if editing.changed else ""
         words = self._told or ("writing the row …" if editing.open else changed)
         style = "$error" if self._told and self._bad else "$wb-dim"
@@ -177,10 +177,10 @@ class TemplateScreen(Screen[bool]):
             try:
                 self._edit(lambda: self.editing.save(name))
             except WorkbenchError as problem:
-                self._tell(problem.full_message, bad=True)
+                self._show_message(problem.full_message, bad=True)
             else:
                 self._saved = True
-                self._tell(f"saved; model.chat_template is {name}")
+                self._show_message(f"saved; model.chat_template is {name}")
                 self.editing.send()
 
         self.app.push_screen(Ask("Save the chat template as", "template.jinja", "The config names it then."), named)

@@ -209,18 +209,18 @@ class _Preparing:
         return window[0] == wanted
 
     def _make(self, key: Key) -> None:
-        self._say({"reading": self._maker.plan.sources[key[0]].path})
+        self._send({"reading": self._maker.plan.sources[key[0]].path})
         try:
             self._notes[key] = self._maker.make(key)
             self._sizes[key] = self._notes[key].bytes
-            self._say({"made": key})
+            self._send({"made": key})
         except WorkbenchError as problem:
             self._failed.add(key)
             told = {"message": problem.message, "hint": problem.hint, "data": isinstance(problem, DataError)}
             place = {name: getattr(problem, name, None) for name in ("path", "line")}
-            self._say({"failed": {**told, **place}, "key": key})
+            self._send({"failed": {**told, **place}, "key": key})
 
-    def _say(self, message: dict[str, Any]) -> None:
+    def _send(self, message: dict[str, Any]) -> None:
         self._mine.sendall(json.dumps(message).encode() + b"\n")
 
     def _listen(self, *, wait: bool) -> None:

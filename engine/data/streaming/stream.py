@@ -126,7 +126,7 @@ class Stream:
         self._begun, self._rows, self._row = self.walk.state(), [], int(state["row"])
         self._skip = self._row
         self._gave, self._counted = True, self.walk.epoch
-        self._tell()
+        self._update_producer()
 
     def _refuse_layout(self) -> None:
         if self.without_hub:
@@ -191,7 +191,7 @@ class Stream:
         self._held.append((self.batch, key))
         while self._held[0][0] < self.batch - self.keep:
             self._held.popleft()
-        self._tell()
+        self._update_producer()
         rows, note = self._waited_for(key)
         if self.walk.epoch == self._counted and self.walk.lanes[pick.lane].copy == 0:
             self.left.add(note.counts)
@@ -246,7 +246,7 @@ class Stream:
                 path=path,
             )
 
-    def _tell(self) -> None:
+    def _update_producer(self) -> None:
         if self.producer is not None:
             self.producer.go_to(self._begun, [key for _, key in self._held])
 
@@ -331,7 +331,7 @@ def _first_rows(plan: Plan, files: Files, processing_class: Any, count: int) -> 
     tokens, counts, shape = Tokens(looked, processing_class), Counts(), shape_of(plan.method)
     columns = (*shape.columns, "row", "images")
     found: list[Row] = []
-    for number, start in _parts_to_look_at(looked, files):
+    for number, start in _sampled_parts(looked, files):
         for row in token_rows(looked, tokens, [(number, place) for place in start], counts):
             if row.get("rejected_for"):
                 raise too_long_error(looked, row["row"], f"{row['length']:,} tokens")
@@ -347,7 +347,7 @@ def _first_rows(plan: Plan, files: Files, processing_class: Any, count: int) -> 
     return found[:count]
 
 
-def _parts_to_look_at(plan: Plan, files: Files) -> Iterator[tuple[int, list[int]]]:
+def _sampled_parts(plan: Plan, files: Files) -> Iterator[tuple[int, list[int]]]:
     """Places in the first shard of each file, a few at a time."""
     for number, source in enumerate(plan.sources):
         cut = files.cut(number)

@@ -7,7 +7,7 @@ from dataclasses import replace
 from engine.config.facts import Facts
 from engine.config.rule import Refused, leave_out, one_of, refused, take
 from engine.config.tree import RunConfig, fields
-from engine.facts.counts import wide_of
+from engine.facts.counts import mlp_width
 from engine.features.feature import Layers
 
 SETTING = fields.memory.activation_offloading
@@ -21,7 +21,7 @@ def memory(config: RunConfig, facts: Facts, layers: Layers) -> Layers:
     """Of what is kept no more is here than is on its way."""
     if not config.memory.activation_offloading:
         return layers
-    widest = max(layers.model.hidden_size or 0, wide_of(layers.model))
+    widest = max(layers.model.hidden_size or 0, mlp_width(layers.model))
     return replace(layers, in_flight=IN_FLIGHT * layers.tokens * widest * layers.size)
 
 

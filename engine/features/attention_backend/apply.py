@@ -85,7 +85,7 @@ def _with_lengths_and_no_mask(module: Any, args: tuple[Any, ...], kwargs: dict[s
     return told and (told[0], {**told[1], **xformers_documents.lengths(told[1])})
 
 
-def told(name: str, positions: torch.Tensor) -> dict[str, Any]:
+def position_kwargs(name: str, positions: torch.Tensor) -> dict[str, Any]:
     """What layers are told of a pack with these positions [B, T], under this attention."""
     found: dict[str, Any] = _TELLS.get(name, _with_beginnings)(None, (), {"position_ids": positions})[1]
     return found

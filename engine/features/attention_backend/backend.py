@@ -98,7 +98,7 @@ def differs(name: str, module: Any, sizes: tuple[int, int, int]) -> str | None:
 
     for depth in (0, DEPTH) if name in OURS else (0,):
         tensors = [x.to(device, dtype) for x in _drawn((heads, shared, shared, heads), width, depth)]
-        found, truth = _with_gradients(theirs, *tensors), _with_gradients(_each_alone, *tensors)
+        found, truth = _with_gradients(theirs, *tensors), _with_gradients(_per_document_attention, *tensors)
         for what, ours, plain in zip(("output", "dq", "dk", "dv"), found, truth, strict=True):
             # A key's first number is the same for all: dq there is a difference of large equal sums, all rounding.
             ours, plain = (x[..., 1:] if depth and what == "dq" else x for x in (ours.double(), plain.double()))
@@ -126,7 +126,7 @@ def _with_gradients(attend: Any, *tensors: torch.Tensor) -> tuple[torch.Tensor, 
     return (out.detach(), *torch.autograd.grad(out, leaves, upstream))
 
 
-def _each_alone(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+def _per_document_attention(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
     """Torch's own attention, one document after the other."""
     groups = q.shape[1] // k.shape[1]
     parts = zip(*(tensor.split(LENGTHS, 2) for tensor in (q, k, v)), strict=True)

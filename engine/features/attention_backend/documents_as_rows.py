@@ -49,7 +49,7 @@ class Documents:
     spread: dict[int, tuple[torch.Tensor, torch.Tensor]] = field(default_factory=dict)
     """By the zeros behind each document: the bounds among them, and the place of each token."""
 
-    def look(self, module: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    def pre_hook(self, module: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """A forward pre-hook: notes the documents by positions [B, T] that begin at 0 in each."""
         positions, mask = kwargs.get("position_ids"), kwargs.get("attention_mask")
         if (
@@ -78,7 +78,7 @@ class Documents:
             self.groups.append((begin + at.minimum(length - 1), at < length))
         self.back = torch.cat([places[real] for places, real in self.groups]).argsort()
 
-    def each(self, forward: Callable[..., Any], hidden: torch.Tensor, kwargs: dict[str, Any]) -> Any:
+    def per_document(self, forward: Callable[..., Any], hidden: torch.Tensor, kwargs: dict[str, Any]) -> Any:
         """What a layer's `forward` makes of hidden states [B, T, width], each document from a state of its own."""
         assert self.groups is not None
         assert self.back is not None
@@ -132,7 +132,7 @@ def kept_apart(model: torch.nn.Module, attention: str) -> tuple[list[str], Calla
     documents = Documents()
     if mixers:
         for each in dict.fromkeys((whole, whole.base_model)):
-            undos.append(each.register_forward_pre_hook(documents.look, with_kwargs=True).remove)
+            undos.append(each.register_forward_pre_hook(documents.pre_hook, with_kwargs=True).remove)
     undos += [put(mixer, "forward", _by_document(mixer, documents)) for mixer in mixers]
     masks = kind in MASKED_HERE and attention in ("eager", "sdpa", "flex_attention")
     if masks:
@@ -185,7 +185,9 @@ def _by_document(mixer: torch.nn.Module, documents: Documents) -> Callable[..., 
             return forward(states, *args[1:], **rest)
 
         return (
-            documents.in_one_row(of_states, hidden, named, zeros) if zeros else documents.each(of_states, hidden, named)
+            documents.in_one_row(of_states, hidden, named, zeros)
+            if zeros
+            else documents.per_document(of_states, hidden, named)
         )
 
     return by_document

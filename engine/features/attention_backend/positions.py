@@ -7,7 +7,7 @@ import torch
 _KNOWN = "positions_on_the_host"
 
 
-def tell_positions(positions: torch.Tensor, known: torch.Tensor) -> None:
+def attach_positions(positions: torch.Tensor, known: torch.Tensor) -> None:
     """Tells whoever gets this very tensor of positions what numbers it holds."""
     if known is not positions:  # one that held itself would wait for a look for garbage
         setattr(positions, _KNOWN, known)

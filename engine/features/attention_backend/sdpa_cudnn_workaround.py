@@ -44,12 +44,12 @@ def make_known(name: str, attention: Callable[..., Any], mask: Callable[..., Any
 
 def guard(model: PreTrainedModel) -> str:
     """Gives the model this attention, which transformers then knows by its name; why."""
-    make_known(NAME, whole_tiles_attention_forward)
+    make_known(NAME, masked_sdpa_attention_forward)
     model.set_attn_implementation(NAME)
     return "torch's fused attention; with a mask and 64 keys more than whole tiles of 128 another kernel than cuDNN before 9.26"
 
 
-def whole_tiles_attention_forward(
+def masked_sdpa_attention_forward(
     module: torch.nn.Module,
     query: torch.Tensor,
     key: torch.Tensor,

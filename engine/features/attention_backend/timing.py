@@ -23,7 +23,7 @@ from engine.errors import first_line, visible
 from engine.facts import attention_times
 from engine.facts.counts import known_model
 from engine.features.attention_backend import SETTING, candidates, fastest
-from engine.features.attention_backend.apply import told
+from engine.features.attention_backend.apply import position_kwargs
 from engine.features.attention_backend.backend import FAILURES, OURS, asking, differs
 
 ROUNDS, WARM, AT_ONCE = 9, 2, 4
@@ -72,7 +72,7 @@ def measure(
             if (reason := differs(name, module, (heads, shared, width))) is not None:
                 problems[name] = reason
                 continue
-            more = {**told(name, positions), "scaling": width**-0.5, "dropout": 0.0}
+            more = {**position_kwargs(name, positions), "scaling": width**-0.5, "dropout": 0.0}
             mask = more.pop("attention_mask", None)
             more.pop("position_ids")
             ready[name] = (ALL_ATTENTION_FUNCTIONS[name], module, mask, more)

@@ -14,7 +14,7 @@ import torch
 from transformers import PreTrainedModel
 
 from engine.features.attention_backend import VARLEN
-from engine.features.attention_backend.sdpa_cudnn_workaround import make_known, whole_tiles_attention_forward
+from engine.features.attention_backend.sdpa_cudnn_workaround import make_known, masked_sdpa_attention_forward
 
 NAME = VARLEN
 
@@ -63,7 +63,7 @@ def varlen_attention_forward(
     """
     if cu_seq_lens_q is None or max_length_q is None:
         kwargs |= {"dropout": dropout, "scaling": scaling, "sliding_window": sliding_window}
-        return whole_tiles_attention_forward(module, query, key, value, attention_mask, **kwargs)
+        return masked_sdpa_attention_forward(module, query, key, value, attention_mask, **kwargs)
     rows, heads, tokens, _ = query.shape
     left = sliding_window - 1 if sliding_window else -1
     window = (left, 0) if getattr(module, "is_causal", True) else (left, left)
@@ -91,7 +91,7 @@ def over_documents(
     return out
 
 
-def _sharing_is_asked_for() -> bool:
+def _sharing_is_requested() -> bool:
     try:
         from torch.nn.attention.varlen import varlen_attn
     except ImportError:
@@ -99,4 +99,4 @@ def _sharing_is_asked_for() -> bool:
     return "enable_gqa" in inspect.signature(varlen_attn).parameters
 
 
-_SHARING = _sharing_is_asked_for()
+_SHARING = _sharing_is_requested()

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from engine.features.attention_backend import XFORMERS, varlen
-from engine.features.attention_backend.sdpa_cudnn_workaround import make_known, whole_tiles_attention_forward
+from engine.features.attention_backend.sdpa_cudnn_workaround import make_known, masked_sdpa_attention_forward
 
 NAME = XFORMERS
 lacking = varlen.lacking
@@ -48,7 +48,7 @@ def xformers_attention_forward(
     `document_lengths` are the tokens of each document in the B * T tokens."""
     if cu_seq_lens_q is None:
         kwargs |= {"dropout": dropout, "scaling": scaling, "sliding_window": sliding_window}
-        return whole_tiles_attention_forward(module, query, key, value, attention_mask, **kwargs)
+        return masked_sdpa_attention_forward(module, query, key, value, attention_mask, **kwargs)
     from xformers.ops import fmha, memory_efficient_attention
 
     counts = cu_seq_lens_q.diff().tolist() if document_lengths is None else document_lengths

@@ -29,7 +29,7 @@ import torch
 import transformers
 from transformers import PreTrainedModel
 
-from engine.compat.instances import in_mode, whole
+from engine.compat.instances import atomic, in_mode
 from engine.compat.trl_head import head_settings
 from engine.config.facts import Facts
 from engine.config.kernels import LIGER_PARTS
@@ -76,7 +76,7 @@ class Choice:
     """A setting of the kernels section that may be free: what applies it, and why it has no place, if it has none."""
 
     setting: str
-    words: str
+    summary: str
     apply: Callable[[RunConfig, Built], Applied | None]
     lacking: Callable[[RunConfig, Built], str | None]
 
@@ -187,7 +187,7 @@ def compose(config: RunConfig, built: Built) -> tuple[RunConfig, Applied | None]
     problem = stored.keep(folder, kept) if built.training.args.process_index == 0 else ""
     chosen = tuple(kept["chosen"])
     config = _with_parts(config, kept[stored.PARTS])
-    return _with(config, free, chosen), _told(kept, chosen, lacking, problem)
+    return _with(config, free, chosen), _applied(kept, chosen, lacking, problem)
 
 
 def _timed(config: RunConfig, built: Built, free: tuple[str, ...], batch: torch.Tensor) -> dict[str, Any]:
@@ -261,7 +261,7 @@ def time_all(config: RunConfig, built: Built, combinations: list[tuple[str, ...]
         trainer.model.gradient_checkpointing_enable(
             gradient_checkpointing_kwargs=trainer.args.gradient_checkpointing_kwargs
         )
-    before = weight_guard.look(model)
+    before = weight_guard.snapshot(model)
     devices = [batch.device.index] if batch.is_cuda else []
     try:
         with torch.random.fork_rng(devices=devices), in_mode(trainer.model, training=True):
@@ -273,7 +273,7 @@ def time_all(config: RunConfig, built: Built, combinations: list[tuple[str, ...]
                         _attempt(config, built, trial, batch)
     finally:
         _forget(any("torch_compile" in trial.on for trial in trials))
-    if weight_guard.look(model) != before:
+    if weight_guard.snapshot(model) != before:
         raise ModelError(
             "kernels.kernel_auto_compose: a kernel changed the model's weights while it was timed.", _TURN_OFF
         ).mended_by(_OFF)
@@ -311,7 +311,7 @@ def _attempt(config: RunConfig, built: Built, trial: Trial, batch: torch.Tensor,
 
     try:
         for choice in CHOICES:
-            with whole():
+            with atomic():
                 applied = choice.apply(_with(config, trial.on, trial.on), built)
             if applied is not None:
                 undo.append(applied.undo)
@@ -408,21 +408,21 @@ def _row(trial: Trial) -> dict[str, Any]:
     return {"on": list(trial.on), **medians, "first_s": first, "rounds": len(trial.both), "why": trial.why}
 
 
-def _told(kept: dict[str, Any], chosen: tuple[str, ...], lacking: dict[str, str], problem: str) -> Applied:
+def _applied(kept: dict[str, Any], chosen: tuple[str, ...], lacking: dict[str, str], problem: str) -> Applied:
     timed = list(filter(stored.was_timed, kept["table"]))
     words = [
         f"{_called(row['on'])} {row['both_ms']:,.1f} ms, {row['forward_ms']:,.1f} of it forward, first {row['first_s']:,.1f} s"
         for row in timed
     ]
     words += [f"{_called(row['on'])} left out: {row['why']}" for row in kept["table"] if row["why"]]
-    words += _told_parts(kept)
+    words += _liger_parts(kept)
     words += [_not_tried(lacking)] if lacking else []
     words += [problem] if problem else []
     detail = f"combinations timed on {kept['rows']} x {kept['tokens']} tokens, {kept['device']}; {'; '.join(words)}"
     return Applied(FEATURE, True, _called(chosen), len(timed), detail)
 
 
-def _told_parts(kept: dict[str, Any]) -> list[str]:
+def _liger_parts(kept: dict[str, Any]) -> list[str]:
     """What was measured of Liger's parts, each by itself."""
     if not kept["parts_table"]:
         return []
@@ -437,15 +437,15 @@ def _told_parts(kept: dict[str, Any]) -> list[str]:
 
 
 def _not_tried(lacking: dict[str, str]) -> str:
-    return "; ".join(f"{_words(setting)} not tried: {reason}" for setting, reason in lacking.items())
+    return "; ".join(f"{_describe(setting)} not tried: {reason}" for setting, reason in lacking.items())
 
 
 def _called(on: Any) -> str:
-    return " + ".join(_words(setting) for setting in on) or "plain"
+    return " + ".join(_describe(setting) for setting in on) or "plain"
 
 
-def _words(setting: str) -> str:
-    return next(choice.words for choice in CHOICES if choice.setting == setting)
+def _describe(setting: str) -> str:
+    return next(choice.summary for choice in CHOICES if choice.setting == setting)
 
 
 def _device_name(batch: torch.Tensor) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 
-def look(model: torch.nn.Module) -> list[tuple[int, int, bool]]:
+def snapshot(model: torch.nn.Module) -> list[tuple[int, int, bool]]:
     """For each weight its place, how often it changed, and whether it has a gradient.
 
     A weight that PEFT adapts by its name takes another number of changes in each pass, as it is put into a

@@ -237,7 +237,7 @@ def memory(config: RunConfig, facts: Facts, layers: Layers) -> Layers:
     if layers.model.experts:
         return replace(layers, kept=KEPT, own_pool=graphs)
     kept, gradients = OF_GATED if _gated(config) else OF_BLOCK
-    return replace(layers, fused=True, wide_kept=kept, wide_gradients=gradients, own_pool=graphs)
+    return replace(layers, fused=True, mlp_kept=kept, mlp_gradients=gradients, own_pool=graphs)
 
 
 @rule(reads=(fields.kernels.torch_compile_options,))

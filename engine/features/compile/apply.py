@@ -24,7 +24,7 @@ import torch.distributed as dist
 from transformers import PreTrainedModel
 from transformers.modeling_layers import GradientCheckpointingLayer
 
-from engine.compat.instances import all_of, noted, put, whole
+from engine.compat.instances import all_of, atomic, noted, put
 from engine.compat.router_outputs import call_with_router_logits, install_graph_hooks, recording
 from engine.config.files import place_of
 from engine.config.kernels import STACK_GRAPH
@@ -39,11 +39,11 @@ from engine.features.compile import fallback, stack_graph
 from engine.features.compile.fallback import FEATURE, TURN_OFF, Compiling, Switch, as_many_graphs, watch_first_step
 from engine.features.compile.gate import Gate, gated
 from engine.features.compile.one_graph import OneGraph
-from engine.features.gradient_checkpointing.tiers import decoder_layers_of
+from engine.features.gradient_checkpointing.tiers import WIDEST, decoder_layers_of
 from engine.models.expert_shards import is_divided
 
 
-@whole()
+@atomic()
 def apply(config: RunConfig, built: Built) -> Applied | None:
     """Compiles the layers of every model of the trainer; None where it was neither asked for nor left to be chosen."""
     auto = built.notes.reasons.get(fields.kernels.torch_compile.path)
@@ -73,13 +73,13 @@ def apply(config: RunConfig, built: Built) -> Applied | None:
     from engine.features.compile.gated_sums import group_blocks  # with the compiler, which takes a while
 
     together, blocks, undo_groups = group_blocks(layers, gate)
-    switch, one = Switch(asked=auto is None), OneGraph(layers)
+    switch, one = Switch(requested=auto is None), OneGraph(layers)
     options = dict(config.kernels.torch_compile_options)
     recorded = options.pop(STACK_GRAPH, False)
     if torch.are_deterministic_algorithms_enabled():
         options["deterministic"] = True  # no choice of the compiler by timing
     lean = config.memory.gradient_checkpointing in (True, "full") and part is not IN_PIECES
-    options |= _passes(layers, lean=lean, blocks=bool(blocks))
+    options |= _passes(layers, lean=lean, blocks=bool(blocks), tier=config.memory.gradient_checkpointing)
     undo_layers = compile_layers(layers, options, switch, one_shape=config.data.packing, one=one, part=part)
     undo_graph = _record(built, layers, part) if recorded else lambda: None
     undo_notes = one.watch_checkpoints(built.pretrained())
@@ -96,10 +96,10 @@ def apply(config: RunConfig, built: Built) -> Applied | None:
         [undo_gate, undo_cache, undo_checkpoints, undo_groups, undo_layers, undo_graph, undo_notes, undo_step]
     )
     requested = True if auto is None else "auto"
-    return Applied(FEATURE, requested, "inductor", len(layers), f"layers; {_words(config)}{words}", undo)
+    return Applied(FEATURE, requested, "inductor", len(layers), f"layers; {_summary(config)}{words}", undo)
 
 
-def _passes(layers: list[torch.nn.Module], *, lean: bool, blocks: bool) -> dict[str, Any]:
+def _passes(layers: list[torch.nn.Module], *, lean: bool, blocks: bool, tier: bool | str = False) -> dict[str, Any]:
     """The compiler's options that have its graphs changed; `lean`: layers are computed again whole."""
     from engine.features.compile.gated_sums import ComputeProductsAgain, GatedSums, Passes
 
@@ -115,7 +115,7 @@ def _passes(layers: list[torch.nn.Module], *, lean: bool, blocks: bool) -> dict[
     if any(type(module).__name__ == "Linear4bit" for layer in layers for module in layer.modules()):
         from engine.features.compile.recompute_4bit import Recompute4bit
 
-        before.append(Recompute4bit(products=lean))
+        before.append(Recompute4bit(products=lean, widest=WIDEST.get(str(tier))))
     found = {"post_grad_custom_post_pass": after, "joint_custom_pre_pass": before}
     return {name: passes[0] if len(passes) == 1 else Passes(passes) for name, passes in found.items() if passes}
 
@@ -382,7 +382,7 @@ def _cached(value: Any) -> Any | None:
     return held if getattr(held, "use_cache", False) else None
 
 
-def _words(config: RunConfig) -> str:
+def _summary(config: RunConfig) -> str:
     options = config.kernels.torch_compile_options
     given = ", ".join(f"{name}={str(value).lower()}" for name, value in options.items())
     return f"{given or 'no options'}; generation runs the plain layers"

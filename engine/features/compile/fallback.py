@@ -35,6 +35,8 @@ FEATURE = "torch.compile"
 TURN_OFF = "Set kernels.torch_compile to false."
 EARNED = "the first batch waits, all others are computed faster"
 NONE_COMPILED = "the first batch was computed without a compiled layer"
+MANY_BATCHES = 5
+"""Batches after the first that may wait for the compiler (one row, the last of an epoch, held-out rows) before it is told."""
 MOST_GRAPHS = 64
 """Kinds of layers, times the forms that batches come in (one row or several, padded or not, trained on or held out)."""
 
@@ -48,10 +50,36 @@ class Switch:
     """The functions that were called compiled: the compiler keeps its graphs there, for the next run in this process too."""
     give_up: Callable[[Exception], None] | None = None
     """Turns it off for good after this failure of a call, or raises it; None where a failure is not survived."""
-    asked: bool = True
+    requested: bool = True
     """Whether a person asked for it; a run with them ends where it fails."""
     counting: bool = False
     """Whether the calls are inside of `as_many_graphs` already."""
+
+
+@dataclass
+class LaterGraphs:
+    """The batches after the first for which layers were compiled anew, and the seconds they took; told once there are many."""
+
+    built: Built
+    batches: int = 0
+    waited: int = 0
+    seconds: float = 0.0
+
+    @contextlib.contextmanager
+    def batch(self) -> Iterator[None]:
+        before, begun = _graphs()[0], time.monotonic()
+        yield
+        self.batches += 1
+        if _graphs()[0] == before:
+            return
+        self.waited += 1
+        self.seconds += time.monotonic() - begun
+        if self.waited == MANY_BATCHES:
+            self.built.warn(
+                "kernels.torch_compile",
+                f"{self.waited} of {self.batches} batches after the first waited {self.seconds:.0f} s for layers to be compiled "
+                "again, as batches come in many forms. Set kernels.torch_compile to false, or data.packing to true where rows may be packed.",
+            )
 
 
 @dataclass(frozen=True)
@@ -59,7 +87,7 @@ class Compiling:
     """What is told of it: the layers' number, words for the detail, and why `auto` took it, None where it was asked for."""
 
     layers: int
-    words: str
+    summary: str
     auto: str | None
     shape: str | None = None
     """What the wait for such layers is kept under; None where it is not kept."""
@@ -80,12 +108,13 @@ def watch_first_step(built: Built, switch: Switch, compiling: Compiling) -> Call
     told, together = False, _others_train_along()
     progress = CompileProgress(built.events, compiling.auto or EARNED, compiling.expected)
     paces = Paces(None if built.events is None else compiling.shape)
+    later = LaterGraphs(built)
 
     def give_up(error: Exception) -> None:
         if isinstance(error, (WorkbenchError, torch.OutOfMemoryError)):
             raise error
         switch.on = False
-        _say_failed(built, compiling, _problem(error), f" at step {_number(trainer)}")
+        _report_failure(built, compiling, _problem(error), f" at step {_number(trainer)}")
 
     def training_step(*args: Any, **kwargs: Any) -> Any:
         nonlocal told
@@ -93,7 +122,8 @@ def watch_first_step(built: Built, switch: Switch, compiling: Compiling) -> Call
         at_once = contextlib.nullcontext() if compiling.auto is None else _backward_at_once()
         with progress.batch(), at_once, as_many_graphs(switch):
             if told or not switch.on:
-                return step(*args, **kwargs)
+                with later.batch():
+                    return step(*args, **kwargs)
             told, switch.give_up = True, give_up if together and compiling.auto is not None else None
             begun = time.monotonic()
             back = compiling.auto is not None and not together
@@ -123,7 +153,7 @@ def _first(
     loss, problem = _attempt(built.training, step, args, kwargs, back=back)
     if problem is not None:
         switch.on = False
-        _say_failed(built, compiling, problem)
+        _report_failure(built, compiling, problem)
         return step(*args, **kwargs)
     if not switch.on:  # a call failed, was made again and is told already
         return loss
@@ -138,7 +168,7 @@ def _first(
         _without(built, switch, compiling, pieces)
     else:
         found = f"{made} graphs, {broken} breaks in them" if made else "graphs of an earlier run in this process"
-        built.report(compiling.applied(f"layers; {found}; {seconds}{compiling.words}"))
+        built.report(compiling.applied(f"layers; {found}; {seconds}{compiling.summary}"))
     return loss
 
 
@@ -191,7 +221,7 @@ def limit_hit() -> type[Exception]:
 def too_many(switch: Switch) -> Exception:
     """What to raise in place of torch's word for it."""
     sentence = f"batches come in so many forms that more than {MOST_GRAPHS} graphs of a layer would be compiled"
-    return ModelError(f"kernels.torch_compile: {sentence}.", TURN_OFF) if switch.asked else RuntimeError(sentence)
+    return ModelError(f"kernels.torch_compile: {sentence}.", TURN_OFF) if switch.requested else RuntimeError(sentence)
 
 
 def _number(trainer: Training) -> int:
@@ -272,7 +302,7 @@ def _put_back(value: Any, before: Any) -> Any:
     return before
 
 
-def _say_failed(built: Built, compiling: Compiling, problem: str, when: str = "") -> None:
+def _report_failure(built: Built, compiling: Compiling, problem: str, when: str = "") -> None:
     sentence = f"compiling failed{when} ({problem}), so the layers run as they are"
     print(f"kernels.torch_compile: {sentence}.", file=sys.stderr, flush=True)
     built.warn("kernels.torch_compile", f"{sentence[0].upper()}{sentence[1:]}.")

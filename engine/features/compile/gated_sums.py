@@ -116,9 +116,7 @@ class GatedSums(CustomGraphPass):
 
 def _in_place(graph: torch.fx.Graph, node: torch.fx.Node) -> bool:
     """Has gradients of gate and up and the product written over gate, up and the gradient; whether they can be."""
-    places = [
-        place for at in _READ if (place := _made_for_one(node.args[at])) is not None and place.target in _PRODUCTS
-    ]
+    places = [place for at in _READ if (place := _single_use(node.args[at])) is not None and place.target in _PRODUCTS]
     if len(places) < len(_READ):
         return False
     args = list(node.args)
@@ -145,7 +143,7 @@ def _in_place(graph: torch.fx.Graph, node: torch.fx.Node) -> bool:
     return True
 
 
-def _made_for_one(node: Any) -> torch.fx.Node | None:
+def _single_use(node: Any) -> torch.fx.Node | None:
     """What was computed for one reader alone, behind its views."""
     while isinstance(node, torch.fx.Node) and len(node.users) == 1:
         if node.target not in VIEWS:

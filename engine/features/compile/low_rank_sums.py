@@ -39,7 +39,7 @@ class LowRankSums(CustomGraphPass):
 
     def __call__(self, graph: torch.fx.Graph) -> None:
         for node in list(graph.nodes):
-            found = _wide_and_thin(node)
+            found = _base_and_low_rank(node)
             if found is None:
                 continue
             wide, (left, right) = found
@@ -56,7 +56,7 @@ class LowRankSums(CustomGraphPass):
         return get_hash_for_files((__file__,))
 
 
-def _wide_and_thin(node: torch.fx.Node) -> tuple[torch.fx.Node, tuple[Any, Any]] | None:
+def _base_and_low_rank(node: torch.fx.Node) -> tuple[torch.fx.Node, tuple[Any, Any]] | None:
     """The product that a sum is wide by, and the factors of the low-rank one beside it; None for any other node."""
     if node.target is not _ATEN.add.Tensor or len(node.args) != 2 or node.kwargs:
         return None

@@ -112,7 +112,7 @@ class _Form:
     others: tuple[Any, ...]
 
 
-def _taken_apart(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[_Form, list[torch.Tensor]]:
+def _flattened(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[_Form, list[torch.Tensor]]:
     leaves, structure = tree_flatten((args, kwargs))
     tensors = [leaf for leaf in leaves if isinstance(leaf, torch.Tensor)]
     looks = tuple((each.shape, each.stride(), each.dtype, each.device, each.requires_grad) for each in tensors)
@@ -261,10 +261,10 @@ class StackGraph:
         if self._on and self._recorded is None and self.layers[0].training and torch.is_grad_enabled():
             self._passes += 1
             if self._passes == SILENT:
-                self._tell_why_not(kwargs)
+                self._report_reason(kwargs)
         if not self._on or not self._trains(kwargs):
             return self._calls[0](*args, **kwargs)
-        form, tensors = _taken_apart(args, kwargs)
+        form, tensors = _flattened(args, kwargs)
         recorded = self._recorded
         if recorded is None and form == self._seen and self._times >= WARM and not self._pending():
             recorded = self._record(form, tensors)
@@ -293,7 +293,7 @@ class StackGraph:
 
     def _watch(self, at: int, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any) -> None:
         """Notes what a layer was told in a pass that runs as it is; a pass that cannot be recorded turns recording off."""
-        form, tensors = _taken_apart(args, kwargs)
+        form, tensors = _flattened(args, kwargs)
         known = {id(each): place for place, each in enumerate(self._first)}
         known[id(self._last)] = -1
         if at != len(self._own) + 1 or any(id(each) not in known for each in tensors):
@@ -310,7 +310,7 @@ class StackGraph:
             self._first, self._last = [], None
 
     def _handed_on(self, at: int, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        form, tensors = _taken_apart(args, kwargs)
+        form, tensors = _flattened(args, kwargs)
         own, places = self._learnt[at - 1]
         same = all(
             given is (self._last if place < 0 else self._first[place])
@@ -336,7 +336,7 @@ class StackGraph:
         self._tell(Applied(FEATURE, True, "recorded", count, "layers, played as one graph forward and one backward"))
         return self._recorded
 
-    def _tell_why_not(self, kwargs: dict[str, Any]) -> None:
+    def _report_reason(self, kwargs: dict[str, Any]) -> None:
         reason = f"no {WARM + 1} of the first {SILENT} batches in a row told the layers the same shapes and numbers"
         if torch.is_autocast_enabled():
             reason = "torch's autocast is on"

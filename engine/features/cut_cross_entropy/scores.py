@@ -37,7 +37,7 @@ def refuse_other_scores(built: Built) -> None:
                 f"model.name: {name} does not tell its layers from its head, which the losses from hidden states need.",
                 "Take another model.",
             )
-        error = apart(model)
+        error = relative_error(model)
         if error is not None and not error <= _ALLOWED:
             raise ModelError(
                 f"model.name: {name} makes its scores by more than one matrix, a scale and a cap that are known "
@@ -47,7 +47,7 @@ def refuse_other_scores(built: Built) -> None:
 
 
 @torch.no_grad()
-def apart(model: PreTrainedModel) -> float | None:
+def relative_error(model: PreTrainedModel) -> float | None:
     """The relative error of the fused head's scores by the model's own; None where it cannot be told."""
     matrix = model.get_output_embeddings()
     if refusal(matrix) is not None:

@@ -39,7 +39,7 @@ def apply(config: RunConfig, built: Built) -> Applied | None:
     parts = [weight for weight in held.values() if share_of(weight) is not None]
     waiting = built.training.ranks.waits.span
     compiled = config.kernels.torch_compile is True
-    undos = [_asked_where_they_are(block, share, waiting, compiled=compiled) for block, share in found]
+    undos = [_dispatch_tokens(block, share, waiting, compiled=compiled) for block, share in found]
     group, ranks = found[0][1].group, found[0][1].group.ranks
     trained = [weight for weight in built.policy.parameters() if weight.requires_grad]
     if all(share_of(weight) is not None for weight in trained):
@@ -70,7 +70,7 @@ def _share(block: Block) -> Share | None:
     return share_of(block.experts.get_parameter("down_proj"))
 
 
-def _asked_where_they_are(block: Block, share: Share, waiting: Span, *, compiled: bool) -> Callable[[], None]:
+def _dispatch_tokens(block: Block, share: Share, waiting: Span, *, compiled: bool) -> Callable[[], None]:
     """With `compiled` layers their graphs end before the messages: how many tokens travel is known to the host alone."""
     outermost, group, held = block.outermost, share.group, share.held
     experts = outermost.forward if is_fused(block) else of_known_ids(outermost.forward, held)

@@ -91,7 +91,7 @@ def why_not(name: str, rows: int, columns: int, *, least: int | None = None) -> 
 
 def memory(config: RunConfig, facts: Facts, layers: Layers) -> Layers:
     """Layers that are served hold a byte a number, and a scale for each row."""
-    if not _asked(config):
+    if not _requested(config):
         return layers
     saved = sum(
         count * wide_out * (wide_in * (layers.size - 1) - SCALE)
@@ -101,7 +101,7 @@ def memory(config: RunConfig, facts: Facts, layers: Layers) -> Layers:
     return replace(layers, linears=layers.linears - saved)
 
 
-def _asked(config: RunConfig) -> bool:
+def _requested(config: RunConfig) -> bool:
     return config.model.quantization == "fp8"
 
 
@@ -109,7 +109,7 @@ def _asked(config: RunConfig) -> bool:
 def fp8_base_needs_layers_that_gain(config: RunConfig, facts: Facts) -> Iterator[Finding]:
     """Where the model's shape is known, and it has no linear layer that would be computed in FP8."""
     model = known_model(config, facts)
-    if not _asked(config) or model is None or not model.linears:
+    if not _requested(config) or model is None or not model.linears:
         return
     if all(why_not(name, wide_out, wide_in) for name, wide_in, wide_out, _ in model.linears):
         largest = max(wide_in * wide_out for _, wide_in, wide_out, _ in model.linears)
@@ -130,7 +130,7 @@ def fp8_base_needs_layers_that_gain(config: RunConfig, facts: Facts) -> Iterator
 )
 def fp8_base_wants_compiled_layers(config: RunConfig, facts: Facts) -> Iterator[Finding]:
     path, asked = fields.kernels.torch_compile.path, config.kernels.torch_compile
-    if not _asked(config) or (asked is not False and facts.machine is None):
+    if not _requested(config) or (asked is not False and facts.machine is None):
         return
     if compile.in_force(config, facts) is False:
         todo = "Uncompiled, each layer rounds its input by itself, in operations of their own."

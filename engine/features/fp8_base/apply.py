@@ -32,10 +32,10 @@ def apply(config: RunConfig, built: Built) -> Applied | None:
     layer = next(
         each for each in built.decoder_layers() if held.plain.keys() & set(each.modules())
     ) if held.plain else None  # fmt: skip
-    return Applied(FEATURE, "fp8", "float8_e4m3fn", held.layers, words(held), _measured(built, held, layer))
+    return Applied(FEATURE, "fp8", "float8_e4m3fn", held.layers, summary(held), _measured(built, held, layer))
 
 
-def words(held: Computed) -> str:
+def summary(held: Computed) -> str:
     """What became of the layers, as the receipt has it."""
     left = ", ".join(f"{count} {what}" for what, count in sorted(held.left_out.items()))
     return (
@@ -55,7 +55,7 @@ def _measured(built: Built, held: Computed, layer: Any) -> Callable[[], None]:
         if held.plain and (alone := _alone(kwargs)) is not None:
             apart = output_error(layer, held, args, alone)
             held.plain.clear()
-            detail = f"{words(held)}, and what the first layer adds to its first batch by {apart:.2%}"
+            detail = f"{summary(held)}, and what the first layer adds to its first batch by {apart:.2%}"
             built.report(Applied(FEATURE, "fp8", "float8_e4m3fn", held.layers, detail))
         return inner(*args, **kwargs)
 

@@ -77,7 +77,7 @@ def chosen(config: RunConfig, facts: Facts) -> tuple[bool | Literal["auto"], str
 
 def memory(config: RunConfig, facts: Facts, layers: Layers) -> Layers:
     """The kernels keep less of what is as wide as the experts."""
-    return replace(layers, wide_kept=KEPT_WIDE) if in_force(config, facts) is True and layers.model.experts else layers
+    return replace(layers, mlp_kept=KEPT_WIDE) if in_force(config, facts) is True and layers.model.experts else layers
 
 
 def unmeasured(config: RunConfig, facts: Facts, model: ModelFacts) -> str | None:

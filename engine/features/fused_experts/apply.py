@@ -19,7 +19,7 @@ from peft.tuners.lora.layer import ParamWrapper
 from torch import Tensor, nn
 from transformers.integrations.moe import ALL_EXPERTS_FUNCTIONS
 
-from engine.compat.instances import all_of, put, whole
+from engine.compat.instances import all_of, atomic, put
 from engine.config.tree import FieldSpec, RunConfig
 from engine.errors import ModelError
 from engine.features.applied import Applied, left_out
@@ -63,7 +63,7 @@ def apply(config: RunConfig, built: Built) -> Applied | None:
     try:
         if (reason := why_not(built)) is not None:
             raise ModelError(f"kernels.fused_experts: {reason}.", _TURN_OFF).mended_by(_OFF)
-        with whole():
+        with atomic():
             undo = fuse(found)
     except ModelError as problem:
         if auto is None:
@@ -112,7 +112,7 @@ def fuse(found: list[Block], setting: FieldSpec = SETTING) -> Callable[[], None]
                 {setting.path: False}
             )
         kind = type(block.experts), bool(block.wrappers)
-        before = None if kind in tried else _asked(block)
+        before = None if kind in tried else _probe(block)
         undos.append(_registered(block.experts, gate))
         if block.wrappers:
             undos.append(put(block.outermost, "forward", _adapted(block, gate)))
@@ -193,7 +193,7 @@ def _factors(wrapper: ParamWrapper, adapter: str) -> ExpertLoRA:
     return ExpertLoRA.from_peft(a, b, wrapper.num_experts, wrapper.scaling[adapter])
 
 
-def _asked(block: Block) -> tuple[tuple[Tensor, ...], Tensor]:
+def _probe(block: Block) -> tuple[tuple[Tensor, ...], Tensor]:
     """Random tokens sent to random experts, and what the block makes of them."""
     weight = block.experts.get_parameter("down_proj")
     experts, hidden = weight.shape[0], weight.shape[2 if block.experts.is_transposed else 1]

@@ -65,7 +65,7 @@ def memory(config: RunConfig, facts: Facts, layers: Layers) -> Layers:
     the product. Experts are no such block."""
     if config.kernels.fused_lora is not True or config.adapter.kind != "lora" or layers.model.experts:
         return layers
-    return replace(layers, wide_kept=layers.wide_kept - CLOSED_FORM_WIDE, wide_gradients=1)
+    return replace(layers, mlp_kept=layers.mlp_kept - CLOSED_FORM_WIDE, mlp_gradients=1)
 
 
 @rule(reads=(SETTING, fields.adapter.kind, fields.model.quantization, fields.kernels.quantization_aware))

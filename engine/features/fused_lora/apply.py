@@ -19,7 +19,7 @@ from typing import Any
 import torch
 from peft.tuners.lora import LoraLayer
 
-from engine.compat.instances import all_of, put, whole
+from engine.compat.instances import all_of, atomic, put
 from engine.config.tree import RunConfig
 from engine.errors import ModelError
 from engine.features.applied import Applied, left_out
@@ -57,7 +57,7 @@ def apply(config: RunConfig, built: Built) -> Applied | None:
             f"kernels.fused_lora: PEFT computes all {sum(found.left.values()):,} adapted projections: {found.reasons()}.",
             _TURN_OFF,
         )
-    return Applied(FEATURE, True, "closed form", found.served, found.words(), undo)
+    return Applied(FEATURE, True, "closed form", found.served, found.summary(), undo)
 
 
 def why_not(built: Built) -> str | None:
@@ -101,7 +101,7 @@ class Found:
     def reasons(self) -> str:
         return _counted(self.left)
 
-    def words(self) -> str:
+    def summary(self) -> str:
         ways = (
             (self.blocks, "gated blocks"),
             (self.tiled, "gated blocks in tiles"),
@@ -112,7 +112,7 @@ class Found:
         return f"{said}; left to PEFT: {self.reasons()}" if self.left else said
 
 
-@whole()
+@atomic()
 def fuse(layers: list[torch.nn.Module]) -> tuple[Found, Callable[[], None]]:
     """Gives every module in these layers that closed form serves its forward; what was found, and the undo."""
     found, undos = Found(), []

@@ -42,12 +42,12 @@ def described(layer: Any, x: torch.Tensor | None = None) -> Described | str:
     bias = base.bias if base.bias is not None and base.bias.requires_grad else None
     width = base.out_features
     if not adapted:
-        return Projection(base, _wide(base), width), Weights(weight, bias)
+        return Projection(base, _base_weight(base), width), Weights(weight, bias)
     name = layer.active_adapters[0]
     drop = layer.lora_dropout[name]
     rate = float(drop.p) if isinstance(drop, torch.nn.Dropout) and drop.training else 0.0
     a, b = layer.lora_A[name].weight, layer.lora_B[name].weight
-    return Projection(base, _wide(base), width, float(layer.scaling[name]), rate), Weights(weight, bias, a, b)
+    return Projection(base, _base_weight(base), width, float(layer.scaling[name]), rate), Weights(weight, bias, a, b)
 
 
 def all_described(layers: Sequence[Any], x: torch.Tensor) -> list[Described] | None:
@@ -137,12 +137,12 @@ def _quant_state(base: Any) -> Any:
     return base.quant_state if state is None else state
 
 
-def _wide(base: Any) -> Callable[[torch.dtype], torch.Tensor]:
+def _base_weight(base: Any) -> Callable[[torch.dtype], torch.Tensor]:
     """The base's weight [O, I] in a format; a quantized one is made for the product that asks and kept by none."""
     if isinstance(base, Fp8Linear):
         return lambda dtype: dequantized(base.weight, base.weight_scale_inv, base.block, dtype)
     if isinstance(base, PackedLinear):
-        return base.wide
+        return base.dequantize
     if _is_4bit(base):
         from bitsandbytes.functional import dequantize_4bit
 

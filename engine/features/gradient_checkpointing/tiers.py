@@ -9,7 +9,7 @@ never kept: its inner size is a small share of its width, so it is cheaper to mu
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -37,6 +37,8 @@ _OTHER_ATTENTION = (
 _PRODUCTS = {"mm": (0, 1), "addmm": (1, 2), "bmm": (0, 1), "baddbmm": (1, 2), "_scaled_mm": (0, 1)}
 THIN = 8
 """A product whose inner size is this many times smaller than its width is computed again in every tier."""
+WIDEST = {"selective": THIN - 1e-6, "medium": 1.0}
+"""The widest product that a tier keeps, in inner sizes."""
 
 Policy = Callable[..., CheckpointPolicy]
 
@@ -56,6 +58,8 @@ def _kept(op: Any, args: tuple[Any, ...], widest: float) -> bool:
         return False
     if op in _ATTENTION_OPS or any(name in str(op) for name in _OTHER_ATTENTION):
         return True
+    if is_4bit_product(op):
+        return keeps_product(args[2], widest)
     name = _PRODUCT_OPS.get(op)
     if name is None:
         return False
@@ -63,13 +67,25 @@ def _kept(op: Any, args: tuple[Any, ...], widest: float) -> bool:
     return bool(right.shape[-1] <= widest * left.shape[-1])
 
 
+def is_4bit_product(op: Any) -> bool:
+    """Whether it is bitsandbytes' product with packed weights (0.50 or later; before, it unpacks them and takes torch's)."""
+    return getattr(op, "namespace", "") == "bitsandbytes" and getattr(op, "_opname", "") == "gemm_4bit"
+
+
+def keeps_product(shape: Sequence[int], widest: float) -> bool:
+    """Whether the result of a product with a weight of `(width, inner size)` is held."""
+    width, inner = shape
+    return bool(width <= widest * inner)
+
+
 def _selective(ctx: Any, op: Any, *args: Any, **kwargs: Any) -> CheckpointPolicy:
-    keep = _kept(op, args, THIN - 1e-6)
+    keep = _kept(op, args, WIDEST["selective"])
     return CheckpointPolicy.MUST_SAVE if keep else CheckpointPolicy.PREFER_RECOMPUTE
 
 
 def _medium(ctx: Any, op: Any, *args: Any, **kwargs: Any) -> CheckpointPolicy:
-    return CheckpointPolicy.MUST_SAVE if _kept(op, args, 1) else CheckpointPolicy.PREFER_RECOMPUTE
+    keep = _kept(op, args, WIDEST["medium"])
+    return CheckpointPolicy.MUST_SAVE if keep else CheckpointPolicy.PREFER_RECOMPUTE
 
 
 TIERS = {

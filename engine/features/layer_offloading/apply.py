@@ -73,7 +73,7 @@ class LayerOffloading:
             self._stream(layers)
         for stream in self.streams:
             stream.attach()
-        return self._told()
+        return self._applied()
 
     def undo(self) -> None:
         """Wrappers are gone and every weight is a whole tensor, in the host's memory."""
@@ -93,7 +93,7 @@ class LayerOffloading:
         self.streams.append(LayerStream([layer for layer, _ in found], weights, device))
         return True
 
-    def _told(self) -> Applied:
+    def _applied(self) -> Applied:
         layers = [held for stream in self.streams for held in stream.weights]
         moved, widest = sum(held.size for held in layers), max(held.size for held in layers)
         room = sum(2 * max(held.size for held in stream.weights) for stream in self.streams)

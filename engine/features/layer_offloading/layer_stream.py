@@ -62,8 +62,8 @@ class Weights:
                 there.copy_(part)
                 on_host.append(there)
                 on_card.append(here)
-            self.host.append(_made_of(parameter, on_host))
-            _replace(parameter, _made_of(parameter, on_card))
+            self.host.append(_assemble(parameter, on_host))
+            _replace(parameter, _assemble(parameter, on_card))
         if device.type == "cuda":
             torch.cuda.synchronize(device)
         self.flat.untyped_storage().resize_(0)
@@ -84,7 +84,7 @@ def _parts(parameter: torch.nn.Parameter) -> list[torch.Tensor]:
     return [part for part in (held.numbers, held.scales, held.middle, held.steps) if part is not None]
 
 
-def _made_of(parameter: torch.nn.Parameter, parts: list[torch.Tensor]) -> torch.Tensor:
+def _assemble(parameter: torch.nn.Parameter, parts: list[torch.Tensor]) -> torch.Tensor:
     """The weight with these as its parts."""
     if not isinstance(parameter, PackedExperts):
         return parts[0]

@@ -20,7 +20,7 @@ from typing import Any
 
 import torch
 
-from engine.compat.instances import all_of, in_mode, put, whole
+from engine.compat.instances import all_of, atomic, in_mode, put
 from engine.config.facts import Facts
 from engine.config.tree import RunConfig
 from engine.errors import ModelError
@@ -56,7 +56,7 @@ class Found:
     left: dict[str, str] = field(default_factory=dict)
     """Parts that are not Liger's, with the reason."""
 
-    def words(self) -> str:
+    def summary(self) -> str:
         """What was taken and what was left, in words."""
         said = ", ".join(f"{count:,} {_WORDS[part]}" for part, count in self.taken.items())
         return "; ".join([said, *(f"{part} left out: {reason}" for part, reason in self.left.items())])
@@ -75,7 +75,7 @@ def apply(config: RunConfig, built: Built) -> Applied | None:
     if not found.taken:
         reasons = "; ".join(f"{part}: {reason}" for part, reason in found.left.items())
         raise ModelError(f"kernels.use_liger_kernel: it has nothing to compute ({reasons}).", _TURN_OFF).mended_by(_OFF)
-    detail = f"{found.words()}; {liger_kernel.PACKAGE} {version}"
+    detail = f"{found.summary()}; {liger_kernel.PACKAGE} {version}"
     return Applied(FEATURE, True, " + ".join(found.taken), found.taken.total(), detail, undo)
 
 
@@ -87,7 +87,7 @@ def why_not(built: Built) -> str | None:
     return None if missing is None else f"the kernels need {missing}"
 
 
-@whole()
+@atomic()
 def use(config: RunConfig, built: Built) -> tuple[Found, Callable[[], None]]:
     """Gives every layer that a part serves its forward; what was found, and the undo."""
     found, undos = Found(), []
@@ -97,8 +97,8 @@ def use(config: RunConfig, built: Built) -> tuple[Found, Callable[[], None]]:
         if not served:
             found.left[part] = reason or "no layer has it"
             continue
-        for module, forward in _one_of_each(served):
-            _hold(part, module, forward, base_model(built.policy).dtype)
+        for module, forward in _one_per_class(served):
+            _compare(part, module, forward, base_model(built.policy).dtype)
         undos += [put(module, "forward", types.MethodType(forward, module)) for module, forward in served]
         found.taken[part] = len(served)
     return found, all_of(undos)
@@ -108,7 +108,7 @@ def _device(built: Built) -> torch.device:
     return next(built.policy.parameters()).device
 
 
-def _one_of_each(served: list[tuple[Any, Forward]]) -> list[tuple[Any, Forward]]:
+def _one_per_class(served: list[tuple[Any, Forward]]) -> list[tuple[Any, Forward]]:
     """One layer of each class and width."""
     kinds = {
         (type(module), *(tuple(x.shape) for x in module.parameters(recurse=False))): (module, f) for module, f in served
@@ -275,7 +275,7 @@ def _serves(*tensors: torch.Tensor) -> bool:
 
 
 # -- what is held to its class -----------------------------------------------------------------------------------------
-def _hold(part: str, module: Any, forward: Forward, dtype: torch.dtype) -> None:
+def _compare(part: str, module: Any, forward: Forward, dtype: torch.dtype) -> None:
     """Both forms of one layer on 2 x 8 tokens, forward and backward. Raises ModelError where they differ by more than their
     rounding."""
     dtype = dtype if dtype in _FORMATS else torch.bfloat16

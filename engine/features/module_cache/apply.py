@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from engine.compat.module_cache import put_checkpoints_aside, walk_once
+from engine.compat.module_cache import cache_traversals, put_checkpoints_aside
 from engine.config.tree import RunConfig
 from engine.features.built import Built, base_model
 
@@ -16,4 +16,4 @@ def prepare(config: RunConfig, built: Built) -> Callable[[], None]:
 
 def apply(config: RunConfig, built: Built) -> Callable[[], None]:
     """The trainer's model is listed and counted once; returns the undo."""
-    return walk_once(built.training.model, built.training.accelerator)
+    return cache_traversals(built.training.model, built.training.accelerator)

@@ -20,7 +20,7 @@ from engine.compat.instances import all_of
 from engine.config.tree import RunConfig
 from engine.features.applied import Applied
 from engine.features.built import Built, base_model
-from engine.models.attention_direction import looks_back_alone
+from engine.models.attention_direction import is_causal_lm
 
 FEATURE = "padding"
 
@@ -32,7 +32,7 @@ def apply(config: RunConfig, built: Built) -> Applied | None:
     if config.method.rows == "prompts" or "seq_lengths" in columns:
         return None
     bases = [base for model in built.models() if isinstance(base := base_model(model), PreTrainedModel)]
-    backbones = [base.base_model for base in bases if looks_back_alone(base)]
+    backbones = [base.base_model for base in bases if is_causal_lm(base)]
     if not backbones:
         return None
     hooks = [each.register_forward_pre_hook(_Unmasked(), with_kwargs=True) for each in backbones]

@@ -69,7 +69,7 @@ def apply(config: RunConfig, built: Built, *, emulate: bool = False) -> Applied 
         raise
     undo = _swap(models, places, convert)
     trained = sum(module.weight.requires_grad for _, _, module in places)
-    words = _fp8_words(recipe, trained, len(places)) if kind == "fp8" else _INT8_WORDS
+    words = _fp8_summary(recipe, trained, len(places)) if kind == "fp8" else _INT8_WORDS
     detail = f"linear layers{_left_out(left_out)}; {words}; saved weights are plain"
     how = f"fp8, {recipe}" if kind == "fp8" else "int8 fake quantization"
     return Applied(FEATURE, asked, f"{how} (torchao)", len(places), detail, undo)
@@ -81,7 +81,7 @@ _INT8_WORDS = (
 )
 
 
-def _fp8_words(recipe: str, trained: int, count: int) -> str:
+def _fp8_summary(recipe: str, trained: int, count: int) -> str:
     scales = "one scale for a tensor" if recipe == "tensorwise" else "one scale for a row"
     if trained == 0:
         return f"frozen weights: forward products and input gradients in fp8, {scales}; adapters as they are"

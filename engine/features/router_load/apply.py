@@ -26,7 +26,7 @@ from engine.features.built import Built, Events, Training, base_model
 from engine.features.fused_experts.apply import Block, blocks
 from engine.features.gradient_checkpointing.tiers import decoder_layers_of
 from engine.models.expert_shards import share_of
-from engine.run.expert_load import FEATURE, digits, looks_other
+from engine.run.expert_load import FEATURE, differs_visibly, digits
 
 PICTURE_SECONDS = 10.0
 """Between the first pictures of the load in a run's events: each has a digit for every expert, 6 KiB for 48 layers of 128."""
@@ -74,7 +74,7 @@ class Pictures:
         """Takes each layer's line; the layers are those of the model, in their order."""
         now = time.monotonic()
         soon = now - self._at < PICTURE_SECONDS * 2 ** (self._written // PICTURES)
-        if soon or not looks_other(self._last, rows):
+        if soon or not differs_visibly(self._last, rows):
             return
         self._last, self._at, self._written = rows, now, self._written + 1
         self._events.write("experts", load=rows, layers=self._layers)

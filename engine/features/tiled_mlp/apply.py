@@ -131,7 +131,7 @@ def _experts_in_tiles(
         in_tiles = block(hidden)
         all_of(three)()
     first, other = (each[0] if isinstance(each, tuple) else each for each in (in_tiles, whole))
-    if not (error := _apart(first, other)) <= _TOLERANCE.get(other.dtype, 3e-2):
+    if not (error := _relative_error(first, other)) <= _TOLERANCE.get(other.dtype, 3e-2):
         raise ModelError(
             f"memory.tiled_mlp: {type(block).__name__} answers otherwise when its experts are asked tile by tile (relative "
             f"error {error:.1e}).",
@@ -226,7 +226,7 @@ def _try(block: Any, width: int, dtype: torch.dtype) -> bool:
                     what = f"{len(whole)} values" if isinstance(whole, (tuple, list)) else "another shape"
                     sentence = f"memory.tiled_mlp: {name} returns {what} where tiles need hidden states."
                     raise ModelError(sentence, _LEAVE_OUT)
-                error = _apart(tiled(block.forward, hidden, (), 3), whole)
+                error = _relative_error(tiled(block.forward, hidden, (), 3), whole)
             allowed = _TOLERANCE.get(whole.dtype, 3e-2)
             if not error <= allowed:
                 raise ModelError(
@@ -251,10 +251,10 @@ def _spares_last(block: Any, hidden: torch.Tensor, allowed: float) -> bool:
         found.append(torch.autograd.grad(out, (x, *weights), slope, allow_unused=True))
     pairs = [(ours, theirs) for theirs, ours in zip(*found, strict=True) if theirs is not None or ours is not None]
     return last is not None and all(
-        ours is not None and theirs is not None and _apart(ours, theirs) <= allowed for ours, theirs in pairs
+        ours is not None and theirs is not None and _relative_error(ours, theirs) <= allowed for ours, theirs in pairs
     )
 
 
-def _apart(ours: torch.Tensor, theirs: torch.Tensor) -> float:
+def _relative_error(ours: torch.Tensor, theirs: torch.Tensor) -> float:
     dtype = torch.promote_types(ours.dtype, torch.float32)
     return float((ours - theirs).to(dtype).norm() / theirs.to(dtype).norm().clamp(min=1e-12))

@@ -20,7 +20,7 @@ from typing import Any
 import torch
 from torch.nn.functional import scaled_dot_product_attention
 
-from engine.compat.instances import all_of, put, whole
+from engine.compat.instances import all_of, atomic, put
 from engine.config.tree import RunConfig
 from engine.features.applied import Applied
 from engine.features.attention_backend import VARLEN_LEAST, sdpa_cudnn_workaround
@@ -36,7 +36,7 @@ _KEPT = 8
 """Bounds that are remembered: two a pass of a tower, and a pass may be computed again."""
 
 
-@whole()
+@atomic()
 def apply(config: RunConfig, built: Built) -> Applied | None:
     """Puts the regions of every tower together; None where no model has one that would take them apart."""
     from transformers import AttentionInterface

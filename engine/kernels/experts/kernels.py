@@ -10,6 +10,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
+from engine.kernels.experts.decoding import decoded_tile, in_lanes
 from engine.kernels.gated.kernels import _share, _slope
 
 CLAMPED = tl.constexpr(3)
@@ -116,16 +117,33 @@ def _weight(w, expert, w_expert, w_column, w_inner, n, k):
 
 @triton.jit
 def _product(
-    acc, x_ptrs, real, w, expert, n, there, first, depth, w_rows, w_expert, w_column, w_inner,
+    acc, x_ptrs, real, w, expert, n, there, first, columns, depth, w_rows, w_expert, w_column, w_inner,
     EVEN: tl.constexpr, FULL: tl.constexpr, HALVES: tl.constexpr, BY_COLUMN: tl.constexpr, TMA: tl.constexpr,
+    PACKED: tl.constexpr, BLOCK: tl.constexpr, SCALE_BLOCK: tl.constexpr, LANES: tl.constexpr,
     COLUMNS: tl.constexpr, DEPTH: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     """`acc` and the product of rows with columns `n` of an expert's weight, of which those `there` count.
 
-    `w` is a pointer or a descriptor of tiles from column `first` on; with HALVES those of both halves of the columns.
+    `w` is a pointer or a descriptor of tiles from column `first` on; with HALVES those of both halves of the columns. Of a
+    PACKED weight it is the parts that it is held in, whose tiles are decoded one after the other.
     """
     k = tl.arange(0, DEPTH)
-    if TMA:
+    if PACKED != "":
+        table = in_lanes(w[4]) if LANES else w[4]
+        line = tl.minimum(n, columns - 1)
+        for at in range(0, depth, DEPTH):
+            x = tl.load(x_ptrs, mask=real[:, None], other=0.0)
+            if BY_COLUMN:
+                w_tile = decoded_tile(
+                    w, table, expert, line, at, columns, depth, x.dtype, COLUMNS, DEPTH, PACKED, BLOCK, SCALE_BLOCK, LANES
+                ).T  # fmt: skip
+            else:
+                w_tile = decoded_tile(
+                    w, table, expert, at + k, first, depth, columns, x.dtype, DEPTH, COLUMNS, PACKED, BLOCK, SCALE_BLOCK, LANES
+                )  # fmt: skip
+            acc = _dot(x, w_tile, acc, PRECISION)
+            x_ptrs += DEPTH
+    elif TMA:
         for at in range(0, depth, DEPTH):
             x = tl.load(x_ptrs, mask=real[:, None], other=0.0)
             if HALVES:
@@ -247,6 +265,7 @@ def up_kernel(
     limit, alpha,
     HAS_BIAS: tl.constexpr, RANK: tl.constexpr, ACTIVATION: tl.constexpr, INTERLEAVED: tl.constexpr,
     EVEN: tl.constexpr, FULL: tl.constexpr, BY_COLUMN: tl.constexpr, TMA: tl.constexpr,
+    PACKED: tl.constexpr, BLOCK: tl.constexpr, SCALE_BLOCK: tl.constexpr, LANES: tl.constexpr,
     GROUP: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr, DEPTH: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     """Gate and up of gathered tokens [S, 2 width], and what goes down of them [S, width]. Grid (tiles * blocks,).
@@ -274,8 +293,8 @@ def up_kernel(
         there = first + c % COLUMNS < width
     acc = tl.zeros([ROWS, 2 * COLUMNS], tl.float32)
     acc = _product(
-        acc, x_ptrs, real, w, expert - opens, n, there, begun, depth, w_rows, w_expert, w_column, w_inner,
-        EVEN, FULL, not INTERLEAVED, BY_COLUMN, TMA, 2 * COLUMNS, DEPTH, PRECISION,
+        acc, x_ptrs, real, w, expert - opens, n, there, begun, 2 * width, depth, w_rows, w_expert, w_column, w_inner,
+        EVEN, FULL, not INTERLEAVED, BY_COLUMN, TMA, PACKED, BLOCK, SCALE_BLOCK, LANES, 2 * COLUMNS, DEPTH, PRECISION,
     )  # fmt: skip
     if RANK:
         acc = _adapted(acc, inner_ptr, row, b_ptr, expert, n, there, rank, b_expert, b_column, b_rank, RANK, PRECISION)
@@ -298,6 +317,7 @@ def product_kernel(
     opens, closes, tiles, depth, columns, top_k, x_row, w_rows, w_expert, w_column, w_inner, rank, b_expert, b_column, b_rank,
     HAS_BIAS: tl.constexpr, WEIGHTED: tl.constexpr, GATHERED: tl.constexpr, BY_SLOT: tl.constexpr, RANK: tl.constexpr,
     EVEN: tl.constexpr, FULL: tl.constexpr, BY_COLUMN: tl.constexpr, TMA: tl.constexpr,
+    PACKED: tl.constexpr, BLOCK: tl.constexpr, SCALE_BLOCK: tl.constexpr, LANES: tl.constexpr,
     GROUP: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr, DEPTH: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     """Rows, or the tokens they are of, through a projection, stored by row or by slot [S, columns]. Grid (tiles * blocks,).
@@ -320,8 +340,8 @@ def product_kernel(
     there = n < columns
     acc = tl.zeros([ROWS, COLUMNS], tl.float32)
     acc = _product(
-        acc, x_ptrs, real, w, expert - opens, n, there, first, depth, w_rows, w_expert, w_column, w_inner,
-        EVEN, FULL, False, BY_COLUMN, TMA, COLUMNS, DEPTH, PRECISION,
+        acc, x_ptrs, real, w, expert - opens, n, there, first, columns, depth, w_rows, w_expert, w_column, w_inner,
+        EVEN, FULL, False, BY_COLUMN, TMA, PACKED, BLOCK, SCALE_BLOCK, LANES, COLUMNS, DEPTH, PRECISION,
     )  # fmt: skip
     if RANK:
         acc = _adapted(acc, inner_ptr, row, b_ptr, expert, n, there, rank, b_expert, b_column, b_rank, RANK, PRECISION)

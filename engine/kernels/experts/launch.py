@@ -20,10 +20,16 @@ from torch import Tensor
 from engine.kernels.device import interpreted, kernel_serves
 from engine.kernels.experts.packed import PackedExperts
 from engine.kernels.experts.reference import ACTIVATIONS, Gate
-from engine.kernels.tuner import TUNER, Cost, Tile, Tiles, bucket, limits_of
+from engine.kernels.tuner import TUNER, Cost, Key, Tile, Tiles, bucket, limits_of
 
 RUN, BLOCK = 128, 512
 """Slots that one program puts in their places, and that one program counts."""
+DECODED = ("nf4", "fp4", "mxfp4", "nvfp4", "fp8")
+"""Kinds that products decode inside."""
+REGISTERS = 192
+"""What a thread of a product takes at most, so that programs that unpack find room beside it."""
+DECODED_ROWS = 64
+"""Rows of a tile up to which they do so without having been timed."""
 
 
 class Plan(NamedTuple):
@@ -91,6 +97,21 @@ PRODUCT = Tiles(
     ((256, 64, 8, 4, 1), (256, 64, 8, 3, 1), (128, 64, 4, 3, 0), (128, 32, 4, 3, 0)),
     _cost(1),
 )
+
+
+_NOT_PACKED: dict[str, Any] = {"PACKED": "", "BLOCK": 1, "SCALE_BLOCK": 1, "LANES": False}
+# Two programs on a multiprocessor, so that one decodes while the other multiplies (H100).
+UP_DECODED = Tiles(
+    "experts_up_decoded",
+    1,
+    _NAMES,
+    ((64, 64, 4, 3, 0), (64, 64, 4, 4, 0), (32, 128, 4, 4, 0), (64, 128, 4, 3, 0), (64, 64, 8, 3, 0)),
+    _cost(2),
+)
+PRODUCT_DECODED = Tiles(
+    "experts_product_decoded", 1, _NAMES,
+    ((128, 64, 4, 3, 0), (128, 64, 4, 4, 0), (64, 128, 4, 4, 0), (128, 128, 4, 3, 0), (128, 64, 8, 3, 0), (64, 64, 4, 4, 0)), _cost(1),
+)  # fmt: skip
 
 
 @cache
@@ -285,12 +306,25 @@ def copies_tiles(device: torch.device) -> bool:
 def _operand(
     weight: Tensor, columns: int, deep: int, tma: int, halves: bool = False
 ) -> tuple[Any, dict[str, Any], list[int]]:
-    """An [E, N, K] weight for a kernel: pointer or descriptor, its flags, and rows a matrix, strides of E, N and K."""
+    """An [E, N, K] weight for a kernel: pointer, descriptor or packed parts, its flags, and rows a matrix, strides of E, N and K."""
     _, n, k = weight.shape
+    if isinstance(weight, PackedExperts):
+        from engine.kernels.experts.unpack import in_lanes_of, pointers
+
+        form = weight.form
+        packed = {
+            "PACKED": form.kind,
+            "BLOCK": form.block,
+            "SCALE_BLOCK": form.scale_block,
+            "LANES": in_lanes_of(form.kind),
+        }
+        flags = {"EVEN": True, "FULL": n % columns == 0, "BY_COLUMN": not form.turned, "TMA": False, **packed}
+        # As the one that unpacks rounds, so does this.
+        return pointers(weight.held), {**flags, "enable_fp_fusion": False}, [0, 0, 0, 0]
     by_column = weight.stride(2) == 1
     rows, line, row = (n, k, weight.stride(1)) if by_column else (k, n, weight.stride(2))
     strides = [rows, weight.stride(0), weight.stride(1), weight.stride(2)]
-    flags = {"EVEN": k % deep == 0, "FULL": n % columns == 0, "BY_COLUMN": by_column, "TMA": False}
+    flags = {"EVEN": k % deep == 0, "FULL": n % columns == 0, "BY_COLUMN": by_column, "TMA": False, **_NOT_PACKED}
     size = weight.element_size()
     whole = min(weight.stride(1), weight.stride(2)) == 1 and weight.stride(0) == rows * row
     fits = whole and row * size % 16 == 0 and weight.data_ptr() % 16 == 0 and weight.numel() > 0
@@ -342,7 +376,7 @@ def _up(
     width = twice // 2
     b = _turned(weights.gate_up_b)
 
-    def launch(weight: Tensor, opens: int, tile: Tile) -> None:
+    def launch(weight: Tensor, opens: int, told: dict[str, int], tile: Tile) -> None:
         columns, deep, warps, stages, tma = _capped(tile, x, rows, width, depth)
         taken = 2 * columns if gate.interleaved else columns
         operand, flags, strides = _operand(weight, taken, deep, tma, not gate.interleaved)
@@ -353,10 +387,10 @@ def _up(
             opens, opens + len(weight), plan.tiles, depth, width, top_k, x.stride(0), *strides, *_lora(inner, b), gate.limit, gate.alpha,
             HAS_BIAS=weights.gate_up_bias is not None, RANK=0 if inner is None else _rank(inner.shape[1]),
             ACTIVATION=ACTIVATIONS.index(gate.activation), INTERLEAVED=gate.interleaved, **flags,
-            GROUP=8, ROWS=rows, COLUMNS=columns, DEPTH=deep, PRECISION=_precision(x), num_warps=warps, num_stages=stages,
+            GROUP=8, ROWS=rows, COLUMNS=columns, DEPTH=deep, PRECISION=_precision(x), num_warps=warps, num_stages=stages, **told,
         )  # fmt: skip
 
-    _launch_all(UP, x, plan, weights.gate_up, rows, launch)
+    _launch_all(UP, x, plan, weights.gate_up, rows, launch, not gate.interleaved)
 
 
 def _product(
@@ -372,7 +406,7 @@ def _product(
     _, width, depth = weight.shape
     out = x.new_empty(plan.order.shape[0], width)
 
-    def launch(some: Tensor, opens: int, tile: Tile) -> None:
+    def launch(some: Tensor, opens: int, told: dict[str, int], tile: Tile) -> None:
         columns, deep, warps, stages, tma = _capped(tile, x, rows, width, depth)
         operand, flags, strides = _operand(some, columns, deep, tma)
         product_kernel[(plan.tiles * -(-width // columns),)](
@@ -381,7 +415,7 @@ def _product(
             opens, opens + len(some), plan.tiles, depth, width, max(top_k, 1), x.stride(0), *strides, *_lora(inner, b),
             HAS_BIAS=bias is not None, WEIGHTED=routing_weights is not None, GATHERED=top_k > 0, BY_SLOT=by_slot,
             RANK=0 if inner is None else _rank(inner.shape[1]), **flags,
-            GROUP=8, ROWS=rows, COLUMNS=columns, DEPTH=deep, PRECISION=_precision(x), num_warps=warps, num_stages=stages,
+            GROUP=8, ROWS=rows, COLUMNS=columns, DEPTH=deep, PRECISION=_precision(x), num_warps=warps, num_stages=stages, **told,
         )  # fmt: skip
 
     _launch_all(PRODUCT, x, plan, weight, rows, launch)
@@ -463,12 +497,68 @@ def _lora(inner: Tensor | None, b: Tensor | None) -> tuple[int, ...]:
     return (0, 0, 0, 0) if inner is None or b is None else (inner.shape[1], *b.stride())
 
 
+class Way(Tiles):
+    """Ways of a product with packed experts, in words."""
+
+    def words(self, tile: Tile) -> str:
+        return "decoded inside the product" if tile[0] else "unpacked first"
+
+
+@cache
+def _ways(tiles: Tiles, inside_first: bool) -> Way:
+    """The two ways, the one picked by hand first."""
+    ways: tuple[Tile, ...] = ((1,), (0,)) if inside_first else ((0,), (1,))
+    return Way(f"packed_{tiles.kernel}", 1, ("inside",), ways, lambda way: Cost(0, 0))
+
+
+def decoding(tiles: Tiles, weight: PackedExperts, x: Tensor, rows: int, halves: bool) -> Tiles | None:
+    """The tiles in which a product can decode this [E, N, K] weight inside: whole ones, in which blocks of scales fit, or which
+    fit in a block. None where there are none."""
+    form, (_, n, k) = weight.form, weight.shape
+    numbers = 1 if form.kind == "fp8" else 2
+    whole = weight.held.numbers.shape[1] * numbers == form.rows * form.columns and form.columns % numbers == 0
+    whole = whole and (numbers == 1 or form.columns % form.block == 0)
+    if form.kind not in DECODED or not (whole and form.finite) or x.element_size() != 2 or (form.turned and halves):
+        return None
+
+    def fits(tile: Tile) -> bool:
+        columns, deep, *_ = _capped(tile, x, rows, n // 2 if tiles is UP else n, k)
+        columns = 2 * columns if tiles is UP else columns
+        wide = columns if form.turned else deep
+        return (
+            k % deep == 0 and not (form.turned and n % columns) and (wide % form.block == 0 or form.block % wide == 0)
+        )
+
+    inside = for_card(UP_DECODED if tiles is UP else PRODUCT_DECODED, x.device)
+    found = tuple(tile for tile in inside.candidates if fits(tile))
+    return replace(inside, candidates=found) if found else None
+
+
 def _launch_all(
-    tiles: Tiles, x: Tensor, plan: Plan, weight: Tensor, rows: int, launch: Callable[[Tensor, int, Tile], None]
-) -> None:
-    """Launches the product with all of a weight, or with one after the other of what of a packed one is unpacked at a time."""
-    for some, opens in weight.in_turn(plan.starts) if isinstance(weight, PackedExperts) else ((weight, 0),):
-        launch(some, opens, _tile(tiles, x, some, rows, partial(launch, some, opens)))
+    tiles: Tiles, x: Tensor, plan: Plan, weight: Tensor, rows: int, launch: Callable[[Tensor, int, dict[str, int], Tile], None],
+    halves: bool = False,
+) -> None:  # fmt: skip
+    """Launches the product with all of a weight. Of a packed one either its tiles are decoded inside, or one part after the
+    other is unpacked and multiplied: whichever takes less time for so many rows."""
+    if not isinstance(weight, PackedExperts):
+        launch(weight, 0, {}, _tile(tiles, x, weight, rows, partial(launch, weight, 0, {})))
+        return
+    inside = decoding(tiles, weight, x, rows, halves)
+
+    def go(way: Tile) -> None:
+        if way[0] and inside is not None:
+            launch(weight, 0, {}, _tile(inside, x, weight, rows, partial(launch, weight, 0, {})))
+            return
+        told = {"maxnreg": REGISTERS} if weight.goes_ahead else {}
+        for some, opens in weight.in_turn(plan.starts):
+            launch(some, opens, told, _tile(tiles, x, some, rows, partial(launch, some, opens, told)))
+
+    if inside is None:
+        go((0,))
+        return
+    experts, n, k = (bucket(side) for side in weight.shape)
+    key = (bucket(x.shape[0]), experts, n, k, rows, str(x.dtype), weight.form.kind, int(weight.form.turned))
+    go(TUNER.pick(_ways(tiles, rows <= DECODED_ROWS), key, x.device, go))
 
 
 def _tile(tiles: Tiles, x: Tensor, weight: Tensor, rows: int, launch: Callable[[Tile], None]) -> Tile:
@@ -476,5 +566,9 @@ def _tile(tiles: Tiles, x: Tensor, weight: Tensor, rows: int, launch: Callable[[
     if not TUNER.on:
         return tiles.default
     experts, width, depth = weight.shape
-    key = (bucket(x.shape[0]), bucket(experts), bucket(width), bucket(depth), rows, str(x.dtype), weight.stride(2) == 1)
-    return TUNER.pick(tiles, tuple(int(each) if isinstance(each, bool) else each for each in key), x.device, launch)
+    key: Key = (bucket(x.shape[0]), bucket(experts), bucket(width), bucket(depth), rows, str(x.dtype))
+    if isinstance(weight, PackedExperts):
+        key += weight.form.kind, int(weight.form.turned)
+    else:
+        key += (int(weight.stride(2) == 1),)
+    return TUNER.pick(tiles, key, x.device, launch)

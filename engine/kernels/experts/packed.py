@@ -7,6 +7,7 @@ one. Each expert is packed by itself: by bitsandbytes, or into MXFP4, NVFP4 or F
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from functools import cache
 from typing import Any, NamedTuple
 
 import torch
@@ -22,6 +23,8 @@ PLAIN = "mxfp4", "nvfp4", "fp8"
 GROUPED = tuple(groups.BITS)
 """Read from files alone, and unpacked without bitsandbytes."""
 _Aten: Any = torch.ops.aten
+AHEAD = True
+"""Whether the next experts are unpacked beside the product of these."""
 
 
 class Held(NamedTuple):
@@ -91,33 +94,49 @@ class PackedExperts(torch.Tensor):
         found = _unpacked(self.held, self.form, expert, out)
         return found.T if self.form.turned else found
 
-    def unpack_range(self, first: int, out: Tensor, starts: Tensor | None = None) -> None:
+    def unpack_range(self, first: int, out: Tensor, starts: Tensor | None = None, beside: bool = False) -> None:
         """Writes the experts from the number `first` on into `out` [n, rows, columns] as stored: in one launch on a card.
 
         With `starts` [E + 1], where each expert's rows begin and the last one's end, experts without rows are left out.
+        `beside` a product on another stream it leaves most of a card to that.
         """
         if kernel_serves(self.held.numbers):
             from engine.kernels.experts.unpack import unpack
 
-            unpack(self.held, self.form, first, out, starts)
+            unpack(self.held, self.form, first, out, starts, beside)
             return
         ends = None if starts is None else starts.tolist()
         for place, room in enumerate(out):
             if ends is None or ends[first + place] < ends[first + place + 1]:
                 _unpacked(self.held, self.form, first + place, room)
 
+    @property
+    def goes_ahead(self) -> bool:
+        """Whether some experts are unpacked while those before them are multiplied: where the room holds some of them twice, and
+        not all."""
+        each = self.form.rows * self.form.columns * self.element_size()
+        return AHEAD and self.device.type == "cuda" and 2 * each <= EXPERT_BUFFER < each * self.shape[0]
+
     def in_turn(self, starts: Tensor) -> Iterator[tuple[Tensor, int]]:
         """The experts with rows, as many at a time as a bounded room holds: the weights [n, out, in] of some of them,
         good until the next are asked for, and the number of the first."""
         form, experts = self.form, self.shape[0]
         each = form.rows * form.columns * self.element_size()
-        turns = -(-experts // max(1, min(EXPERT_BUFFER // each, experts)))
+        ahead = self.goes_ahead
+        turns = -(-experts // max(1, min(EXPERT_BUFFER // (1 + ahead) // each, experts)))
         at_once = -(-experts // turns)
-        room = torch.empty(at_once, form.rows, form.columns, dtype=form.dtype, device=self.device)
-        for first in range(0, experts, at_once):
-            some = room[: experts - first]
-            self.unpack_range(first, some, starts)
-            yield some.transpose(1, 2) if form.turned else some, first
+        rooms = torch.empty(1 + ahead, at_once, form.rows, form.columns, dtype=form.dtype, device=self.device)
+        firsts = range(0, experts, at_once)
+
+        def unpacked(turn: int, beside: bool = False) -> Tensor:
+            some = rooms[turn % len(rooms)][: experts - firsts[turn]]
+            self.unpack_range(firsts[turn], some, starts, beside)
+            return some.transpose(1, 2) if form.turned else some
+
+        if not ahead:
+            yield from ((unpacked(turn), first) for turn, first in enumerate(firsts))
+            return
+        yield from zip(_one_ahead(unpacked, len(firsts), self.device), firsts, strict=True)
 
     def all_unpacked(self) -> Tensor:
         """[E, out, in], every expert."""
@@ -158,6 +177,31 @@ class PackedExperts(torch.Tensor):
             raise RuntimeError("packed experts cannot be written to: their numbers have too few bits")
         plain, more = torch.utils._pytree.tree_map_only(PackedExperts, PackedExperts.all_unpacked, (args, kwargs))
         return func(*plain, **more)
+
+
+@cache
+def _side_stream(device: torch.device) -> torch.cuda.Stream:
+    return torch.cuda.Stream(device)
+
+
+def _one_ahead(unpacked: Callable[[int, bool], Tensor], turns: int, device: torch.device) -> Iterator[Tensor]:
+    """What `unpacked` gives for each turn, the next one's on another stream while the caller multiplies this one's. The caller's
+    stream has waited for all of it at the end, so that rooms may be given back there."""
+    here, side = torch.cuda.current_stream(device), _side_stream(device)
+    found = unpacked(0, False)
+    free = here.record_event()
+    for turn in range(turns):
+        following = None
+        if turn + 1 < turns:
+            side.wait_event(free)
+            with torch.cuda.stream(side):
+                following = unpacked(turn + 1, True)
+            ready = side.record_event()
+        yield found
+        free = here.record_event()
+        if following is not None:
+            here.wait_event(ready)
+            found = following
 
 
 def _again(packed: PackedExperts, held: Held, form: Form) -> PackedExperts:

@@ -2,108 +2,48 @@
 
 from __future__ import annotations
 
+from functools import cache
 from typing import Any
 
+import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
+from engine.kernels.device import interpreted
+from engine.kernels.experts.decoding import e4m3, in_lanes, numbers_of, scales_of
+
 TILE, TILES = 1024, 8
 """Bytes of packed numbers that one program reads at a time, and how often it does."""
+BESIDE = 3, 4096, 3
+"""Beside a product: programs of a multiprocessor, bytes that one reads at a time, and how many of these are on their way."""
 INT8 = tl.constexpr(7.874015718698502e-3)
 """1 / 127, as bitsandbytes writes it."""
 
 
 @triton.jit(do_not_specialize=["first"])
 def unpack_kernel(
-    starts, numbers, scales, middle, steps, code, scale_code, out,
-    first, bytes_each, scales_each, steps_each, weights_each, columns,
-    BLOCK: tl.constexpr, SCALE_BLOCK: tl.constexpr, FOUR: tl.constexpr, ROUTED: tl.constexpr, TILE: tl.constexpr,
-    TILES: tl.constexpr,
+    starts, held, out, first, bytes_each, scales_each, steps_each, weights_each, columns, row_bytes,
+    KIND: tl.constexpr, BLOCK: tl.constexpr, SCALE_BLOCK: tl.constexpr, LANES: tl.constexpr, PADDED: tl.constexpr,
+    ROUTED: tl.constexpr, TILE: tl.constexpr, TILES: tl.constexpr, STAGES: tl.constexpr,
 ):  # fmt: skip
-    """Some tiles of an expert: `out[place]` is what `numbers[first + place]` stands for, where that has rows."""
+    """Some tiles of an expert in four bits: `out[place]` is what the numbers of `first + place` stand for, where that has rows;
+    PADDED where rows end in a block that is not full."""
     place = tl.program_id(1).to(tl.int64)
     expert = first + place
     if ROUTED:  # noqa: SIM102  # the first is known when it is compiled
         if tl.load(starts + expert) == tl.load(starts + expert + 1):
             return
-    for tile in range(tl.program_id(0) * TILES, tl.program_id(0) * TILES + TILES):
-        _unpack_tile(
-            tile, place, expert, numbers, scales, middle, steps, code, scale_code, out,
-            bytes_each, scales_each, steps_each, weights_each, columns, BLOCK, SCALE_BLOCK, FOUR, TILE,
-        )  # fmt: skip
-
-
-@triton.jit
-def _unpack_tile(
-    tile, place, expert, numbers, scales, middle, steps, code, scale_code, out,
-    bytes_each, scales_each, steps_each, weights_each, columns,
-    BLOCK: tl.constexpr, SCALE_BLOCK: tl.constexpr, FOUR: tl.constexpr, TILE: tl.constexpr,
-):  # fmt: skip
-    at = tile * TILE + tl.arange(0, TILE)
-    there = at < bytes_each
-    held = tl.load(numbers + expert * bytes_each + at, mask=there, other=0)
-    to = out + place * weights_each
-    if FOUR:
-        block = at * 2 // BLOCK
-        coded = tl.load(scales + expert * scales_each + block, mask=there, other=0).to(tl.int32)
-        step = tl.load(steps + expert * steps_each + block // SCALE_BLOCK, mask=there, other=0.0)
-        scale = tl.load(scale_code + coded) * step + tl.load(middle + expert)
-        held = held.to(tl.int32)
-        first = (tl.load(code + (held >> 4)) * scale).to(out.dtype.element_ty)
-        second = (tl.load(code + (held & 15)) * scale).to(out.dtype.element_ty)
-        both = tile * (2 * TILE) + tl.arange(0, 2 * TILE)
-        tl.store(to + both, tl.interleave(first, second), mask=both < weights_each)
-    else:
-        row = tl.load(scales + expert * scales_each + at // columns, mask=there, other=0.0)
-        tl.store(to + at, (held.to(tl.float32) * row * INT8).to(out.dtype.element_ty), mask=there)
-
-
-@triton.jit
-def _e2m1(code):
-    """What four bits stand for, in float32: from 1 on its bits are those of a float32 moved to their place."""
-    size = code & 7
-    value = tl.where(size < 2, size.to(tl.float32) * 0.5, ((size + 252) << 22).to(tl.float32, bitcast=True))
-    return tl.where(code < 8, value, -value)
-
-
-@triton.jit
-def _power(scale):
-    """2^(scale - 127) in float32, of which the smallest has no bit of an exponent; 255 is not a number."""
-    bits = tl.where(scale == 0, 1 << 22, tl.where(scale == 255, 0x7FC00000, scale << 23))
-    return bits.to(tl.float32, bitcast=True)
-
-
-@triton.jit
-def _e4m3(code):
-    """What eight bits stand for, in float32: from 8 on their bits are those of a float32 moved to their place."""
-    size = code & 127
-    bits = tl.where(size == 127, 0x7FC00000, (size << 20) + (120 << 23))
-    value = tl.where(size < 8, size.to(tl.float32) * 0.001953125, bits.to(tl.float32, bitcast=True))
-    return tl.where(code < 128, value, -value)
-
-
-@triton.jit(do_not_specialize=["first"])
-def unpack_blocks_kernel(
-    starts, numbers, scales, middle, out, first, bytes_each, scales_each, weights_each, columns, row_bytes,
-    BLOCK: tl.constexpr, WHOLE: tl.constexpr, PADDED: tl.constexpr, ROUTED: tl.constexpr, TILE: tl.constexpr,
-    TILES: tl.constexpr,
-):  # fmt: skip
-    """As `unpack_kernel` for MXFP4, and with WHOLE, where an expert has a scale too, NVFP4; PADDED where rows end in a block
-    that is not full."""
-    place = tl.program_id(1).to(tl.int64)
-    expert = first + place
-    if ROUTED:  # noqa: SIM102  # the first is known when it is compiled
-        if tl.load(starts + expert) == tl.load(starts + expert + 1):
-            return
-    for tile in range(tl.program_id(0) * TILES, tl.program_id(0) * TILES + TILES):
-        at = tile * TILE + tl.arange(0, TILE)
-        there = at < bytes_each
-        held = tl.load(numbers + expert * bytes_each + at, mask=there, other=0).to(tl.int32)
-        coded = tl.load(scales + expert * scales_each + at * 2 // BLOCK, mask=there, other=0).to(tl.int32)
-        scale = _e4m3(coded) * tl.load(middle + expert) if WHOLE else _power(coded)
-        low = (_e2m1(held & 15) * scale).to(out.dtype.element_ty)
-        high = (_e2m1(held >> 4) * scale).to(out.dtype.element_ty)
+    table = in_lanes(held[4]) if LANES else held[4]
+    BLOCKS: tl.constexpr = 2 * TILE // BLOCK if 2 * TILE > BLOCK else 1
+    for tile in tl.range(tl.program_id(0) * TILES, tl.program_id(0) * TILES + TILES, num_stages=STAGES):
+        block = tile * (2 * TILE) // BLOCK + tl.arange(0, BLOCKS)
+        scale = scales_of(held, expert, block, scales_each, steps_each, block < scales_each, KIND, SCALE_BLOCK)
+        run = tile * BLOCKS + tl.arange(0, BLOCKS)
+        at = run[:, None] * (TILE // BLOCKS) + tl.arange(0, TILE // BLOCKS)[None, :]
+        codes = tl.load(held[0] + expert * bytes_each + at, mask=at < bytes_each, other=0)
+        value = tl.reshape(numbers_of(codes, table, KIND, LANES), [BLOCKS, 2 * TILE // BLOCKS]) * scale[:, None]
+        value = tl.reshape(value.to(out.dtype.element_ty), [2 * TILE])
         both = tile * (2 * TILE) + tl.arange(0, 2 * TILE)
         if PADDED:
             column = both % (2 * row_bytes)
@@ -111,7 +51,27 @@ def unpack_blocks_kernel(
             both = both // (2 * row_bytes) * columns + column
         else:
             kept = both < weights_each
-        tl.store(out + place * weights_each + both, tl.interleave(low, high), mask=kept)
+        tl.store(out + place * weights_each + both, value, mask=kept)
+
+
+@triton.jit(do_not_specialize=["first"])
+def unpack_int8_kernel(
+    starts, numbers, scales, out, first, scales_each, weights_each, columns,
+    ROUTED: tl.constexpr, TILE: tl.constexpr, TILES: tl.constexpr,
+):  # fmt: skip
+    """As `unpack_kernel` for INT8, with a scale for each row."""
+    place = tl.program_id(1).to(tl.int64)
+    expert = first + place
+    if ROUTED:  # noqa: SIM102  # the first is known when it is compiled
+        if tl.load(starts + expert) == tl.load(starts + expert + 1):
+            return
+    for tile in range(tl.program_id(0) * TILES, tl.program_id(0) * TILES + TILES):
+        at = tile * TILE + tl.arange(0, TILE)
+        there = at < weights_each
+        held = tl.load(numbers + expert * weights_each + at, mask=there, other=0)
+        row = tl.load(scales + expert * scales_each + at // columns, mask=there, other=0.0)
+        value = (held.to(tl.float32) * row * INT8).to(out.dtype.element_ty)
+        tl.store(out + place * weights_each + at, value, mask=there)
 
 
 @triton.jit(do_not_specialize=["first"])
@@ -132,7 +92,7 @@ def unpack_fp8_kernel(
         row = at // columns
         block = row // rows_of_block * across + (at - row * columns) // columns_of_block
         scale = tl.load(scales + expert * scales_each + block, mask=there, other=0.0)
-        tl.store(out + place * weights_each + at, (_e4m3(held) * scale).to(out.dtype.element_ty), mask=there)
+        tl.store(out + place * weights_each + at, (e4m3(held) * scale).to(out.dtype.element_ty), mask=there)
 
 
 @triton.jit(do_not_specialize=["first"])
@@ -192,16 +152,37 @@ def _of_group(
     return (code.to(tl.float32) - zero) * scale
 
 
-def unpack(held: Any, form: Any, first: int, out: Tensor, starts: Tensor | None) -> None:
+@cache
+def _multiprocessors(device: torch.device) -> int:
+    return int(torch.cuda.get_device_properties(device).multi_processor_count) if device.type == "cuda" else 1
+
+
+def in_lanes_of(kind: str) -> bool:
+    """Whether the numbers that codes of this kind stand for lie in the lanes of a warp, which only a card's can ask, and by
+    NVIDIA's instruction."""
+    return kind in ("nf4", "fp4") and not interpreted() and torch.version.hip is None
+
+
+def pointers(held: Any) -> tuple[Tensor, ...]:
+    """The parts as kernels take them: something in the place of those that a kind has not, which is not read."""
+    parts = held.middle, held.steps, held.code, held.scale_code
+    return held.numbers, held.scales, *(held.numbers if each is None else each for each in parts)
+
+
+def unpack(held: Any, form: Any, first: int, out: Tensor, starts: Tensor | None, beside: bool = False) -> None:
     """Writes the experts from the number `first` on into `out` [n, rows, columns], of any float format.
 
     `held` and `form` are those of `PackedExperts`. With `starts` [E + 1] those without rows are left out. Products and sums
-    are not fused, so that they round as theirs do.
+    are not fused, so that they round as theirs do. `beside` another launch it takes a few programs of each multiprocessor alone.
     """
-    weights, four = form.rows * form.columns, form.kind != "int8"
+    weights = form.rows * form.columns
     bytes_each, scales_each = held.numbers.shape[1], held.scales.shape[1]
-    grid = triton.cdiv(bytes_each, TILE * TILES), out.shape[0]
-    routed = {"ROUTED": starts is not None, "TILE": TILE, "TILES": TILES, "num_warps": 4}
+    tile, tiles = TILE, TILES
+    if beside:
+        tile, programs = BESIDE[1], BESIDE[0] * _multiprocessors(out.device)
+        tiles = triton.cdiv(triton.cdiv(bytes_each, tile), max(1, programs // out.shape[0]))
+    grid = triton.cdiv(bytes_each, tile * tiles), out.shape[0]
+    routed = {"ROUTED": starts is not None, "TILE": tile, "TILES": tiles, "num_warps": 4}
     starts = held.scales if starts is None else starts
     if form.kind == "fp8":
         unpack_fp8_kernel[grid](
@@ -217,17 +198,15 @@ def unpack(held: Any, form: Any, first: int, out: Tensor, starts: Tensor | None)
             ZEROS=held.zeros is not None, ORDERED=held.of_column is not None, **routed,
         )  # fmt: skip
         return
-    if form.kind in ("mxfp4", "nvfp4"):
-        row_bytes = bytes_each // form.rows
-        unpack_blocks_kernel[grid](
-            starts, held.numbers, held.scales, held.scales if held.middle is None else held.middle, out, first, bytes_each,
-            scales_each, weights, form.columns, row_bytes, BLOCK=form.block, WHOLE=held.middle is not None,
-            PADDED=form.columns != 2 * row_bytes, **routed,
+    if form.kind == "int8":
+        unpack_int8_kernel[grid](
+            starts, held.numbers, held.scales, out, first, scales_each, weights, form.columns, enable_fp_fusion=False,
+            **routed,
         )  # fmt: skip
         return
+    row_bytes = bytes_each // form.rows if form.kind in ("mxfp4", "nvfp4") else 0
     unpack_kernel[grid](
-        starts, held.numbers, held.scales,
-        *((held.middle, held.steps, held.code, held.scale_code) if four else [held.scales] * 4),
-        out, first, bytes_each, scales_each, held.steps.shape[1] if four else 0, weights, form.columns,
-        BLOCK=form.block, SCALE_BLOCK=form.scale_block, FOUR=four, enable_fp_fusion=False, **routed,
+        starts, pointers(held), out, first, bytes_each, scales_each, 0 if held.steps is None else held.steps.shape[1],
+        weights, form.columns, row_bytes, STAGES=BESIDE[2] if beside else 1, KIND=form.kind, BLOCK=form.block, SCALE_BLOCK=form.scale_block, LANES=in_lanes_of(form.kind),
+        PADDED=row_bytes > 0 and form.columns != 2 * row_bytes, enable_fp_fusion=False, **routed,
     )  # fmt: skip

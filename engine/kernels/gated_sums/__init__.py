@@ -10,7 +10,8 @@ and what has no kernel get plain torch.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import math
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -24,7 +25,7 @@ from engine.kernels.gated_sums.reference import (
     led_inwards,
 )
 from engine.kernels.shapes import refuse_formats
-from engine.kernels.tuner import TUNER, Cost, Tile, Tiles, bucket
+from engine.kernels.tuner import TUNER, Cost, Tile, Tiles, bucket, limits_of
 
 __all__ = ["GATED_SUMS", "GRADIENTS", "GRADIENTS_IN_PLACE", "Thin", "gated_sums", "gated_sums_reference"]
 
@@ -32,27 +33,32 @@ _LEAST_RANK = 16
 """What a product of tiles takes at least."""
 
 
-def _cost(tiles: int) -> Callable[[Tile], Cost]:
-    # Registers of a thread by the elements it holds, from above: float32 tiles that live at once.
+def _cost(passes: int, fixed: int) -> Callable[[Tile], Cost]:
+    """`passes`: wide results that a program reads. Registers of a thread, from above: float32 tiles that live at once."""
+
     def cost(tile: Tile) -> Cost:
-        rows, columns, _, warps, _ = tile
-        return Cost(min(255, 136 + tiles * (rows * columns // (32 * warps))), 32 * warps, 8 * rows * columns)
+        rows, columns, _, warps, stages, programs, pieces, _ = tile
+        registers = min(255, fixed + (passes + 2) * (rows * columns // (32 * warps)))
+        if programs:
+            registers = min(registers, _registers(warps, programs))
+        held = stages * pieces * columns * (2 * passes * rows + 96) if stages > 1 else 0
+        return Cost(registers, 32 * warps, held + 4 * rows * columns)
 
     return cost
 
 
-_NAMES = ("rows", "columns", "span", "warps", "stages")
+_NAMES = ("rows", "columns", "span", "warps", "stages", "programs", "pieces", "apart")
 FORWARD = Tiles(
-    "gated_sums_fwd", 1, _NAMES,
-    ((64, 64, 24, 4, 1), (64, 32, 48, 4, 1), (64, 32, 48, 4, 2), (64, 64, 12, 4, 1), (64, 64, 48, 4, 1), (32, 64, 24, 4, 1),
-     (128, 64, 24, 8, 1), (64, 64, 24, 8, 1), (64, 32, 24, 4, 1)),
-    _cost(6),
+    "gated_sums_fwd", 2, _NAMES,
+    ((64, 64, 24, 4, 3, 0, 1, 1), (64, 64, 24, 4, 2, 0, 2, 1), (64, 32, 48, 4, 3, 0, 1, 1), (64, 64, 24, 4, 1, 0, 1, 0),
+     (64, 64, 12, 4, 3, 0, 1, 1), (128, 64, 24, 8, 2, 0, 1, 1)),
+    _cost(2, 64),
 )  # fmt: skip
 BACKWARD = Tiles(
-    "gated_sums_bwd", 1, _NAMES,
-    ((64, 32, 48, 4, 1), (64, 64, 24, 4, 1), (64, 32, 24, 4, 1), (64, 32, 48, 4, 2), (64, 32, 96, 4, 1), (128, 32, 48, 8, 1),
-     (64, 64, 24, 8, 1), (64, 32, 16, 4, 1)),
-    _cost(7),
+    "gated_sums_bwd", 2, _NAMES,
+    ((64, 32, 48, 4, 2, 4, 2, 1), (64, 32, 48, 4, 3, 4, 1, 1), (64, 32, 48, 4, 2, 0, 1, 1), (64, 32, 48, 4, 1, 0, 1, 0),
+     (64, 64, 24, 4, 2, 0, 1, 1), (128, 32, 24, 8, 3, 2, 1, 1)),
+    _cost(3, 96),
 )  # fmt: skip
 
 
@@ -139,9 +145,33 @@ def _grid(rows: int, columns: int, tile: Tile) -> tuple[int]:
     return (-(-rows // tile[0]) * _parts(columns, tile),)
 
 
-def _fitted(tile: Tile, columns: int) -> Tile:
-    """The same, with no more tiles of columns than there are."""
-    return (*tile[:2], min(tile[2], -(-columns // tile[1])), *tile[3:])
+def _fitted(tile: Tile, columns: int, ranks: Sequence[int], wide: Sequence[torch.Tensor]) -> Tile:
+    """The same, with no more tiles of columns than there are, and what is on its way where a program has room for it; with larger
+    ranks than the least, registers as they come."""
+    rows, width, span, warps, stages, programs, pieces, apart = tile
+    one = wide[0].element_size() * width * pieces * (len(wide) * rows + sum(ranks))
+    room = limits_of(wide[0].device).shared_bytes - 4 * rows * width
+    stages = max(1, min(stages, room // one))
+    span = min(span, -(-columns // (width * pieces)) * pieces)
+    programs = programs if max(ranks) == _LEAST_RANK else 0
+    return rows, width, span, warps, stages, programs, pieces, apart
+
+
+def _sizes(columns: int, tile: Tile) -> tuple[int | bool, ...]:
+    """Rows and columns of a tile, tiles and stages of a program, how programs lie, whether programs fill the columns."""
+    rows, width, span, _, stages, _, pieces, apart = tile
+    return rows, width, span, stages, pieces, bool(apart), columns % (width * span) == 0
+
+
+def _options(tile: Tile) -> dict[str, int]:
+    """What the compiler is told: `programs` of a multiprocessor share its registers."""
+    _, _, _, warps, stages, programs, *_ = tile
+    found = {"num_warps": warps, "num_stages": stages}
+    return found | {"maxnreg": _registers(warps, programs)} if programs else found
+
+
+def _registers(warps: int, programs: int) -> int:
+    return min(248, (1 << 16) // (32 * warps * programs) // 8 * 8)
 
 
 def _tile(tiles: Tiles, x: torch.Tensor, kind: str, launch: Any) -> Tile:
@@ -222,14 +252,14 @@ def _forward(
 
     def launch(tile: Tile) -> None:
         nonlocal shares
-        tile = _fitted(tile, columns)
+        tile = _fitted(tile, columns, [first.ranks[1], second.ranks[1], _rounded(rank)], (wide, other))
         if down is not None:
             shares = torch.empty(_parts(columns, tile), rows, rank, dtype=torch.float32, device=wide.device)
         gated_sums_fwd_kernel[_grid(rows, columns, tile)](
             wide, *first.tensors, other, *second.tensors, wide if down is None else down, out, shares,
             *first.strides, *second.strides, *((0, 0) if down is None else down.stride()), rows, columns,
             ACTIVATIONS.index(activation), *first.ranks, *second.ranks, rank, _rounded(rank),
-            *tile[:3], interpreted(), num_warps=tile[3], num_stages=tile[4],
+            *_sizes(columns, tile), interpreted(), **_options(tile),
         )  # fmt: skip
 
     launch(_tile(FORWARD, wide, f"{activation}{rank}", launch))
@@ -254,8 +284,8 @@ def _gated_sums_backward(
 
 
 def _led(gate: Any, *inners: Any) -> Any:
-    """The form of what leads into these factors."""
-    return gate.new_empty(gate.shape[:-1].numel(), sum(0 if x is None else x.shape[-1] for x in inners))
+    """The form of what leads into these factors. `torch.Size.numel` would make the length a constant of the graph."""
+    return gate.new_empty(math.prod(gate.shape[:-1]), sum(0 if x is None else x.shape[-1] for x in inners))
 
 
 @_gated_sums_backward.register_fake
@@ -324,13 +354,13 @@ def _gradients(
 
     def launch(tile: Tile, places: list[torch.Tensor]) -> None:
         nonlocal shares
-        tile = _fitted(tile, columns)
+        tile = _fitted(tile, columns, [thin.ranks[1] for thin in added], wides)
         shares = torch.empty(_parts(columns, tile), rows, led, dtype=torch.float32, device=wides[0].device)
         gated_sums_bwd_kernel[_grid(rows, columns, tile)](
             *(each for wide, thin in zip(wides, added, strict=True) for each in (wide, *thin.tensors)), *places, shares,
             *(stride for thin in added for stride in thin.strides), rows, columns,
             ACTIVATIONS.index(activation), *(rank for thin in added for rank in thin.ranks),
-            *tile[:3], interpreted(), num_warps=tile[3], num_stages=tile[4],
+            *_sizes(columns, tile), interpreted(), **_options(tile),
         )  # fmt: skip
 
     spare = [torch.empty_like(x) for x in written] if TUNER.on else written

@@ -1,11 +1,13 @@
 """Triton kernels: a gated activation of two sums, each of a wide result and a low-rank product, and the gradients.
 
-A program owns some rows and SPAN tiles of columns, one after the other. The low-rank products are formed tile by tile where they
-are added, so that the wide results are read once and the sums never written; what is written is multiplied with the same thin
-matrices at once, which would each read it anew. Those products are sums over columns: each program writes its share, and
-`gated_sums_end_kernel` adds the shares. Every element is read before any is written at its place, so gradients may go where
-inputs were. Names: `inner` [rows, RANK], `outer` [columns, RANK] with strides of both, `shares` [programs of a row, rows, RANKS].
-RANK 0 stands for no product: what it adds is nought.
+A program owns some rows and SPAN tiles of columns, one after the other, the next of which are on their way while one is computed.
+A tile of a wide result is where the low-rank product is added up, so it is read once, in the form in which products come, and the sums
+are never written; what is written is multiplied with the same thin matrices at once, which would each read it anew. Those
+products are sums over columns: each program writes its share, and `gated_sums_end_kernel` adds the shares. The tiles of programs that
+run beside each other lie beside each other, so that memory is read in long runs. Every element is read before any is written at
+its place, so gradients may go where inputs were. Names: `inner` [rows, RANK], `outer` [columns, RANK] with strides of both,
+RANKS the rank rounded up to what a product of tiles takes, `shares` [programs of a row, rows, sum of RANK]. RANK 0 stands for no
+product: what it adds is nought.
 """
 
 from __future__ import annotations
@@ -17,12 +19,14 @@ from engine.kernels.gated.kernels import _share, _slope
 
 
 @triton.jit
-def _inner(inner_ptr, stride, r, rows, RANK: tl.constexpr, RANKS: tl.constexpr, WIDE: tl.constexpr):
-    """A low-rank product's first factor for these rows; RANKS is RANK rounded up to what a product of tiles takes.
-    The interpreter multiplies 16-bit numbers as float32 alone (WIDE)."""
-    k = tl.arange(0, RANKS)
-    inside = (r < rows)[:, None] & (k < RANK)[None, :]
-    inner = tl.load(inner_ptr + r[:, None] * stride + k[None, :], mask=inside, other=0.0)
+def _inner(
+    inner_ptr, stride, first, rows, ROWS: tl.constexpr, RANK: tl.constexpr, RANKS: tl.constexpr, WIDE: tl.constexpr
+):
+    """A low-rank product's first factor for the rows from `first` on. The interpreter multiplies 16-bit numbers as
+    float32 alone (WIDE)."""
+    r, k = tl.arange(0, ROWS), tl.arange(0, RANKS)
+    inside = (r < rows - first)[:, None] & (k < RANK)[None, :]
+    inner = tl.load(inner_ptr + first * stride + r[:, None] * stride + k[None, :], mask=inside, other=0.0)
     if WIDE:
         inner = inner.to(tl.float32)
     return inner
@@ -30,32 +34,25 @@ def _inner(inner_ptr, stride, r, rows, RANK: tl.constexpr, RANKS: tl.constexpr, 
 
 @triton.jit
 def _outer(
-    outer_ptr, column_stride, rank_stride, c, columns, RANK: tl.constexpr, RANKS: tl.constexpr, WIDE: tl.constexpr
-):
-    """Its second one for these columns, turned: [RANKS, columns]."""
+    outer_ptr, column_stride, rank_stride, c, columns,
+    RANK: tl.constexpr, RANKS: tl.constexpr, EVEN: tl.constexpr, WIDE: tl.constexpr,
+):  # fmt: skip
+    """Its second one for these columns: [columns, RANKS]."""
     k = tl.arange(0, RANKS)
-    inside = (c < columns)[None, :] & (k < RANK)[:, None]
-    outer = tl.load(outer_ptr + c[None, :] * column_stride + k[:, None] * rank_stride, mask=inside, other=0.0)
+    place = outer_ptr + c[:, None] * column_stride + k[None, :] * rank_stride
+    if EVEN and RANK == RANKS:
+        outer = tl.load(place)
+    else:
+        outer = tl.load(place, mask=(c < columns)[:, None] & (k < RANK)[None, :], other=0.0)
     if WIDE:
         outer = outer.to(tl.float32)
     return outer
 
 
 @triton.jit
-def _added(
-    x, inner, outer_ptr, column_stride, rank_stride, c, columns,
-    RANK: tl.constexpr, RANKS: tl.constexpr, WIDE: tl.constexpr,
-):  # fmt: skip
-    """The sum's tile, and the product's second factor for it."""
-    outer = _outer(outer_ptr, column_stride, rank_stride, c, columns, RANK, RANKS, WIDE)
-    return x + tl.dot(inner, outer, input_precision="ieee"), outer
-
-
-@triton.jit
-def _wide(ptr, r, c, rows, columns):
-    """A tile of a contiguous wide result in float32."""
-    inside = (r < rows)[:, None] & (c < columns)[None, :]
-    return tl.load(ptr + r[:, None] * columns + c[None, :], mask=inside, other=0.0).to(tl.float32)
+def _added(x, inner, outer):
+    """A tile of the sum in float32, `x + inner @ outer.T`."""
+    return tl.dot(inner, tl.trans(outer), x.to(tl.float32), input_precision="ieee")
 
 
 @triton.jit
@@ -63,23 +60,28 @@ def _led_inwards(acc, tile, outer, WIDE: tl.constexpr):
     """`acc + tile @ outer`, of a tile as it is written."""
     if WIDE:
         tile = tile.to(tl.float32)
-    return tl.dot(tile, tl.trans(outer), acc, input_precision="ieee")
+    return tl.dot(tile, outer, acc, input_precision="ieee")
 
 
 @triton.jit
-def _write(ptr, place, inside, x, acc, outer, WIDE: tl.constexpr):
-    """Writes a tile; `acc + tile @ outer` of it as it was written."""
-    tile = x.to(ptr.dtype.element_ty)
-    tl.store(ptr + place, tile, mask=inside)
-    return _led_inwards(acc, tile, outer, WIDE)
-
-
-@triton.jit
-def _keep(shares_ptr, acc, part, r, rows, RANK: tl.constexpr, RANKS: tl.constexpr, AT: tl.constexpr, ALL: tl.constexpr):
+def _keep(
+    shares_ptr, acc, part, first, rows,
+    ROWS: tl.constexpr, RANK: tl.constexpr, RANKS: tl.constexpr, AT: tl.constexpr, ALL: tl.constexpr,
+):  # fmt: skip
     """Writes a program's share of what leads into a factor, whose columns begin at AT of ALL."""
-    k = tl.arange(0, RANKS)
-    inside = (r < rows)[:, None] & (k < RANK)[None, :]
-    tl.store(shares_ptr + (part * rows + r[:, None]) * ALL + AT + k[None, :], acc, mask=inside)
+    r, k = tl.arange(0, ROWS), tl.arange(0, RANKS)
+    inside = (r < rows - first)[:, None] & (k < RANK)[None, :]
+    tl.store(shares_ptr + (part * rows + first + r[:, None]) * ALL + AT + k[None, :], acc, mask=inside)
+
+
+@triton.jit
+def _columns(step, part, parts, COLUMNS: tl.constexpr, SPAN: tl.constexpr, PIECES: tl.constexpr, APART: tl.constexpr):
+    """The columns of a program's next tile."""
+    if APART:
+        c = ((step // PIECES * parts + part) * PIECES + step % PIECES) * COLUMNS + tl.arange(0, COLUMNS)
+    else:
+        c = (part * SPAN + step) * COLUMNS + tl.arange(0, COLUMNS)
+    return c
 
 
 @triton.jit
@@ -88,38 +90,45 @@ def gated_sums_fwd_kernel(
     gate_inner_stride, gate_column_stride, gate_rank_stride, up_inner_stride, up_column_stride, up_rank_stride,
     down_column_stride, down_rank_stride, rows, columns, ACTIVATION: tl.constexpr,
     GATE_RANK: tl.constexpr, GATE_RANKS: tl.constexpr, UP_RANK: tl.constexpr, UP_RANKS: tl.constexpr,
-    DOWN_RANK: tl.constexpr, DOWN_RANKS: tl.constexpr,
-    ROWS: tl.constexpr, COLUMNS: tl.constexpr, SPAN: tl.constexpr, WIDE: tl.constexpr,
+    DOWN_RANK: tl.constexpr, DOWN_RANKS: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr, SPAN: tl.constexpr,
+    STAGES: tl.constexpr, PIECES: tl.constexpr, APART: tl.constexpr, EVEN: tl.constexpr, WIDE: tl.constexpr,
 ):  # fmt: skip
-    """Grid (tiles of SPAN * COLUMNS columns, first, by ROWS rows); `gate`, `up` and `out` are contiguous."""
+    """Grid (tiles of SPAN * COLUMNS columns, first, by ROWS rows); `gate`, `up` and `out` are contiguous. EVEN: those tiles fill
+    `columns`."""
     parts = tl.cdiv(columns, SPAN * COLUMNS)
     part = tl.program_id(0) % parts
-    r = (tl.program_id(0) // parts).to(tl.int64) * ROWS + tl.arange(0, ROWS)
+    first = (tl.program_id(0) // parts).to(tl.int64) * ROWS
     if GATE_RANK > 0:
-        gate_inner = _inner(gate_inner_ptr, gate_inner_stride, r, rows, GATE_RANK, GATE_RANKS, WIDE)
+        gate_inner = _inner(gate_inner_ptr, gate_inner_stride, first, rows, ROWS, GATE_RANK, GATE_RANKS, WIDE)
     if UP_RANK > 0:
-        up_inner = _inner(up_inner_ptr, up_inner_stride, r, rows, UP_RANK, UP_RANKS, WIDE)
+        up_inner = _inner(up_inner_ptr, up_inner_stride, first, rows, ROWS, UP_RANK, UP_RANKS, WIDE)
     if DOWN_RANK > 0:
         acc = tl.zeros((ROWS, DOWN_RANKS), tl.float32)
-    for step in range(SPAN):
-        c = (part * SPAN + step) * COLUMNS + tl.arange(0, COLUMNS)
-        gate, up = _wide(gate_ptr, r, c, rows, columns), _wide(up_ptr, r, c, rows, columns)
+    r, begin = tl.arange(0, ROWS), first * columns
+    for step in tl.range(SPAN, num_stages=STAGES, loop_unroll_factor=PIECES):
+        c = _columns(step, part, parts, COLUMNS, SPAN, PIECES, APART)
+        place, inside = r[:, None] * columns + c[None, :], (r < rows - first)[:, None]
+        if not EVEN:
+            inside = inside & (c < columns)[None, :]
+        gate = tl.load(gate_ptr + begin + place, mask=inside, other=0.0).to(tl.float32)
+        up = tl.load(up_ptr + begin + place, mask=inside, other=0.0).to(tl.float32)
         if GATE_RANK > 0:
             outer = _outer(
-                gate_outer_ptr, gate_column_stride, gate_rank_stride, c, columns, GATE_RANK, GATE_RANKS, WIDE
+                gate_outer_ptr, gate_column_stride, gate_rank_stride, c, columns, GATE_RANK, GATE_RANKS, EVEN, WIDE
             )
-            gate += tl.dot(gate_inner, outer, input_precision="ieee")
+            gate = _added(gate, gate_inner, outer)
         if UP_RANK > 0:
-            outer = _outer(up_outer_ptr, up_column_stride, up_rank_stride, c, columns, UP_RANK, UP_RANKS, WIDE)
-            up += tl.dot(up_inner, outer, input_precision="ieee")
+            outer = _outer(up_outer_ptr, up_column_stride, up_rank_stride, c, columns, UP_RANK, UP_RANKS, EVEN, WIDE)
+            up = _added(up, up_inner, outer)
         product = (gate * _share(gate, ACTIVATION) * up).to(out_ptr.dtype.element_ty)
-        place, inside = r[:, None] * columns + c[None, :], (r < rows)[:, None] & (c < columns)[None, :]
-        tl.store(out_ptr + place, product, mask=inside)
+        tl.store(out_ptr + begin + place, product, mask=inside)
         if DOWN_RANK > 0:
-            outer = _outer(down_ptr, down_column_stride, down_rank_stride, c, columns, DOWN_RANK, DOWN_RANKS, WIDE)
+            outer = _outer(
+                down_ptr, down_column_stride, down_rank_stride, c, columns, DOWN_RANK, DOWN_RANKS, EVEN, WIDE
+            )
             acc = _led_inwards(acc, product, outer, WIDE)
     if DOWN_RANK > 0:
-        _keep(shares_ptr, acc, part, r, rows, DOWN_RANK, DOWN_RANKS, 0, DOWN_RANK)
+        _keep(shares_ptr, acc, part, first, rows, ROWS, DOWN_RANK, DOWN_RANKS, 0, DOWN_RANK)
 
 
 @triton.jit
@@ -129,60 +138,61 @@ def gated_sums_bwd_kernel(
     grad_inner_stride, grad_column_stride, grad_rank_stride, gate_inner_stride, gate_column_stride, gate_rank_stride,
     up_inner_stride, up_column_stride, up_rank_stride, rows, columns, ACTIVATION: tl.constexpr,
     GRAD_RANK: tl.constexpr, GRAD_RANKS: tl.constexpr, GATE_RANK: tl.constexpr, GATE_RANKS: tl.constexpr,
-    UP_RANK: tl.constexpr, UP_RANKS: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr, SPAN: tl.constexpr, WIDE: tl.constexpr,
+    UP_RANK: tl.constexpr, UP_RANKS: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr, SPAN: tl.constexpr,
+    STAGES: tl.constexpr, PIECES: tl.constexpr, APART: tl.constexpr, EVEN: tl.constexpr, WIDE: tl.constexpr,
 ):  # fmt: skip
     """As forward; `dgate`, `dup`, `product` may be `gate`, `up`, `grad`. The product is written where the gradient is a sum."""
     parts = tl.cdiv(columns, SPAN * COLUMNS)
     part = tl.program_id(0) % parts
-    r = (tl.program_id(0) // parts).to(tl.int64) * ROWS + tl.arange(0, ROWS)
-    grad_inner = _inner(grad_inner_ptr, grad_inner_stride, r, rows, GRAD_RANK, GRAD_RANKS, WIDE)
-    gate_inner = _inner(gate_inner_ptr, gate_inner_stride, r, rows, GATE_RANK, GATE_RANKS, WIDE)
-    up_inner = _inner(up_inner_ptr, up_inner_stride, r, rows, UP_RANK, UP_RANKS, WIDE)
+    first = (tl.program_id(0) // parts).to(tl.int64) * ROWS
+    if GRAD_RANK > 0:
+        grad_inner = _inner(grad_inner_ptr, grad_inner_stride, first, rows, ROWS, GRAD_RANK, GRAD_RANKS, WIDE)
+    if GATE_RANK > 0:
+        gate_inner = _inner(gate_inner_ptr, gate_inner_stride, first, rows, ROWS, GATE_RANK, GATE_RANKS, WIDE)
+    if UP_RANK > 0:
+        up_inner = _inner(up_inner_ptr, up_inner_stride, first, rows, ROWS, UP_RANK, UP_RANKS, WIDE)
     of_product = tl.zeros((ROWS, GRAD_RANKS), tl.float32)
     of_gate, of_up = tl.zeros((ROWS, GATE_RANKS), tl.float32), tl.zeros((ROWS, UP_RANKS), tl.float32)
-    for step in range(SPAN):
-        c = (part * SPAN + step) * COLUMNS + tl.arange(0, COLUMNS)
-        grad, gate = _wide(grad_ptr, r, c, rows, columns), _wide(gate_ptr, r, c, rows, columns)
-        up = _wide(up_ptr, r, c, rows, columns)
-        grad, grad_outer = _added(
-            grad,
-            grad_inner,
-            grad_outer_ptr,
-            grad_column_stride,
-            grad_rank_stride,
-            c,
-            columns,
-            GRAD_RANK,
-            GRAD_RANKS,
-            WIDE,
-        )
-        gate, gate_outer = _added(
-            gate,
-            gate_inner,
-            gate_outer_ptr,
-            gate_column_stride,
-            gate_rank_stride,
-            c,
-            columns,
-            GATE_RANK,
-            GATE_RANKS,
-            WIDE,
-        )
-        up, up_outer = _added(
-            up, up_inner, up_outer_ptr, up_column_stride, up_rank_stride, c, columns, UP_RANK, UP_RANKS, WIDE
-        )
+    r, begin = tl.arange(0, ROWS), first * columns
+    for step in tl.range(SPAN, num_stages=STAGES, loop_unroll_factor=PIECES):
+        c = _columns(step, part, parts, COLUMNS, SPAN, PIECES, APART)
+        place, inside = r[:, None] * columns + c[None, :], (r < rows - first)[:, None]
+        if not EVEN:
+            inside = inside & (c < columns)[None, :]
+        grad = tl.load(grad_ptr + begin + place, mask=inside, other=0.0).to(tl.float32)
+        gate = tl.load(gate_ptr + begin + place, mask=inside, other=0.0).to(tl.float32)
+        up = tl.load(up_ptr + begin + place, mask=inside, other=0.0).to(tl.float32)
+        if GRAD_RANK > 0:
+            grad_outer = _outer(
+                grad_outer_ptr, grad_column_stride, grad_rank_stride, c, columns, GRAD_RANK, GRAD_RANKS, EVEN, WIDE
+            )
+            grad = _added(grad, grad_inner, grad_outer)
+        if GATE_RANK > 0:
+            gate_outer = _outer(
+                gate_outer_ptr, gate_column_stride, gate_rank_stride, c, columns, GATE_RANK, GATE_RANKS, EVEN, WIDE
+            )
+            gate = _added(gate, gate_inner, gate_outer)
+        if UP_RANK > 0:
+            up_outer = _outer(up_outer_ptr, up_column_stride, up_rank_stride, c, columns, UP_RANK, UP_RANKS, EVEN, WIDE)
+            up = _added(up, up_inner, up_outer)
         share = _share(gate, ACTIVATION)
         act = gate * share
-        place, inside = r[:, None] * columns + c[None, :], (r < rows)[:, None] & (c < columns)[None, :]
-        slope = grad * up * _slope(gate, share, ACTIVATION)
-        of_gate = _write(dgate_ptr, place, inside, slope, of_gate, gate_outer, WIDE)
-        of_up = _write(dup_ptr, place, inside, grad * act, of_up, up_outer, WIDE)
+        dgate = (grad * up * _slope(gate, share, ACTIVATION)).to(dgate_ptr.dtype.element_ty)
+        dup = (grad * act).to(dup_ptr.dtype.element_ty)
+        tl.store(dgate_ptr + begin + place, dgate, mask=inside)
+        tl.store(dup_ptr + begin + place, dup, mask=inside)
+        if GATE_RANK > 0:
+            of_gate = _led_inwards(of_gate, dgate, gate_outer, WIDE)
+        if UP_RANK > 0:
+            of_up = _led_inwards(of_up, dup, up_outer, WIDE)
         if GRAD_RANK > 0:
-            of_product = _write(product_ptr, place, inside, act * up, of_product, grad_outer, WIDE)
+            product = (act * up).to(product_ptr.dtype.element_ty)
+            tl.store(product_ptr + begin + place, product, mask=inside)
+            of_product = _led_inwards(of_product, product, grad_outer, WIDE)
     every: tl.constexpr = GATE_RANK + UP_RANK + GRAD_RANK
-    _keep(shares_ptr, of_gate, part, r, rows, GATE_RANK, GATE_RANKS, 0, every)
-    _keep(shares_ptr, of_up, part, r, rows, UP_RANK, UP_RANKS, GATE_RANK, every)
-    _keep(shares_ptr, of_product, part, r, rows, GRAD_RANK, GRAD_RANKS, GATE_RANK + UP_RANK, every)
+    _keep(shares_ptr, of_gate, part, first, rows, ROWS, GATE_RANK, GATE_RANKS, 0, every)
+    _keep(shares_ptr, of_up, part, first, rows, ROWS, UP_RANK, UP_RANKS, GATE_RANK, every)
+    _keep(shares_ptr, of_product, part, first, rows, ROWS, GRAD_RANK, GRAD_RANKS, GATE_RANK + UP_RANK, every)
 
 
 @triton.jit

@@ -7,6 +7,7 @@ Names: N tokens, I and O sizes of a layer, r the adapter's rank.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -59,7 +60,7 @@ def projected(x: Tensor, group: Sequence[tuple[Projection, Weights]]) -> list[Te
 
 def rows(x: Tensor) -> Tensor:
     """x [..., I] as [N, I]."""
-    return x.reshape(x.shape[:-1].numel(), x.shape[-1])
+    return x.reshape(math.prod(x.shape[:-1]), x.shape[-1])
 
 
 def chunked(flat: Sequence[Any]) -> list[Weights]:

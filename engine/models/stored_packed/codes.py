@@ -40,7 +40,7 @@ def codes_of_awq(words: torch.Tensor) -> torch.Tensor:
     return codes.index_select(2, place).flatten(1)
 
 
-def bits_and_whole(count: int, columns: int, told: tuple[int, ...]) -> tuple[int, bool]:
+def code_layout(count: int, columns: int, told: tuple[int, ...]) -> tuple[int, bool]:
     """Bits of a code where so many words hold a row, and whether no code lies across the end of a word, as compressed-tensors
     wrote them until it put each behind the one before."""
     for bits in told:

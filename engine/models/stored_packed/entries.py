@@ -169,7 +169,7 @@ class Entries:
         except Unfit as problem:
             raise ModelError(f"model.name: {visible(name)} cannot be read: {problem}.") from problem
 
-    def wide(
+    def dequantize(
         self,
         name: str,
         dtype: torch.dtype,

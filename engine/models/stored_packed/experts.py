@@ -24,7 +24,7 @@ def joined(
     alike, and for conversions that do more."""
     for operation in converter.operations:
         if (kind := type(operation).__name__) not in ("MergeModulelist", "Concatenate"):
-            _stays_wide(name, f"{kind} of transformers moves numbers, and not their scales")
+            _refuse_packing(name, f"{kind} of transformers moves numbers, and not their scales")
     count, rows, columns = like.shape
     turn = _in_turn(name, converter, sources, count)
     made: list[Parts] = []
@@ -32,7 +32,7 @@ def joined(
         each = [
             entries.parts(names[expert], device, (entries.shape(names[expert])[0], columns)) for names in turn.values()
         ]
-        whole = _under_each_other(name, each)
+        whole = _concatenated(name, each)
         if len(whole.numbers) != rows:
             raise ModelError(
                 f"model.name: {visible(name)} has {len(whole.numbers)} rows an expert, and {rows} are wanted."
@@ -43,7 +43,7 @@ def joined(
     ordered = any(parts.of_column is not None for parts in made)
     made = [_with_order(parts, columns) if ordered else parts for parts in made]
     if len({(parts.kind, parts.group, parts.scales.shape, parts.scales.dtype) for parts in made}) > 1:
-        _stays_wide(name, "its experts are not all held in the same bits and groups")
+        _refuse_packing(name, "its experts are not all held in the same bits and groups")
     return weight_of(made, (rows, columns), like.dtype)
 
 
@@ -59,7 +59,7 @@ def _in_turn(name: str, converter: WeightConverter, sources: dict[str, list[str]
     return turn
 
 
-def _under_each_other(name: str, each: list[Parts]) -> Parts:
+def _concatenated(name: str, each: list[Parts]) -> Parts:
     if len(each) == 1:
         return each[0]
     if any(parts.zeros is not None for parts in each):
@@ -68,9 +68,9 @@ def _under_each_other(name: str, each: list[Parts]) -> Parts:
     for other in each[1:]:
         alike = (first.kind, first.group, first.scales.dtype) == (other.kind, other.group, other.scales.dtype)
         if not alike or not _same(first.middle, other.middle):
-            _stays_wide(name, "the parts of an expert are held in other bits, groups or scales than each other")
+            _refuse_packing(name, "the parts of an expert are held in other bits, groups or scales than each other")
         if not _same(first.of_column, other.of_column):
-            _stays_wide(name, "the parts of an expert have their columns in other orders")
+            _refuse_packing(name, "the parts of an expert have their columns in other orders")
     zeros = [parts.zeros for parts in each if parts.zeros is not None]
     return first._replace(
         numbers=torch.cat([parts.numbers for parts in each]),
@@ -97,7 +97,7 @@ def _with_order(parts: Parts, columns: int) -> Parts:
     return parts._replace(of_column=(torch.arange(columns, device=parts.scales.device) // parts.group).to(torch.int32))
 
 
-def joined_wide(
+def joined_dequantized(
     entries: Entries, name: str, converter: WeightConverter, sources: dict[str, list[str]], like: torch.Tensor,
     model: PreTrainedModel, device: torch.device,
 ) -> torch.Tensor:  # fmt: skip
@@ -105,12 +105,12 @@ def joined_wide(
     out = torch.empty(like.shape, dtype=like.dtype, device=device)
     turn = _in_turn(name, converter, sources, len(out))
     for expert, room in enumerate(out):
-        parts = {source: [entries.wide(names[expert], like.dtype, device)] for source, names in turn.items()}
+        parts = {source: [entries.dequantize(names[expert], like.dtype, device)] for source, names in turn.items()}
         room.copy_(converted(converter, parts, name, like, model.config))
     return out
 
 
-def _stays_wide(name: str, reason: str) -> NoReturn:
+def _refuse_packing(name: str, reason: str) -> NoReturn:
     raise ModelError(
         f"model.quantize_moe_experts: {visible(name)} cannot stay packed: {reason}.",
         "Set model.quantize_moe_experts to false.",

@@ -19,7 +19,7 @@ from engine.errors import ModelError, visible
 from engine.facts.stored import bits_of
 from engine.kernels.experts import groups
 from engine.kernels.experts.packed import Form, Held, PackedExperts, of_groups
-from engine.models.stored_packed.codes import bits_and_whole, codes_in_whole_words, codes_of, codes_of_awq
+from engine.models.stored_packed.codes import code_layout, codes_in_whole_words, codes_of, codes_of_awq
 
 Read = Callable[[str], torch.Tensor | None]
 """Reads a part of a layer by the end of its name; None where the files hold none."""
@@ -98,7 +98,7 @@ def of_compressed_tensors(read: Read, rows: int, columns: int, note: Mapping[str
         raise Unfit(f"its scales have the shape {tuple(scales.shape)} for {rows} rows")
     read_codes = codes_of
     if words is not None:
-        bits, whole = bits_and_whole(words.shape[1], columns, bits_of(note))
+        bits, whole = code_layout(words.shape[1], columns, bits_of(note))
         read_codes = codes_in_whole_words if whole else codes_of
         kind, numbers = _numbers(words.contiguous(), bits, columns, whole=whole)
     else:

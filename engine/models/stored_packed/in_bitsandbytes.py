@@ -71,7 +71,7 @@ class BitsAndBytes:
         if "SCB" in self._files[name]:
             high, wide = self._files[name]["weight"][1]
             return high, wide
-        shape = self._told(name).get("shape")
+        shape = self._quant_state(name).get("shape")
         if not isinstance(shape, list) or len(shape) != 2 or not all(type(each) is int for each in shape):
             raise ModelError(f"model.name: {visible(name)}.weight cannot be read: its files do not tell its shape.")
         return shape[0], shape[1]
@@ -86,7 +86,9 @@ class BitsAndBytes:
         """Closes the files; one that is read again is opened anew."""
         self._open.close()
 
-    def wide(self, name: str, dtype: torch.dtype, changed: Mapping[str, torch.Tensor] | None = None) -> torch.Tensor:
+    def dequantize(
+        self, name: str, dtype: torch.dtype, changed: Mapping[str, torch.Tensor] | None = None
+    ) -> torch.Tensor:
         """What a layer's weight stands for, [rows, columns], also with other tensors in place of some by their ends."""
         rows, columns = self.shape(name)
         changed = changed or {}
@@ -169,7 +171,7 @@ class BitsAndBytes:
         of_each = steps.repeat_interleave(self._size(name, "nested_blocksize"))[: held.numel()]
         return code[held.long()] * of_each + self._offset(name)
 
-    def _told(self, name: str) -> dict[str, Any]:
+    def _quant_state(self, name: str) -> dict[str, Any]:
         end = next((each for each in self._files[name] if each.startswith(f"weight.{STATE}")), "weight.quant_state")
         try:
             told = json.loads(bytes(self.read(name, end).tolist()))
@@ -180,7 +182,7 @@ class BitsAndBytes:
         return told
 
     def _size(self, name: str, what: str) -> int:
-        found = self._told(name).get(what)
+        found = self._quant_state(name).get(what)
         if type(found) is not int or found < 1:
             raise ModelError(f"model.name: {visible(name)}.weight cannot be read: its {what} is {visible(str(found))}.")
         return found
@@ -189,7 +191,7 @@ class BitsAndBytes:
         return self._size(name, "blocksize")
 
     def _offset(self, name: str) -> float:
-        found = self._told(name).get("nested_offset")
+        found = self._quant_state(name).get("nested_offset")
         if not isinstance(found, (int, float)):
             raise ModelError(f"model.name: {visible(name)}.weight cannot be read: its nested_offset is no number.")
         return float(found)

@@ -53,9 +53,9 @@ class PackedLinear(torch.nn.Linear):
     def _held(self) -> tuple[torch.Tensor | None, ...]:
         return self.weight, self.weight_scale, self.weight_middle, self.weight_zero, self.weight_of_column
 
-    def wide(self, dtype: torch.dtype) -> torch.Tensor:
+    def dequantize(self, dtype: torch.dtype) -> torch.Tensor:
         """What its weight stands for, made anew for whoever asks."""
-        return wide_weight(self._held(), self.form, dtype)
+        return dequantized_weight(self._held(), self.form, dtype)
 
     @property
     def packed_bytes(self) -> int:
@@ -87,7 +87,7 @@ class PackedLinear(torch.nn.Linear):
         return self
 
 
-def leave_to_each_process(model: torch.nn.Module) -> None:
+def ignore_in_ddp(model: torch.nn.Module) -> None:
     """Has data-parallel training not send FP8 weights, packed layers and packed experts to the other processes at its start:
     some it cannot, and each process has read the same files; nor experts that are this process's alone, whose gradients it must
     not average either. Marks the instance that will be wrapped, where it has such weights."""
@@ -111,12 +111,12 @@ class _Product(torch.autograd.Function):
     def forward(ctx: Any, x: torch.Tensor, form: Form, *held: torch.Tensor | None) -> torch.Tensor:
         ctx.form = form
         ctx.save_for_backward(*held)
-        return torch.nn.functional.linear(x, wide_weight(held, form, x.dtype))
+        return torch.nn.functional.linear(x, dequantized_weight(held, form, x.dtype))
 
     @staticmethod
     def backward(ctx: Any, *gradients: torch.Tensor) -> Any:
         (gradient,) = gradients
-        return gradient @ wide_weight(ctx.saved_tensors, ctx.form, gradient.dtype), *(None,) * 6
+        return gradient @ dequantized_weight(ctx.saved_tensors, ctx.form, gradient.dtype), *(None,) * 6
 
 
 class _Traced(torch.autograd.Function):
@@ -146,7 +146,7 @@ def _in_graph(
     return out
 
 
-def wide_weight(held: tuple[torch.Tensor | None, ...], form: Form, dtype: torch.dtype) -> torch.Tensor:
+def dequantized_weight(held: tuple[torch.Tensor | None, ...], form: Form, dtype: torch.dtype) -> torch.Tensor:
     numbers, scales, middle, zeros, of_column = held
     assert numbers is not None
     assert scales is not None

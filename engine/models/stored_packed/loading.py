@@ -21,7 +21,7 @@ from engine.facts.stored import PACKED, stored_as
 from engine.models.packed_experts import refuse_unserved
 from engine.models.stored_fp8 import note_of, without_note
 from engine.models.stored_packed.entries import ENDS, Entries, folder_of
-from engine.models.stored_packed.experts import joined, joined_wide
+from engine.models.stored_packed.experts import joined, joined_dequantized
 from engine.models.stored_packed.linear import PackedLinear
 from engine.models.strict_load import load_strictly
 
@@ -178,7 +178,7 @@ def _filled(
     for name, path in places.plain.items():
         owner, _, leaf = path.rpartition(".")
         like = shell.get_parameter(path)
-        wide = entries.wide(name, like.dtype, device)
+        wide = entries.dequantize(name, like.dtype, device)
         if wide.shape != like.shape:
             has, needs = (" x ".join(map(str, shape)) for shape in (wide.shape, like.shape))
             raise ModelError(f"model.name: {visible(name)} is packed as {has}, and {needs} is wanted.")
@@ -193,7 +193,7 @@ def _filled(
             held.experts, held.packed_bytes = held.experts + 1, held.packed_bytes + packed.packed_bytes
             weight = torch.nn.Parameter(packed, requires_grad=False)
         else:
-            weight = torch.nn.Parameter(joined_wide(entries, name, converter, sources, like, model, device))
+            weight = torch.nn.Parameter(joined_dequantized(entries, name, converter, sources, like, model, device))
             held.widened += 1
         model.get_submodule(owner).register_parameter(leaf, weight)
     model.tie_weights()
@@ -202,7 +202,7 @@ def _filled(
 
 def _plain(module: PackedLinear, dtype: torch.dtype) -> torch.nn.Linear:
     made = torch.nn.Linear(module.in_features, module.out_features, bias=False, device="meta")
-    made.weight, made.bias = torch.nn.Parameter(module.wide(dtype)), module.bias
+    made.weight, made.bias = torch.nn.Parameter(module.dequantize(dtype)), module.bias
     return made.train(module.training)
 
 

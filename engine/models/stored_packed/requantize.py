@@ -16,7 +16,7 @@ from engine.facts.stored import bits_of
 from engine.kernels.experts import groups, mxfp4
 from engine.kernels.experts.e2m1 import LARGEST, coded, in_bytes
 from engine.models.stored_fp8 import Block, fitting
-from engine.models.stored_packed.codes import bits_and_whole, words_of, words_of_awq
+from engine.models.stored_packed.codes import code_layout, words_of, words_of_awq
 from engine.models.stored_packed.entries import Entries
 from engine.models.stored_packed.formats import Parts
 from engine.models.stored_packed.in_bitsandbytes import BitsAndBytes
@@ -39,8 +39,8 @@ def requantized(entries: Entries | BitsAndBytes, name: str, weight: torch.Tensor
         words = words_of_awq(codes.T.contiguous()) if method == "awq" else words_of(codes, bits).T.contiguous()
         return {"qweight": words, "scales": scales.T.contiguous()}
     held, old = entries.maybe(name, "weight_packed"), entries.read(name, "weight_scale")
-    bits, whole = (8, False) if held is None else bits_and_whole(held.shape[1], columns, bits_of(entries.note))
-    within = bits if held is not None else _bits_said(entries.read(name, "weight"), bits_of(entries.note))
+    bits, whole = (8, False) if held is None else code_layout(held.shape[1], columns, bits_of(entries.note))
+    within = bits if held is not None else _fewest_bits(entries.read(name, "weight"), bits_of(entries.note))
     codes, scales = _nearest_codes(weight, parts, bits, within=within, keep=old.numel() == 1)
     own = {} if old.numel() == 1 else {"weight_scale": scales.reshape(old.shape)}
     return own | (
@@ -50,7 +50,7 @@ def requantized(entries: Entries | BitsAndBytes, name: str, weight: torch.Tensor
     )
 
 
-def _bits_said(numbers: torch.Tensor, said: tuple[int, ...]) -> int:
+def _fewest_bits(numbers: torch.Tensor, said: tuple[int, ...]) -> int:
     """Of the bits that a note tells of the fewest that say these integers of a byte each."""
     reach = max(int(numbers.max()) + 1, -int(numbers.min()))
     return next((bits for bits in sorted(said) if reach <= 1 << (bits - 1)), 8)

@@ -29,7 +29,7 @@ def _rank(rank: int, folder: str) -> None:
 
 def test_a_group_of_a_mesh_waits_as_long_as_it_is_told(tmp_path: Path) -> None:
     """Of its own accord it waited for half an hour."""
-    ranks = torch.multiprocessing.spawn(_rank, (str(tmp_path),), nprocs=2, join=False)
+    ranks = torch.multiprocessing.start_processes(_rank, (str(tmp_path),), nprocs=2, join=False, start_method="fork")
     try:
         ranks.processes[0].join(120)
         assert 1 <= float((tmp_path / "waited").read_text()) < 20

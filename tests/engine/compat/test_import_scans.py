@@ -59,11 +59,29 @@ def test_the_second_start_reads_no_source_of_models_and_finds_the_same(tmp_path:
     same, packages, sources = imported(tmp_path)
     assert (same, packages) == (True, True)
     assert sources < 100
-    for file in (tmp_path / "imports").glob("*.json"):
+
+
+def test_what_is_kept_and_is_something_else_is_found_anew(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("WORKBENCH_CACHE", str(tmp_path / "cache"))
+    (models := tmp_path / "models").mkdir()
+    names, scans = {frozenset({"torch"}): {"one": {"One"}}}, []
+
+    def scan(folder: Path, prefix: str | None = None) -> dict[frozenset[str], dict[str, set[str]]]:
+        scans.append(folder)
+        return names
+
+    def looked() -> int:
+        scans.clear()
+        assert import_scans._scanned_once(scan, "5")(models, prefix="models") == names
+        with import_scans.kept():
+            found = importlib.metadata.packages_distributions()
+        assert found == import_scans._plain_distributions()
+        return len(scans)
+
+    assert (looked(), looked()) == (1, 0)
+    for file in (tmp_path / "cache" / "imports").glob("*.json"):
         file.write_text(json.dumps({**json.loads(file.read_text()), "found": [[1, 2]]}))
-    same, packages, sources = imported(tmp_path)
-    assert (same, packages) == (True, True)
-    assert sources > 1000
+    assert (looked(), looked()) == (1, 0)
 
 
 def test_a_package_that_is_installed_since_is_seen(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

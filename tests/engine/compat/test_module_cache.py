@@ -8,7 +8,7 @@ from accelerate import Accelerator
 from peft import LoraConfig, get_peft_model
 from trl.models.utils import disable_gradient_checkpointing, unwrap_model_for_generation
 
-from engine.compat.module_cache import put_checkpoints_aside, walk_once
+from engine.compat.module_cache import cache_traversals, put_checkpoints_aside
 from tests.engine.features.conftest import tiny_model
 
 
@@ -30,7 +30,7 @@ def model():
 
 
 def test_a_step_after_another_turns_no_module(model):
-    undo, told = walk_once(model, Accelerator()), model.noticing.told
+    undo, told = cache_traversals(model, Accelerator()), model.noticing.told
     for _ in range(5):
         assert model.train() is model
     assert model.noticing.told == told + 1
@@ -41,7 +41,7 @@ def test_a_step_after_another_turns_no_module(model):
 
 
 def test_evaluation_and_one_module_turned_alone_are_noticed(model):
-    walk_once(model, Accelerator())
+    cache_traversals(model, Accelerator())
     model.train()
     model.eval()
     assert not any(module.training for module in model.modules())
@@ -54,7 +54,7 @@ def test_evaluation_and_one_module_turned_alone_are_noticed(model):
 
 def test_weights_are_counted_once_and_what_is_trained_each_time(model):
     wanted = {each: model.num_parameters(exclude_embeddings=each) for each in (False, True)}
-    undo, walks = walk_once(model, Accelerator()), []
+    undo, walks = cache_traversals(model, Accelerator()), []
     plain = model.named_parameters
     model.named_parameters = lambda *args, **kwargs: walks.append(1) or plain(*args, **kwargs)
     for _ in range(3):
@@ -68,7 +68,7 @@ def test_weights_are_counted_once_and_what_is_trained_each_time(model):
 
 
 def test_weights_are_listed_once_until_they_are_others(model):
-    wanted, undo = list(model.parameters()), walk_once(model, Accelerator())
+    wanted, undo = list(model.parameters()), cache_traversals(model, Accelerator())
     assert all(each is before for each, before in zip(model.parameters(), wanted, strict=True))
     model.noticing.weight = torch.nn.Parameter(torch.ones(1))
     assert len(list(model.parameters())) == len(wanted)  # the price: one weight more is not seen
@@ -81,7 +81,7 @@ def test_weights_are_listed_once_until_they_are_others(model):
 
 def test_unwrapping_gives_the_model_as_the_library_does(model):
     accelerator = Accelerator()
-    undo, wrapped = walk_once(model, accelerator), torch.nn.DataParallel(model)
+    undo, wrapped = cache_traversals(model, accelerator), torch.nn.DataParallel(model)
     assert accelerator.unwrap_model(model) is model
     assert accelerator.unwrap_model(wrapped) is model
     undo()

@@ -21,7 +21,7 @@ from engine.config.optimizers import BUILT_HERE, KINDS
 from engine.config.recipes import recipe_mapping, recipes
 from engine.config.renames import CHANGES, NAMES
 from engine.config.steps import GOALS, STEPS, step_fields, step_of_path
-from engine.config.tree import SECTIONS, fields, fields_of, in_plain_words
+from engine.config.tree import SECTIONS, display_name, fields, fields_of
 from engine.errors import UsageError
 from engine.facts.model_shape import model_facts
 from engine.hardware import parse_machine
@@ -51,8 +51,8 @@ def test_every_setting_explains_itself(spec: Any) -> None:
 
 def test_names_that_people_write_with_capitals_are_written_so() -> None:
     assert fields.adapter.lora_dropout.title == "LoRA dropout"
-    assert in_plain_words("kl_coef") == "KL coef"
-    assert in_plain_words("max_length") == "Max length"
+    assert display_name("kl_coef") == "KL coef"
+    assert display_name("max_length") == "Max length"
 
 
 @pytest.mark.parametrize("spec", list(fields), ids=lambda spec: spec.path)

@@ -24,7 +24,7 @@ from engine.config.data import Data, DataSource
 from engine.config.method import METHODS
 from engine.config.model import Model
 from engine.data.hub_fetch import hub_rows
-from engine.data.hub_sets import hub_files, is_hub_set, rows_by_parts, telling
+from engine.data.hub_sets import hub_files, is_hub_set, raises_data_error, rows_by_parts
 from engine.data.plan import plan_of
 from engine.data.streaming import stream as streams
 from engine.data.streaming.files import Files, _cut, _members, streamed_plan
@@ -389,7 +389,7 @@ def test_files_of_lines_cost_no_request_before_they_are_read(hub, opened):
 def test_a_hub_that_answers_without_telling_the_commit_is_refused(hub, opened, monkeypatch):
     put(hub, "parquet")
     monkeypatch.setattr("engine.hub.PATIENCE", 0.1)
-    with pytest.raises(DataError, match=r"me/rows: .*cannot be loaded"), telling("me/rows"):
+    with pytest.raises(DataError, match=r"me/rows: .*cannot be loaded"), raises_data_error("me/rows"):
         raise transport_error()("stalled while files are listed")
     hub.trouble = True
     for hub.slow, told in ((0.6, "no answer in time"), (0.0, "error 503")):

@@ -17,7 +17,7 @@ from engine.config.model import Model
 from engine.config.tree import RunConfig
 from engine.data.detect import detect
 from engine.data.formats import read_example
-from engine.data.gather_facts import look_at_source
+from engine.data.gather_facts import inspect_source
 from engine.data.prepare import prepare
 from engine.data.pretokenized import IGNORED
 from engine.data.rows import open_rows
@@ -44,7 +44,7 @@ def told(folder: Path, *rows: dict[str, object]) -> Path:
 
 
 def facts(folder: Path, **entry: object) -> SimpleNamespace:
-    return look_at_source(DataSource(path=str(folder), **entry), folder)  # type: ignore[arg-type, return-value]
+    return inspect_source(DataSource(path=str(folder), **entry), folder)  # type: ignore[arg-type, return-value]
 
 
 def test_metadata_names_the_image_and_its_caption_in_every_form_of_the_field(folder: Path) -> None:

@@ -136,7 +136,7 @@ def test_a_damaged_parquet_file_is_named(tmp_path: Path) -> None:
     with pytest.raises(DataError, match=r"cut\.parquet: not a whole Parquet file"):
         open_rows(tmp_path / "cut.parquet")
     from engine.config.data import DataSource
-    from engine.data.gather_facts import look_at_source
+    from engine.data.gather_facts import inspect_source
 
     (tmp_path / "short.parquet").write_bytes(b"PAR1")
     (tmp_path / "empty.parquet").write_bytes(b"")
@@ -148,7 +148,7 @@ def test_a_damaged_parquet_file_is_named(tmp_path: Path) -> None:
         ("empty", "the file is empty."),
         ("pipe", "is a named pipe. Write its rows to a file, and name that."),
     ):
-        assert look_at_source(DataSource(path=f"{name}.parquet"), tmp_path).problem == told
+        assert inspect_source(DataSource(path=f"{name}.parquet"), tmp_path).problem == told
 
 
 GOOD = b'{"text": "one"}\n'
@@ -289,11 +289,11 @@ def test_lines_of_places_far_into_a_large_file_are_exact_and_counted_once() -> N
 def test_a_picture_named_as_rows_is_told_with_a_way_out(tmp_path: Path) -> None:
     from types import SimpleNamespace
 
-    from engine.data.gather_facts import look_at_source
+    from engine.data.gather_facts import inspect_source
 
     (tmp_path / "cat.png").write_bytes(b"\x89PNG\r\n\x1a\n\x00\x00")
     entry = SimpleNamespace(path="cat.png", columns={}, properties={}, roles={}, format=None)
-    problem = look_at_source(entry, tmp_path).bad_row
+    problem = inspect_source(entry, tmp_path).bad_row
     assert problem.startswith("line 1:1: not UTF-8: byte 0x89")
     assert problem.endswith(". Convert the file, for example with iconv -t UTF-8.")
 

@@ -376,10 +376,10 @@ def test_the_ten_millionth_row_is_reached_at_once(tmp_path, monkeypatch):
 )
 def test_what_a_stream_cannot_count_is_known_before_launch(files: dict[str, str], found: str, tmp_path: Path) -> None:
     from engine.config.data import DataSource
-    from engine.data.gather_facts import look_at_source
+    from engine.data.gather_facts import inspect_source
 
     for name, text in files.items():
         (tmp_path / name).write_text(text)
     place = tmp_path if len(files) > 1 else tmp_path / next(iter(files))
-    seen = look_at_source(DataSource(path=str(place)), tmp_path)
+    seen = inspect_source(DataSource(path=str(place)), tmp_path)
     assert Path(seen.in_order).name == found

@@ -1,4 +1,4 @@
-"""With torchvision all ten families read images by it: a step each, beside what Pillow makes, in one process that has it.
+"""With torchvision families read images by it: a step each, beside what Pillow makes, in one process that has it.
 
 torchvision lies in a folder of its own (`make test` installs it there), so that all other tests run without it.
 """
@@ -19,11 +19,14 @@ import pytest
 
 from engine.run.store import RunFolder
 from tests.caches import own_cache
+from tests.engine.seeing import FAMILIES
 
 HERE = Path(__file__).parents[3]
 FOLDER = Path(sys.prefix) / "torchvision"
 ONLY = ("pixtral", "mistral3", "lfm2_vl")
 """Families that torchvision alone reads."""
+BOTH = ("idefics3", "qwen2_5_vl")
+"""Of those that Pillow reads too, one that cuts images to a size and one that keeps their shape."""
 # The wheel is of torch with CUDA; beside a torch without it, the operators that it registers shapes for are not there.
 CODE = (
     "import runpy, sys, types\n"
@@ -45,13 +48,16 @@ def said_by(module: str, *arguments: str, cache: Path) -> list[Any]:
     return [json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")]
 
 
-@pytest.fixture(scope="module")
-def found(shared_data: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[dict[str, Any]]]:
+@pytest.fixture(scope="module", params=[False, pytest.param(True, marks=pytest.mark.slow)], ids=["five", "ten"])
+def found(
+    shared_data: Path, tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest
+) -> tuple[Path, list[dict[str, Any]]]:
     if not (FOLDER / "torchvision").is_dir():
         pytest.skip(f"torchvision is not in {FOLDER}, where make test installs it")
     folder = tmp_path_factory.mktemp("torchvision")
     tokenizer = str(shared_data / "tokenizers/minimind")
-    return folder, said_by("tests.engine.data.with_torchvision", str(folder), tokenizer, cache=folder / "cache")
+    names = [*(FAMILIES if request.param else BOTH), *ONLY]
+    return folder, said_by("tests.engine.data.with_torchvision", str(folder), tokenizer, *names, cache=folder / "cache")
 
 
 def test_all_other_tests_run_without_it() -> None:
@@ -59,9 +65,9 @@ def test_all_other_tests_run_without_it() -> None:
     assert find_spec("torchvision") is None or "oldest" in sys.prefix
 
 
-def test_ten_families_train_a_step_and_see_what_pillow_sees(found: tuple[Path, list[dict[str, Any]]]) -> None:
+def test_families_train_a_step_and_see_what_pillow_sees(found: tuple[Path, list[dict[str, Any]]]) -> None:
     families = {row["family"]: row for row in found[1] if "family" in row}
-    assert len(families) == 10
+    assert set(families) >= {*BOTH, *ONLY}
     for name, row in families.items():
         assert row["losses"][1] < row["losses"][0] - 0.01, name
         if name in ONLY:

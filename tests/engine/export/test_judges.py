@@ -12,6 +12,7 @@ import transformers
 from peft import LoraConfig, get_peft_model
 
 from engine import model_files
+from engine.export import parity
 from engine.run import checkpoint
 from engine.run.store import RunFolder
 from tests.engine.export.test_experts import exported
@@ -52,3 +53,12 @@ def test_a_judge_has_no_head_for_words_any_more(
     held = model_files.stored_weights(tmp_path / "out")
     assert "score.weight" in held
     assert "lm_head.weight" not in held
+
+
+def test_a_verdict_near_nothing_is_as_near_as_the_others() -> None:
+    """A reward of 0.001 that is rounded by 0.002 is no other judge; verdicts that changed places are."""
+    trained, rounded = (
+        [torch.tensor([[each]]) for each in found] for found in ((0.001, -0.7, 1.2), (0.003, -0.702, 1.198))
+    )
+    assert 0.001 < parity.distance(trained, rounded) < 0.005
+    assert parity.distance(trained, [trained[1], trained[0], trained[2]]) > 0.5

@@ -139,7 +139,7 @@ def test_what_is_no_number_is_as_near_to_nothing() -> None:
     numbers, broken = [torch.ones(1, 2, 3)], [torch.full((1, 2, 3), float("nan"))]
     assert parity.distance(numbers, broken) == parity.distance(broken, numbers) == float("inf")
     with pytest.raises(WorkbenchError, match="trained model's own logits are not finite"):
-        parity.judged(parity.Parity("transformers", 0, 0, []), parity.Reference(broken), broken, 1.0)
+        parity.check_logits(parity.Parity("transformers", 0, 0, []), parity.Reference(broken), broken, 1.0)
 
 
 def test_a_base_in_bitsandbytes_own_files_leaves_the_house_in_16_bits(make_run: Make, tmp_path: Path) -> None:

@@ -44,6 +44,8 @@ TYPES = {
 }  # fmt: skip
 BYTES = Path(triton.__file__).parent / "backends/nvidia/bin/cuobjdump"
 DONE: set[str] = set()
+SHARED = {80: 163 << 10, 89: 99 << 10, 90: 227 << 10, 100: 227 << 10}
+"""Bytes that a program may have of a multiprocessor's memory."""
 
 
 def compiled(fn: JITFunction, capability: int, values: dict[str, Any], options: dict[str, Any]) -> None:
@@ -57,6 +59,9 @@ def compiled(fn: JITFunction, capability: int, values: dict[str, Any], options: 
             signature[name] = "constexpr"
         elif isinstance(value, TensorDescriptor):
             signature[name] = f"tensordesc<{TYPES[value.base.dtype][1:]}{list(value.block_shape)}>"
+        elif isinstance(value, tuple):  # the parts of a packed weight
+            signature[name] = tuple(TYPES[part.dtype] for part in value)
+            aligned |= {(i, j): [["tt.divisibility", 16]] for j in range(len(value))}
         elif isinstance(value, torch.Tensor):
             signature[name] = TYPES[value.dtype]
             aligned[(i,)] = [["tt.divisibility", 16]]
@@ -114,6 +119,7 @@ def main(capability: int, every_tile: bool) -> None:
 
     launch.kernel_serves = packed.kernel_serves = lambda *tensors: True
     launch.copies_tiles = lambda device: capability >= 90
+    sys.modules["engine.kernels.gated_sums"].limits_of = lambda device: tuner.Limits(shared_bytes=SHARED[capability])
     assert not device.interpreted()
     with tempfile.TemporaryDirectory() as folder:
         if every_tile:

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from importlib.util import find_spec
 
 import torch
 
-from engine.kernels.experts import ACTIVATIONS, ExpertLoRA, Gate, expert_mlp, expert_mlp_reference
+from engine.kernels.experts import ACTIVATIONS, ExpertLoRA, Gate, expert_mlp, expert_mlp_reference, launch
 from engine.kernels.experts import packed as packing
 from engine.kernels.experts.launch import planned
 from engine.kernels.experts.packed import KINDS, PLAIN, Packer
@@ -115,8 +117,27 @@ def held_in(kind: str, weight: torch.Tensor, turned: bool) -> torch.Tensor:
     return packer.done()
 
 
-def check_packed(kind: str, case: Case, room: int) -> None:
-    """As `check`, over packed weights, of which so many experts are unpacked at a time; the truth has their numbers."""
+@contextmanager
+def decoding(inside: bool) -> Iterator[list[bool]]:
+    """Products decode packed weights inside wherever they can, or nowhere; for each that was asked for whether it can."""
+    asked: list[bool] = []
+    rows, tiles_of = launch.DECODED_ROWS, launch.decoding
+
+    def seen(*given):
+        tiles = tiles_of(*given)
+        asked.append(tiles is not None)
+        return tiles
+
+    launch.DECODED_ROWS, launch.decoding = 1024 if inside else 0, seen
+    try:
+        yield asked
+    finally:
+        launch.DECODED_ROWS, launch.decoding = rows, tiles_of
+
+
+def check_packed(kind: str, case: Case, room: int, inside: bool = False) -> None:
+    """As `check`, over packed weights, of which so many experts are unpacked at a time, or which are decoded `inside` the
+    products; the truth has their numbers."""
     ids = case.ids()
     names, theirs = block(case, expert_mlp_reference, ids)
     given = dict(zip(names, inputs(case, names), strict=True))
@@ -131,12 +152,64 @@ def check_packed(kind: str, case: Case, room: int) -> None:
     ours = block(case, over_packed, ids)[1]
     before = packing.EXPERT_BUFFER
     packing.EXPERT_BUFFER = room * 2 * case.width * case.hidden * case.dtype.itemsize
+    way = " decoded inside" if inside else ""
     try:
-        compare(
-            f"experts in {kind} {case}", ours, theirs, list(given.values()), 1, handful=INTERPRETED or case.tokens < 16
-        )
+        with decoding(inside) as asked:
+            compare(
+                f"experts in {kind}{way} {case}", ours, theirs, list(given.values()), 1,
+                handful=INTERPRETED or case.tokens < 16,
+            )  # fmt: skip
+        said(not inside or (len(asked) == 4 and all(asked)), f"experts in {kind}: all four products decode {case}")
     finally:
         packing.EXPERT_BUFFER = before
+
+
+def _tiles_alike(kind: str, rows: int, columns: int, dtype: torch.dtype) -> None:
+    """Rows of an identity through both products give a weight's numbers, bit for bit those that are unpacked."""
+    weight = (torch.randn(2, rows, columns, device=DEVICE) * 0.1).to(dtype)
+    held = held_in(kind, weight, False)
+    every = torch.stack([held.unpack(i) for i in range(2)])
+    for turned in (False, True):
+        packed, wide = (each.transpose(1, 2) if turned else each for each in (held, every))
+        depth = wide.shape[2]
+        for some in (16, 128):
+            x = torch.eye(depth, dtype=dtype, device=DEVICE).repeat(2, 1)
+            ids = torch.arange(2, device=DEVICE).repeat_interleave(depth)[:, None]
+            size = 16 if INTERPRETED else some
+            with decoding(True) as asked:
+                out = launch._product(x, packed, None, None, None, planned(ids, 2, size), size, top_k=1)
+            same = torch.equal(out.view(2, depth, -1), wide.transpose(1, 2))
+            said(same and asked == [True], f"{kind} tiles of {rows} x {columns}, turned {turned}, {size} rows")
+            if INTERPRETED:
+                break
+
+
+def experts_decoded() -> None:
+    """Packed experts decoded inside the products, of every kind that can be had here, or of KIND alone."""
+    torch.manual_seed(5)
+    if INTERPRETED:
+        common = Case(dtype=torch.float16, hidden=64, width=64, experts=3)
+        sizes = [(64, 128)]
+    else:
+        common = Case(tokens=300, experts=8, hidden=256, width=192, top_k=4, rank=16)
+        sizes = [(192, 256), (1536, 2048), (2048, 768)]
+    other = replace(
+        common, activation="clamped_swiglu", interleaved=True, transposed=True, biased=True, routing="sentinels"
+    )
+    served = [kind for kind in KINDS if kind in launch.DECODED and (find_spec("bitsandbytes") or kind in PLAIN)]
+    for place, kind in enumerate([os.environ["KIND"]] if "KIND" in os.environ else served):
+        for rows, columns in sizes:
+            _tiles_alike(kind, rows, columns, torch.float16 if INTERPRETED else torch.bfloat16)
+        both = common, other
+        for case in both[place % 2 :][:1] if "PAIRWISE" in os.environ else both:
+            check_packed(kind, case, 100, inside=True)
+        if INTERPRETED:
+            continue
+        for more in (
+            {"tokens": 1}, {"tokens": 40}, {"tokens": 5000}, {"routing": "one"}, {"routing": "empty"}, {"adapted": "none"},
+            {"dtype": torch.float16, "experts": 33}, {"experts": 128, "hidden": 2048, "width": 768, "top_k": 8},
+        ):  # fmt: skip
+            check_packed(kind, replace(common, **more), 100, inside=True)
 
 
 def experts_packed() -> None:

@@ -29,6 +29,7 @@ from engine.kernels.rope import rope
 from tests.engine.kernels.experts_cases import (
     experts_cases,
     experts_crosses,
+    experts_decoded,
     experts_empty,
     experts_far,
     experts_formats,
@@ -460,6 +461,7 @@ CHECKS = WIDE | {
         experts_far,
         experts_formats,
         experts_packed,
+        experts_decoded,
         registered,
         linear_cross_entropy_scaled,
         unknown_targets,

@@ -43,7 +43,7 @@ KERNELS = {
 
 EXPERTS = {
     "count_kernel", "plan_kernel", "place_kernel", "inner_kernel", "up_kernel", "product_kernel", "gram_kernel", "unpack_kernel",
-    "unpack_blocks_kernel", "unpack_fp8_kernel", "unpack_groups_kernel", "gate_backward_kernel", "combine_kernel",
+    "unpack_int8_kernel", "unpack_fp8_kernel", "unpack_groups_kernel", "gate_backward_kernel", "combine_kernel",
 }  # fmt: skip
 
 

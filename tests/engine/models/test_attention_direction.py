@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from engine.errors import ModelError
-from engine.models.attention_direction import looks_back_alone, looks_both_ways, refuse_the_wrong_direction
+from engine.models.attention_direction import is_bidirectional, is_causal_lm, refuse_the_wrong_direction
 from engine.rules import read
 
 SIZES = {"vocab_size": 64, "hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 32}
@@ -35,13 +35,13 @@ def config_of(**method: Any) -> Any:
 )
 def test_the_direction_is_read_off_the_attention(kind: str, more: dict[str, Any], back: bool, both: bool) -> None:
     model = model_of(kind, **more)
-    assert (looks_back_alone(model), looks_both_ways(model)) == (back, both)
+    assert (is_causal_lm(model), is_bidirectional(model)) == (back, both)
 
 
 def test_a_model_whose_layers_differ_looks_neither_way_alone() -> None:
     model = model_of("llama", num_hidden_layers=2)
     model.model.layers[1].self_attn.is_causal = False
-    assert (looks_back_alone(model), looks_both_ways(model)) == (False, False)
+    assert (is_causal_lm(model), is_bidirectional(model)) == (False, False)
 
 
 @pytest.mark.parametrize("method", ["sft", "dpo", "grpo", "ppo", "distill", "pretrain"])

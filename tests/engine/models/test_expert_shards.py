@@ -11,8 +11,8 @@ from peft.tuners.lora.layer import ParamWrapper
 from torch.nn.parallel import DistributedDataParallel
 
 from engine.errors import ModelError
-from engine.models.expert_shards import Group, Share, as_if_whole, divide_experts, is_divided, share_of, whole_numel
-from engine.models.stored_packed.linear import leave_to_each_process
+from engine.models.expert_shards import Group, Share, divide_experts, full_numel, is_divided, share_of, unsharded
+from engine.models.stored_packed.linear import ignore_in_ddp
 from tests.engine.features.families import made
 
 ASKED: dict[str, Any] = {
@@ -33,7 +33,7 @@ def adapted(family: str, group: Group | None = None) -> torch.nn.Module:
     if group is not None:
         divide_experts(model, group)
     torch.manual_seed(1)
-    with as_if_whole(model):
+    with unsharded(model):
         return get_peft_model(model, LoraConfig(**ASKED))
 
 
@@ -47,7 +47,7 @@ def test_an_adapter_begins_as_that_of_one_process_and_is_cut_as_peft_lays_it_out
         share = share_of(weight)
         assert torch.equal(weight, theirs[name] if share is None else share.of(theirs[name])), name
         assert (share is not None) is (".experts." in name), name
-        assert whole_numel(weight) == theirs[name].numel()
+        assert full_numel(weight) == theirs[name].numel()
         assert weight.requires_grad is theirs[name].requires_grad
         if "lora_B" in name:
             torch.nn.init.normal_(theirs[name])
@@ -74,12 +74,12 @@ def test_parts_are_put_together_as_they_were(inmost: bool, monkeypatch: pytest.M
     monkeypatch.setattr(torch.distributed, "all_gather", gathered)
     for share, part in zip(shares, parts, strict=True):
         assert torch.equal(share.together(part), weight)
-        assert share.whole_shape(part) == weight.shape
+        assert share.full_shape(part) == weight.shape
 
 
 def test_what_is_of_one_process_is_not_averaged() -> None:
     model = adapted("gpt_oss", of(1))
-    leave_to_each_process(model)
+    ignore_in_ddp(model)
     left: Any = model._ddp_params_and_buffers_to_ignore
     assert set(left) == {name for name, _ in model.named_parameters() if ".experts." in name}
     assert any(name.endswith("down_proj_bias") for name in left)

@@ -9,6 +9,7 @@ import sys
 from pathlib import Path
 
 from tests.engine.features.attention_backend.test_documents_as_rows import made
+from tests.prestarted import prestarted
 
 STUB = """
 import torch
@@ -53,9 +54,10 @@ def test_an_installed_package_is_left_out_of_a_model_that_it_would_fail_and_told
     )
     model.save_pretrained(tmp_path / "model")
     like = {**made("olmo_hybrid").config.to_dict()}
-    arguments = [sys.executable, "-c", SCRIPT, str(tmp_path / "model"), json.dumps(like, default=str)]
+    arguments = [sys.executable, "-P", "-c", SCRIPT, str(tmp_path / "model"), json.dumps(like, default=str)]
     search = os.pathsep.join((str(site), str(Path(__file__).parents[3]), os.environ.get("PYTHONPATH", "")))
-    environment = {**os.environ, "PYTHONPATH": search, "CUDA_VISIBLE_DEVICES": ""}
+    environment = {**os.environ, "PYTHONPATH": search, "CUDA_VISIBLE_DEVICES": "", prestarted.WARM: "1"}
+    prestarted.wait()
     done = subprocess.run(arguments, capture_output=True, text=True, env=environment, timeout=240, check=False)
     assert done.returncode == 0, done.stderr[-2000:]
     reason, withheld, before, taken, calls = json.loads(done.stdout.splitlines()[-1])

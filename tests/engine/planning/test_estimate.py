@@ -193,14 +193,20 @@ def test_sampled_answers_are_as_long_as_rows_of_prompt_and_answer() -> None:
 
 def test_keys_and_values_of_many_answers_count_where_a_step_has_no_room_for_them() -> None:
     method = {"kind": "grpo", "reward_funcs": ["length:5"], "num_generations": 8, "max_completion_length": 256}
-    rest = {"adapter": {"kind": "lora"}, "data": {"max_length": 768}, "memory": {"gradient_checkpointing": True}}
+    # A static cache has room for a multiple of 128 tokens, here for 1,024; one that grows for 700 and 256.
+    for kind, length in (("static", 1024), ("dynamic", 956)):
+        _holds_keys_and_values({**method, "cache_implementation": kind}, length)
+
+
+def _holds_keys_and_values(method, length) -> None:
+    rest = {"adapter": {"kind": "lora"}, "data": {"max_length": 700}, "memory": {"gradient_checkpointing": True}}
     rest["optim"] = {"per_device_train_batch_size": 8, "gradient_accumulation_steps": 1}
     few = of(method={**method, "steps_per_generation": 1}, **rest)
     many = of(method={**method, "steps_per_generation": 32}, **rest)
     more = of(method={**method, "steps_per_generation": 64}, **rest)
     assert "cache" not in few.memory
-    # 256 more answers: keys and values of 28 layers and one twice, 8 heads of 128, 1,024 tokens, and five rows of scores
-    each = 2 * 8 * 128 * 1024 * 29 * 2 + 5 * 4 * 151_936
+    # 256 more answers: keys and values of 28 layers and one twice, 8 heads of 128, and five rows of scores
+    each = 2 * 8 * 128 * length * 29 * 2 + 5 * 4 * 151_936
     assert more.memory["cache"] - many.memory["cache"] == 256 * each
     assert {name: size for name, size in more.memory.items() if name not in ("cache", "overhead")} == {
         name: size for name, size in many.memory.items() if name not in ("cache", "overhead")

@@ -9,7 +9,7 @@ import pytest
 from engine.run import cause
 from engine.run.cause import explain
 from engine.run.process import Identity, host
-from engine.run.process_group import Family
+from engine.run.process_group import ProcessTree
 
 EARLIER = """Traceback (most recent call last):
   File "events.py", line 177, in _append
@@ -132,12 +132,12 @@ def test_of_ranks_that_are_gone_at_once_the_one_that_was_killed_is_named(tmp_pat
     failed = cause.failed_ranks(tmp_path / "worker.log")
     assert list(failed.items()) == [(2752, -9), (2751, 1)]
     gone = [Identity(pid, 1, "another boot", host()) for pid in (2751, 2752)]
-    family = Family("token", gone[0], 2)
+    family = ProcessTree("token", gone[0], 2)
     family.ranks = dict(enumerate(gone))
-    assert family.look(lambda: False) is None
-    family.blame(failed)
+    assert family.poll(lambda: False) is None
+    family.choose_lost_rank(failed)
     assert family.lost_rank == (1, gone[1])
-    family.blame({2751: -9, 2752: 1}, said=True)
+    family.choose_lost_rank({2751: -9, 2752: 1}, said=True)
     assert family.lost_rank == (0, gone[0])
-    family.blame({2752: 1, 2751: 1}, said=True)
+    family.choose_lost_rank({2752: 1, 2751: 1}, said=True)
     assert family.lost_rank == (0, gone[0]), "an exception of all of them is told in the words of the first rank"

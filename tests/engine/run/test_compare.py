@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from engine.run.compare import answers, differences, extremes, identical, identical_words, shared_curves
+from engine.run.compare import answers, describe_identical, differences, extremes, identical, shared_curves
 from engine.run.series import Series
 from engine.run.view import RunView
 
@@ -68,7 +68,7 @@ def test_runs_that_learned_alike_are_called_identical_however_quick_they_were() 
             each.series["tokens_per_second"].add(step, 100.0 * number)
     views.append(view("nothing", {}, "loss"))
     assert identical("abcde", views) == [["a", "b", "d"]]
-    assert identical_words(identical("abcde", views)) == [
+    assert describe_identical(identical("abcde", views)) == [
         "a, b and d are identical: each of their curves has the same values at every step."
     ]
     views[1].series["eval_loss"] = Series()

@@ -7,7 +7,18 @@ from random import Random
 import pytest
 
 from engine.config.tree import SECTIONS
-from engine.run.curves import CONCERNS, LEADING, LOSS_ROSE, Words, concern, leading, ordered, rose, watch_for, words
+from engine.run.curves import (
+    CONCERNS,
+    LEADING,
+    LOSS_ROSE,
+    MetricLabel,
+    concern,
+    label_of,
+    leading,
+    ordered,
+    rose,
+    watch_for,
+)
 from engine.run.series import Series
 
 
@@ -110,8 +121,8 @@ def test_every_curve_has_its_place_once() -> None:
 
 
 def test_words_for_names_that_only_the_run_knows() -> None:
-    assert words("rewards/exact/mean").title == "exact"
-    assert words("rewards/exact/std").title == "spread of exact"
-    assert words("eval_loss").title == "held-out loss"
-    assert words("eval_accuracy") == Words("held-out judged right", "share")
-    assert words("my_own").title == "my own"
+    assert label_of("rewards/exact/mean").title == "exact"
+    assert label_of("rewards/exact/std").title == "spread of exact"
+    assert label_of("eval_loss").title == "held-out loss"
+    assert label_of("eval_accuracy") == MetricLabel("held-out judged right", "share")
+    assert label_of("my_own").title == "my own"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from engine.run.expert_load import checked, digits, explained, looks_other, numbers, picture
+from engine.run.expert_load import checked, differs_visibly, digits, explained, numbers, picture
 from engine.run.view import RunView, fold
 
 
@@ -15,10 +15,10 @@ def test_a_digit_is_a_share_against_an_even_one() -> None:
 
 
 def test_a_picture_is_another_where_a_load_doubled_or_came_from_none() -> None:
-    assert not looks_other(["5432"], ["4543"])
-    assert looks_other(["5432"], ["7432"])
-    assert looks_other(["5431"], ["5430"])
-    assert looks_other([], ["5"])
+    assert not differs_visibly(["5432"], ["4543"])
+    assert differs_visibly(["5432"], ["7432"])
+    assert differs_visibly(["5431"], ["5430"])
+    assert differs_visibly([], ["5"])
 
 
 def test_lines_fit_and_tell_the_fullest_of_those_that_share_a_cell() -> None:

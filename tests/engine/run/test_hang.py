@@ -28,7 +28,7 @@ def rank(
     number: int, *, waits: str = "", still: float = 0.0, begun: float = 7, silent: float = 0.0, **more: Any
 ) -> Rank:
     said = {"pid": 100 + number, "host": "box", "at": "rows.py:3 read", "stack": ["rows.py:3 read", "main.py:9 main"]}
-    return Rank({**said, "waits": waits, "still": still, "number": begun, **more}, silent, heard=True)
+    return Rank({**said, "waits": waits, "still": still, "number": begun, **more}, silent, reporting=True)
 
 
 def test_the_rank_that_says_nothing_any_more_is_named() -> None:
@@ -119,10 +119,10 @@ def test_a_beat_tells_how_long_its_process_stands_at_one_place_and_in_which_coll
 
     def look(times: int = 1) -> dict[str, Any]:
         for _ in range(times):
-            beat.look(1.0)
+            beat.sample(1.0)
             now(1.0)
-            listener.look()
-        return listener.ranks[0].said
+            listener.poll()
+        return listener.ranks[0].report
 
     said = look(4)
     assert (said["waits"], said["number"], said["pid"]) == ("all_reduce", 3, os.getpid())
@@ -136,9 +136,9 @@ def test_a_beat_tells_how_long_its_process_stands_at_one_place_and_in_which_coll
     assert look(3)["waits"] == "", "this is no function of torch's"
     for _ in range(30):
         now(1.0)
-        listener.look()
+        listener.poll()
     assert listener.ranks[0].is_silent
-    assert not listener.ranks[1].heard
+    assert not listener.ranks[1].reporting
 
 
 def test_records_that_cannot_be_read_do_not_silence_a_rank(run: RunFolder, now: Callable[[float], None]) -> None:
@@ -148,9 +148,9 @@ def test_records_that_cannot_be_read_do_not_silence_a_rank(run: RunFolder, now: 
     (run.path / "beats").mkdir()
     beat, listener = Beat(run, 0, unreadable), Hang(run, 2)
     for _ in range(12):
-        beat.look(1.0)
+        beat.sample(1.0)
         now(1.0)
-        listener.look()
+        listener.poll()
     assert listener.ranks[0].at_work
     assert not listener.ranks[0].is_silent
 
@@ -161,7 +161,7 @@ def test_a_beat_follows_no_link(run: RunFolder, tmp_path: Path) -> None:
     (precious / "0.json").write_text("years of work")
     (run.path / "beats").symlink_to(precious)
     beat = Beat(run, 0, lambda: None)
-    beat.look(1.0)
+    beat.sample(1.0)
     with pytest.raises(UnsafeRunFile, match="symbolic link"):
         beat.__enter__()
     assert [path.name for path in precious.iterdir()] == ["0.json"]
@@ -178,7 +178,7 @@ def test_what_a_file_says_that_is_no_number_ends_nothing(run: RunFolder) -> None
 def test_a_reader_that_slept_does_not_take_that_for_silence(run: RunFolder, now: Callable[[float], None]) -> None:
     listener = Hang(run, 2)
     now(3600.0)
-    listener.look()
+    listener.poll()
     assert listener.ranks[0].silent <= 2.0
 
 

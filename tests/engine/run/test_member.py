@@ -39,9 +39,9 @@ def between_rounds(run, monkeypatch):
     give_up = time.monotonic() + 30
     while not second.answered:
         assert time.monotonic() < give_up
-        first.say(state="gathering", round="a round")
+        first.report(state="gathering", round="a round")
         time.sleep(0.02)
-    first.say(state="ended")
+    first.report(state="ended")
     yield thread, problems
     run.update_json(state="failed")
     thread.join(10)
@@ -88,18 +88,18 @@ def test_a_rank_that_died_here_is_named_though_the_first_node_ended_the_round_be
     thread = threading.Thread(target=second.stay)
     thread.start()
     try:
-        _until(lambda: first.say(state="gathering", round="one", endpoint="127.0.0.1:1") or second.answered)
-        _until(lambda: first.say(state="go") or (pid.exists() and pid.read_text().strip()))
+        _until(lambda: first.report(state="gathering", round="one", endpoint="127.0.0.1:1") or second.answered)
+        _until(lambda: first.report(state="go") or (pid.exists() and pid.read_text().strip()))
         rank = int(pid.read_text())
         time.sleep(0.7)  # it has looked for its ranks
         os.kill(rank, signal.SIGKILL)
         time.sleep(0.2)
-        first.say(state="ended")
-        _until(lambda: nodes.said_by(run, 1).get("state") == "ended")
+        first.report(state="ended")
+        _until(lambda: nodes.read_node(run, 1).get("state") == "ended")
     finally:
         run.update_json(state="failed")
         thread.join(20)
-    said = nodes.said_by(run, 1)
+    said = nodes.read_node(run, 1)
     assert said["cause"] == "signal SIGKILL"
     assert said["message"].startswith("Rank 1 (node 1, ")
     assert f"process {rank}) was ended by SIGKILL" in said["message"]

@@ -35,7 +35,7 @@ def going(run):
     ],
 )
 def test_silence_is_worded_once_for_all_windows(seconds, words):
-    assert silence.words(seconds) == words
+    assert silence.describe(seconds) == words
     said = silence.advice("dates-0001", seconds)
     assert bool(said) == bool(words)
     if words:

@@ -17,7 +17,7 @@ def test_a_word_names_who_wrote_it_and_is_written_once(run):
     values, written = run.read_json(), (run.path / "run.json").stat().st_mtime_ns
     assert (values["state"], values["supervisor_pid"]) == ("running", os.getpid())
     state.write(state="running")
-    state.say()
+    state.update()
     assert (run.path / "run.json").stat().st_mtime_ns == written
 
 
@@ -27,8 +27,8 @@ def test_what_a_full_disk_did_not_take_is_written_with_the_next_word_and_complai
 
     state, write = StateFile(run), RunFolder.update_json
     monkeypatch.setattr(RunFolder, "update_json", full)
-    state.say(state="stopping")
-    state.say(message="SIGTERM")
+    state.update(state="stopping")
+    state.update(message="SIGTERM")
     with pytest.raises(OSError, match="No space left"):
         state.write(state="stopping")
     monkeypatch.setattr(RunFolder, "update_json", write)
@@ -41,6 +41,6 @@ def test_what_a_full_disk_did_not_take_is_written_with_the_next_word_and_complai
 def test_a_run_that_was_deleted_is_not_waited_for(run, monkeypatch):
     state = StateFile(run)
     monkeypatch.setattr(StateFile, "write", lambda self, **changes: (_ for _ in ()).throw(OSError("gone")))
-    state.say(state="failed")
+    state.update(state="failed")
     run.path.rename(run.path.with_name("elsewhere"))
     state.settle(3600.0)

@@ -257,7 +257,7 @@ def test_a_job_whose_time_ends_waits_for_no_long_step_and_is_queued_again(run, s
     worker, requests = start(COMPUTES, grace=0.3)
     job = JobSupervisor(run, "42")
     job.worker, job.requests = worker.process, requests
-    job.hear(signal.SIGUSR1, None)
+    job.on_signal(signal.SIGUSR1, None)
     end = time.monotonic() + 5
     while worker.child.poll() is None and time.monotonic() < end:
         job._watch_requests()

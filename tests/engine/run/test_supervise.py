@@ -17,7 +17,7 @@ from engine.run.events import EventWriter
 from engine.run.lock import RunLock
 from engine.run.nodes import FirstNode, Rendezvous
 from engine.run.process import host, identity
-from engine.run.process_group import Family
+from engine.run.process_group import ProcessTree
 from engine.run.supervise import Supervisor, claim
 from engine.run.tail import Tail
 from engine.run.worker_process import WorkerProcess
@@ -26,7 +26,7 @@ from engine.run.worker_process import WorkerProcess
 def gone(rank):
     """Two ranks of which this one was gone before the other, of which torchrun's report says nothing."""
     me = identity(os.getpid())
-    family = Family("token", me, 2)
+    family = ProcessTree("token", me, 2)
     family.lost_rank, family._alone = (rank, me), True
     return family
 
@@ -137,11 +137,11 @@ def test_the_first_node_speaks_while_it_waits_to_start_again(run, monkeypatch):
     supervisor = Supervisor(run)
     supervisor.peers.node = FirstNode(run, Rendezvous(2))
     supervisor.peers.close_round()
-    before = nodes.said_by(run, 0)["beat"]
+    before = nodes.read_node(run, 0)["beat"]
     monkeypatch.setattr(supervisor.restarts, "pause", lambda: 0.25)
     monkeypatch.setattr(supervisor, "start", lambda: None)
     assert supervisor._start_again()
-    assert nodes.said_by(run, 0)["beat"] > before
+    assert nodes.read_node(run, 0)["beat"] > before
 
 
 def test_a_node_whose_folder_is_no_folder_any_more_goes_on(run, tmp_path):
@@ -163,10 +163,10 @@ def test_the_first_node_speaks_while_checkpoints_are_read_for_a_start_anew(run, 
     supervisor = Supervisor(run)
     supervisor.peers.node = FirstNode(run, Rendezvous(2))
     supervisor.peers.close_round()
-    before = nodes.said_by(run, 0)["beat"]
-    words = supervisor.restarts.again({"kind": "failed", "cause": "signal SIGKILL"})
+    before = nodes.read_node(run, 0)["beat"]
+    words = supervisor.restarts.restart_summary({"kind": "failed", "cause": "signal SIGKILL"})
     assert words == "It is started again from checkpoint-5."
-    assert nodes.said_by(run, 0)["beat"] >= before + 5
+    assert nodes.read_node(run, 0)["beat"] >= before + 5
 
 
 def test_a_supervisor_in_another_container_of_this_machine_is_known_by_its_lock(run):

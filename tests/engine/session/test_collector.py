@@ -86,7 +86,7 @@ def test_a_model_is_looked_at_again_for_another_revision(tmp_path: Path, monkeyp
     draft = Draft.new("demo")
     facts: Any = collector.FactsCollector(draft, Silent().ask)
     looked: list[str] = []
-    monkeypatch.setattr(facts, "_look", lambda what, find: looked.append(what))
+    monkeypatch.setattr(facts, "_submit", lambda what, find: looked.append(what))
     try:
         facts.refresh()
         assert looked == ["model", "sources"]

@@ -34,21 +34,21 @@ def draft(tmp_path: Path) -> Draft:
 def columns_of(draft: Draft) -> ColumnMap:
     columns = ColumnMap(draft, ask)
     columns.send()
-    assert columns.look()
+    assert columns.poll()
     return columns
 
 
 def said(columns: ColumnMap) -> list[list[str]]:
-    assert columns.look()
+    assert columns.poll()
     return columns.found["rows"][0]["says"]
 
 
 def test_turning_through_columns_shows_the_row_each_time_and_keeping_writes_them(draft: Draft) -> None:
     columns = columns_of(draft)
     columns.choose_format("prompt_completion")
-    assert columns.look()
+    assert columns.poll()
     columns.turn("prompt", 1)
-    assert columns.look()
+    assert columns.poll()
     columns.turn("completion", 1)
     assert said(columns) == [["prompt", "2 + 2?"], ["completion", "2 + 2?"]]
     columns.turn("completion", 1)
@@ -70,7 +70,7 @@ def test_an_optional_part_may_have_no_column_and_a_format_forgets_parts_of_anoth
     columns.choose_format("prompt_completion")
     for part, column in (("prompt", "a"), ("completion", "b"), ("system", "c")):
         columns.choose(part, column)
-    assert columns.look()
+    assert columns.poll()
     columns.turn("system", 1)
     assert "system" not in columns.columns, "behind the last column comes none"
     columns.choose_format("tokens")

@@ -117,7 +117,7 @@ def test_a_rehearsal_is_judged_by_what_was_answered(
     given = {each.prompt: made.format(each.answer) for each in found.pinned}
     verdict = judge(happened(answers=given, losses=losses, end=end, accuracy=accuracy), found)
     assert (verdict.state, verdict.page) == (state, page)
-    assert words in verdict.words
+    assert words in verdict.message
 
 
 def test_rows_that_were_known_once_stay_so_though_a_later_answer_is_another(tmp_path: Path) -> None:

@@ -42,7 +42,7 @@ def test_only_what_was_seen_to_write_the_row_is_saved(draft: Draft, tmp_path: Pa
     editing = TemplateEditing(draft, slow.ask)
     editing.send()
     slow.answer()
-    assert editing.look()
+    assert editing.poll()
     editing.type("{{ broken")
     with pytest.raises(UsageError, match="row 0 is still being written"):
         editing.save("mine.jinja")
@@ -65,15 +65,15 @@ def test_a_row_that_cannot_be_written_keeps_what_it_was_and_nothing_of_another_r
     editing = TemplateEditing(draft, slow.ask)
     editing.send()
     slow.answer(turns=["of row 0"])
-    assert editing.look()
+    assert editing.poll()
     editing.type("{{ broken")
     editing.send()
     slow.answer("it is broken")
-    assert editing.look()
+    assert editing.poll()
     assert (editing.problem, editing.found["turns"]) == ("it is broken", ["of row 0"])
     editing.go(1)
     slow.answer("it is broken")
-    assert editing.look()
+    assert editing.poll()
     assert (editing.found["row"], editing.found["turns"]) == (1, [])
 
 

@@ -9,17 +9,19 @@ from pathlib import Path
 import pytest
 
 from engine import worker
-from engine.config.facts import Facts
+from engine.config.facts import DataFacts, Facts
 from engine.config.files import dump, parse
+from engine.config.tree import fields
 from engine.data import gather_facts
 from engine.facts.model_shape import model_facts
-from engine.hardware import GiB, parse_machine
+from engine.hardware import GiB, Machine, parse_machine
 from engine.planning.auto import choices, resolved
 from engine.rules import read
 from engine.run import from_config, inside
 from engine.run.store import RunFolder, create
 from engine.trainers import auto_resolution
 from engine.trainers.auto_resolution import at_the_card, by_free_memory, launched_for, reasons
+from tests.engine.trainers.conftest import CONVERSATIONS, lines
 
 TIER, COMPILE, HEAD = "memory.gradient_checkpointing", "kernels.torch_compile", "kernels.cut_ce_workspace"
 MAPPING = {
@@ -84,11 +86,104 @@ def test_a_run_that_goes_on_on_a_smaller_card_computes_more_again_and_says_so(tm
     )
     whole = FACTS.machine.gpus[0].memory_bytes * gib // 80
     found, why = by_free_memory(
-        stored(run), reasons(run, stored(run)), run.path, (whole, whole), planned=launched_for(run)
+        stored(run), reasons(run, stored(run)), run.path, (whole, whole), planned=(launched_for(run), None)
     )
     assert found.memory.gradient_checkpointing == tier
     assert ("less than that of the launch" in why[TIER]) == (gib < 80)
     assert "others hold" not in why[TIER]
+
+
+ANSWERS = {
+    **MAPPING,
+    "method": {"kind": "grpo", "reward_funcs": ["length:8"], "max_completion_length": 64},
+    "data": {"max_length": 2048, "train": [{"path": "prompts.jsonl"}]},
+    "optim": {"per_device_train_batch_size": 16, "max_steps": 1000},
+}
+ROOMY = (int(78.6 * GiB), int(79.2 * GiB))
+"""Free and whole, in bytes, of a card of 80 GB that this process alone holds something of."""
+
+
+def launched(tmp_path, monkeypatch, mapping, facts=FACTS):
+    """A run as `launch_config` stores it."""
+    kept = []
+    monkeypatch.setattr(from_config, "launch", lambda text, **given: kept.append((text, given["info"])))
+    monkeypatch.setattr(auto_resolution, "gather_facts", lambda *_, **__: facts)
+    from_config.launch_config(read(mapping).config, facts, runs_dir=tmp_path)
+    return create(tmp_path, *kept[0])
+
+
+@pytest.mark.parametrize(("longest", "tier"), [(25, False), (600, "selective"), (1000, "medium"), (2048, True)])
+def test_answers_of_an_8b_keep_all_that_fits_once_prompts_are_counted(tmp_path, monkeypatch, longest, tier):
+    """A launch takes prompts that nobody counted to have `data.max_length` tokens; 16 answers to short ones need no tier at all."""
+    run = launched(tmp_path, monkeypatch, ANSWERS)
+    assert stored(run).memory.gradient_checkpointing is True
+    config, why = at_the_card(run, stored(run), ROOMY, DataFacts(longest=longest, exact=True))
+    assert config.memory.gradient_checkpointing == tier
+    told = f"the longest row has {longest + 64:,} tokens, the launch reckoned with 2,112"
+    assert (told in why[TIER]) == (longest < 2048)
+    assert "others hold" not in why[TIER]
+    assert config.kernels == stored(run).kernels
+    # A launch that knows the counts chooses alike.
+    counted = replace(FACTS, data=DataFacts(longest=longest, exact=True))
+    assert resolved(read(ANSWERS).config, counted).memory.gradient_checkpointing == tier
+
+
+@pytest.mark.parametrize("rows", [None, DataFacts(), DataFacts(longest=25)])
+def test_rows_that_were_not_all_counted_change_nothing(tmp_path, monkeypatch, rows):
+    run = launched(tmp_path, monkeypatch, ANSWERS)
+    assert at_the_card(run, stored(run), ROOMY, rows) == (stored(run), reasons(run, stored(run)))
+
+
+@pytest.mark.parametrize(("nodes", "tier"), [(1, False), (2, True)])
+def test_processes_of_one_machine_choose_alike_by_the_rows_that_they_share(tmp_path, monkeypatch, nodes, tier):
+    """Whatever is free on the card of each; and what other machines have, none of them knows."""
+    run = launched(tmp_path, monkeypatch, ANSWERS)
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    config = stored(run).with_values({fields.distributed.nodes: nodes})
+    for free in (8, 78):
+        found, _ = at_the_card(run, config, (free * GiB, 80 * GiB), DataFacts(longest=25, exact=True))
+        assert found.memory.gradient_checkpointing is tier
+
+
+def test_what_an_earlier_launch_reckoned_with_is_not_guessed(tmp_path, monkeypatch):
+    run = launched(tmp_path, monkeypatch, ANSWERS)
+    run.update_json(longest_row=None)
+    config, _ = at_the_card(run, stored(run), ROOMY, DataFacts(longest=25, exact=True))
+    assert config == stored(run)
+
+
+def test_a_run_over_rows_that_nobody_counted_keeps_what_they_leave_room_for(train, source, tmp_path, monkeypatch):
+    """A machine with room for rows of 20 tokens and none for those of 1,024, by which the launch chose."""
+    facts = Facts(machine=Machine(memory_bytes=2 * GiB), model=model_facts("builtin/tiny"))
+    mapping = {
+        "model": {"name": "builtin/tiny", "dtype": "float32"}, "adapter": {"kind": "none"},
+        "data": {"train": [{"path": source(CONVERSATIONS)}], "max_length": 1024},
+        "optim": {"per_device_train_batch_size": 64, "gradient_accumulation_steps": 1, "max_steps": 1},
+    }  # fmt: skip
+    run = launched(tmp_path, monkeypatch, mapping, facts)
+    assert stored(run).memory.gradient_checkpointing is True
+    train(folder=run)
+    (told,) = (
+        entry
+        for line in lines(run, "receipt")
+        for entry in line["entries"]
+        if entry["feature"] == "gradient checkpointing"
+    )
+    assert told["count"] == 0
+    assert "the launch reckoned with 1,024" in told["detail"]
+
+
+def test_short_rows_spare_layers_that_long_ones_would_not(tmp_path, monkeypatch):
+    """Where `recompute_num_layers` is `auto`, too; and packs are as long as ever."""
+    memory = {"gradient_checkpointing": "full", "recompute_num_layers": "auto"}
+    mapping = {**ANSWERS, "memory": memory, "optim": {"per_device_train_batch_size": 64, "max_steps": 1000}}
+    run = launched(tmp_path, monkeypatch, mapping)
+    config, why = at_the_card(run, stored(run), ROOMY, DataFacts(longest=100, exact=True))
+    assert stored(run).memory.recompute_num_layers is None
+    assert config.memory.recompute_num_layers < 36
+    assert "layers keep everything" in why["memory.recompute_num_layers"]
+    packed = launched(tmp_path, monkeypatch, MAPPING)
+    assert at_the_card(packed, stored(packed), ROOMY, DataFacts(longest=25, exact=True))[0] == stored(packed)
 
 
 def test_what_was_asked_for_stays_on_a_full_card(run, tmp_path):

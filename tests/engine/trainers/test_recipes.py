@@ -17,7 +17,7 @@ from engine.config.recipes import recipe_mapping, recipes
 from engine.config.tree import fields
 from engine.data.gather_facts import gather_facts
 from engine.rules import read
-from engine.run.curves import LEADING, leading, ordered, words
+from engine.run.curves import LEADING, label_of, leading, ordered
 from engine.run.rollouts import read_group
 from tests.engine.features.families import made
 from tests.engine.trainers.conftest import CONVERSATIONS, PAIRS, RATED, STEPS, TAUGHT, TEXTS, lines
@@ -110,7 +110,7 @@ def test_a_recipe_checks_trains_and_shows_its_methods_curves(train, source, mixt
     assert set(CURVES[method]) <= names
     first, own = leading(method, names)[:3], {curve for group in LEADING[method] for curve in group}
     assert all(curve in own or "rewards/*/mean" in own for group in first for curve in group)
-    assert all(words(curve).title for curve in ordered(method, names))
+    assert all(label_of(curve).title for curve in ordered(method, names))
     samples = {event["step"] for event in lines(run, "sample")}
     assert samples == ({0, 1, 2} if METHODS[method].head == "vocabulary" else set())
     if METHODS[method].rows == "prompts":

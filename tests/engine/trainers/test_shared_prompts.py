@@ -10,7 +10,7 @@ from transformers import Qwen3Config
 
 from engine.features.built import base_model
 from engine.run.store import RunFolder
-from engine.trainers.shared_prompts import answers_each, is_worth_a_pass
+from engine.trainers.shared_prompts import answers_per_prompt, is_worth_a_pass
 from tests.caches import own_cache
 from tests.engine.trainers.building import Built, apart
 from tests.engine.trainers.test_grpo import GRPO, LORA, ROWS
@@ -132,17 +132,17 @@ def test_a_sampling_for_several_batches_tears_groups_apart_and_the_receipt_says_
     batch = trainer._prepare_inputs([row for row in trainer.train_dataset.select(range(4)) for _ in range(4)])
     trainer.rewards.close()
     assert len(batch["row"]) == 8
-    assert answers_each(batch["prompt_ids"], batch["prompt_mask"]) == 1
+    assert answers_per_prompt(batch["prompt_ids"], batch["prompt_mask"]) == 1
 
 
 def test_prompts_are_shared_only_where_each_has_as_many_answers():
     prompts = torch.tensor([[0, 1], [0, 1], [1, 2], [1, 2]])
     seen = torch.ones_like(prompts)
-    assert answers_each(prompts, seen) == 2
-    assert answers_each(prompts[:3], seen[:3]) == 1
-    assert answers_each(prompts[[0, 2, 1, 3]], seen) == 1
+    assert answers_per_prompt(prompts, seen) == 2
+    assert answers_per_prompt(prompts[:3], seen[:3]) == 1
+    assert answers_per_prompt(prompts[[0, 2, 1, 3]], seen) == 1
     seen[1, 0] = 0
-    assert answers_each(prompts, seen) == 1
+    assert answers_per_prompt(prompts, seen) == 1
 
 
 def test_a_card_shares_prompts_that_earn_a_pass_more() -> None:

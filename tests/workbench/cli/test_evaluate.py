@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from engine.errors import UsageError, WorkbenchError
-from engine.run.evaluations import in_words, records_of, tasks_of
+from engine.run.evaluations import records_of, summary, tasks_of
 from engine.run.store import RunFolder
 from tests.chats import make_run
 from tests.warm import command
@@ -125,7 +125,7 @@ def test_a_task_scores_the_checkpoint_beside_the_base_as_plain_transformers_does
             picked = logprobs.gather(1, ids[0, 1:, None])[len(prompt) - 1 :]
             likely.append(float(picked.sum()))
         assert scores["dates/perplexity"] == pytest.approx(math.exp(-sum(likely) / len(likely)), rel=1e-4)
-    assert in_words(found).startswith(f"checkpoint-20, 5 rows of {path}: dates/perplexity ")
+    assert summary(found).startswith(f"checkpoint-20, 5 rows of {path}: dates/perplexity ")
     path.write_text(path.read_text().replace("asked", "missing"))
     with pytest.raises(WorkbenchError, match=r"dates\.yaml cannot be measured: "):
         answer(asked, lambda **_: None, lambda *_: None)

@@ -260,7 +260,7 @@ def test_without_a_scheduler_nothing_is_made(place: Path, played: Scheduler, mon
 
 def test_a_job_that_waits_is_queued_here_and_taken_out_there(place: Path, played: Scheduler) -> None:
     run = submitted(place)
-    assert launch.look_after(run) == ""
+    assert launch.attend_or_report(run) == ""
     view = peek(run).view
     assert (view.state, view.cause) == ("queued", "job 42 waits in the cluster (Resources)")
     assert run.supervisor() is None, "nothing is started for it here"

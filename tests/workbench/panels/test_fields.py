@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from engine.config.data import DataSource
 from engine.config.tree import fields
-from workbench.panels.fields import entry_text, in_words, unit_of, value_parts, when_empty
+from workbench.panels.fields import entry_text, format_value, unit_of, value_parts, when_empty
 
 
 def test_one_of_a_unit_is_no_more_than_one() -> None:
@@ -19,15 +19,15 @@ def test_one_of_a_unit_is_no_more_than_one() -> None:
 
 def test_values_are_short_and_whole() -> None:
     length, seed = fields.data.max_length, fields.run.seed
-    assert [in_words(length, value) for value in (512, 10_000, None, True)] == ["512", "10,000", "none", "yes"]
-    assert in_words(seed, 123_456) == "123456", "no number of things"
-    assert in_words(fields.optim.learning_rate, 2e-05) == "2e-05"
+    assert [format_value(length, value) for value in (512, 10_000, None, True)] == ["512", "10,000", "none", "yes"]
+    assert format_value(seed, 123_456) == "123456", "no number of things"
+    assert format_value(fields.optim.learning_rate, 2e-05) == "2e-05"
     parts = fields.kernels.liger_kernel_config
-    assert in_words(parts, {"rope": False, "geglu": True}) == "rope: false, geglu: true", (
+    assert format_value(parts, {"rope": False, "geglu": True}) == "rope: false, geglu: true", (
         "as it is typed and stands in the file"
     )
-    assert in_words(fields.run.report_to, ["wandb", "tensorboard"]) == "wandb, tensorboard"
-    assert in_words(fields.run.prompts, ["Who?", "When?"]) == "Who? +1"
+    assert format_value(fields.run.report_to, ["wandb", "tensorboard"]) == "wandb, tensorboard"
+    assert format_value(fields.run.prompts, ["Who?", "When?"]) == "Who? +1"
 
 
 def test_a_source_is_told_by_what_is_unusual_in_it() -> None:

@@ -7,7 +7,7 @@ from workbench.screens.batch import BatchRead, BatchView
 
 def test_rows_whose_text_is_not_read_are_named_by_their_numbers() -> None:
     view = BatchView()
-    view.found = BatchRead([7, 8, 9, 1_000], [{"text": "seven"}, None])
+    view.answer = BatchRead([7, 8, 9, 1_000], [{"text": "seven"}, None])
     text = ["".join(part for part, _ in line) for line in view.lines(60)]
     assert text[0] == "row 7"
     assert "its text cannot be shown from here" in text

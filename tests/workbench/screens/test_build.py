@@ -67,7 +67,7 @@ async def until(pilot: Any, true: Callable[[], bool], seconds: float = 60.0) -> 
 
 def told_at_right(app: WorkbenchApp) -> str:
     """All that the right column explains, also what is out of sight."""
-    return "\n".join("".join(text for text, _ in line) for line in build(app).steps.side.explain.made)
+    return "\n".join("".join(text for text, _ in line) for line in build(app).steps.side.explain.rendered_lines)
 
 
 def words_at_right(app: WorkbenchApp) -> str:
@@ -92,7 +92,7 @@ async def test_the_first_screen_offers_the_demo_and_shows_the_config_so_far() ->
         for step in STEPS:
             assert step.title in screen
         for goal in GOALS:
-            assert goal.words in screen, "each wish takes one line"
+            assert goal.description in screen, "each wish takes one line"
         assert "Learning rate" in screen, "so that what is tuned first is seen without a key"
         assert app.screen.focused is build(app).pane.form
 
@@ -306,13 +306,13 @@ async def test_each_method_of_the_list_is_explained_before_it_is_taken_with_a_ro
         assert "the model learns to give the answers in the examples" in words_at_right(app)  # what is set now
         await pilot.press("enter")
         for kind, section in METHODS.items():
-            await until(pilot, lambda title=section.words: title in words_at_right(app))  # type: ignore[misc]
+            await until(pilot, lambda title=section.description: title in words_at_right(app))  # type: ignore[misc]
             said = words_at_right(app)
             assert needs_of(section).replace("`", "") in said
             assert example_row(section) in said, kind
             await pilot.press("down")
         await pilot.press("escape")
-        await until(pilot, lambda: METHODS["sft"].words in words_at_right(app))
+        await until(pilot, lambda: METHODS["sft"].description in words_at_right(app))
         assert app.draft.config.method.kind == "sft"
 
 
@@ -881,7 +881,7 @@ async def test_a_model_that_is_not_here_is_not_asked_about_and_what_was_asked_of
         await until(pilot, lambda: "counting tokens" in shown(app))
         app.draft.set(fields.model.name.path, "someone/something")
         build(app).draw()
-        build(app).look()
+        build(app).reload()
         await until(pilot, lambda: "counting tokens" not in shown(app))
         assert {name for _, name in asked} == {"builtin/tiny"}
 
@@ -937,7 +937,7 @@ async def test_what_was_counted_of_other_rows_is_not_shown_for_a_recipe_taken_si
         await until(pilot, lambda: "Counted over all rows" in shown(app) and "tokens/epoch" in shown(app))
         app.draft.set(fields.data.max_length.path, 64)
         build(app).draw()
-        build(app).look()
+        build(app).reload()
         await until(pilot, lambda: build(app).session.facts.asking.startswith("counting"))
         assert app.draft.facts.data is not None, "the same rows: their old counts stand until the new ones are there"
         await pilot.press("1", "j", "j", "enter")  # prefer some answers over others

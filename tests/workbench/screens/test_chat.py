@@ -140,7 +140,7 @@ async def test_a_question_that_is_ready_to_be_asked_stands_in_the_line_and_the_w
 ) -> None:
     asked: list[str] = []
     session = Silent(who_answers([run]), device="cpu")
-    monkeypatch.setattr(session, "say", asked.append)
+    monkeypatch.setattr(session, "send", asked.append)
     app = WorkbenchApp(runs_dir=run.path.parent, start=True)
     async with app.run_test(size=(80, 24)) as pilot:
         app.push_screen(ChatScreen(session, "How old is the ferry?"))

@@ -93,7 +93,7 @@ async def test_a_run_that_goes_on_is_followed_and_hostile_names_stay_text(
         await until(pilot, lambda: isinstance(app.screen, CompareScreen))
         more.write("metrics", 20.0, step=41, epoch=1.0, loss=0.125)
         await until(pilot, lambda: "0.125" in shown(app))
-        drawn = "\n".join("".join(text for text, _ in line) for line in app.screen.query_one(Table).made)
+        drawn = "\n".join("".join(text for text, _ in line) for line in app.screen.query_one(Table).rendered_lines)
         assert "\x1b" not in drawn + shown(app)
         assert "\u202e" not in drawn + shown(app)
 
@@ -109,7 +109,7 @@ async def test_four_runs_in_sixty_columns_break_no_word_and_keep_their_signs(mak
         screen = CompareScreen(runs)
         app.push_screen(screen)
         await until(pilot, lambda: screen.is_mounted and "optim.learning_rate" in shown(app))
-        drawn = ["".join(text for text, _ in line).rstrip() for line in screen.query_one(Table).made]
+        drawn = ["".join(text for text, _ in line).rstrip() for line in screen.query_one(Table).rendered_lines]
         assert [line.split()[1] for line in drawn[:4]] == [f"{name}-0001" for name in names]
         signs = [line.split()[0] for line in drawn[:4]]
         assert any(line.split() == signs for line in drawn)
@@ -134,7 +134,7 @@ async def test_eight_runs_have_eight_dashes_and_signs_with_and_without_unicode(m
         screen = CompareScreen(runs)
         app.push_screen(screen)
         await until(pilot, lambda: screen.is_mounted and "optim.learning_rate" in shown(app))
-        drawn = ["".join(text for text, _ in line).rstrip() for line in screen.query_one(Table).made]
+        drawn = ["".join(text for text, _ in line).rstrip() for line in screen.query_one(Table).rendered_lines]
         listed = [line.split() for line in drawn[:8]]
         assert [line[1] for line in listed] == [run.id for run in runs]
         assert len({line[0] for line in listed}) == MOST == 8

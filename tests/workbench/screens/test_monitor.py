@@ -414,7 +414,7 @@ async def test_equal_answers_in_a_row_are_one_line(make_run: Any, writer: Any) -
     async with app.run_test(size=(80, 24)) as pilot:
         await pilot.press("2")
         await pilot.pause(0.2)
-        lines = ["".join(text for text, _ in line).strip() for line in app.screen.query_one(Samples).made]
+        lines = ["".join(text for text, _ in line).strip() for line in app.screen.query_one(Samples).rendered_lines]
     assert lines[1:] == [
         "step 60 to 100  2021-03-03",
         "step 40  2021-03-02",
@@ -545,7 +545,9 @@ async def test_a_long_line_of_the_log_is_shown_to_its_end_and_found_below(make_r
         await pilot.press("slash", *"step 30", "enter")
         await pilot.pause(0.2)
         log = app.screen.query_one("#log", Lines)
-        assert [log.made[row][0][0] for row in range(len(log.made)) if log.ground(row)] == ["step 30"]
+        assert [log.rendered_lines[row][0][0] for row in range(len(log.rendered_lines)) if log.ground(row)] == [
+            "step 30"
+        ]
 
 
 async def test_the_keys_are_those_of_the_runs_state(make_run: Any, shown: Shown) -> None:
@@ -648,7 +650,10 @@ async def test_a_count_that_says_nothing_new_is_not_in_the_receipt(make_run: Any
     async with app.run_test(size=(80, 24)) as pilot:
         await pilot.press("4")
         await pilot.pause(0.2)
-        lines = ["".join(text for text, _ in line).split() for line in app.screen.query_one("#receipt", Receipt).made]
+        lines = [
+            "".join(text for text, _ in line).split()
+            for line in app.screen.query_one("#receipt", Receipt).rendered_lines
+        ]
     assert ["adapter", "none"] in lines
     assert ["trained", "197,312"] in lines
     assert ["compiled", "layers", "yes", "(28)"] in lines
@@ -736,7 +741,7 @@ async def test_every_number_is_named_in_full_at_80_columns(make_run: Any, shown:
     app = app_of(run)
     async with app.run_test(size=(80, 30)) as pilot:
         await pilot.pause(0.2)
-        numbers = ["".join(text for text, _ in line).split() for line in app.screen.query_one(Numbers).made]
+        numbers = ["".join(text for text, _ in line).split() for line in app.screen.query_one(Numbers).rendered_lines]
     at = numbers.index(["loss", "1"])
     assert numbers[at : at + 4] == [
         ["loss", "1"],

@@ -367,7 +367,7 @@ async def test_the_real_inspector_marks_what_is_trained(tmp_path: Path, shown: S
         assert "assistant   ‹|im_start|›assistant⏎" in text
         assert "Say ␛[31mit" in text
         view = app.screen.query_one(TokenView)
-        trained = "".join(text for line in view.made for text, style in line if style.startswith("trained"))
+        trained = "".join(text for line in view.rendered_lines for text, style in line if style.startswith("trained"))
         assert trained == "2021-03-03‹|im_end|›"
 
 
@@ -391,13 +391,13 @@ async def test_beside_a_wide_form_stands_the_first_row_and_follows_the_edits_tha
         # Keys are answered while the question is open; what changes no row asks nothing.
         await pilot.press("4", "3")
         draft.set("optim.learning_rate", 0.5)
-        app.screen.look()
+        app.screen.reload()
         assert app.screen.steps.step == "data"
         slow.asked[0].finish(batch(0))
         await until(pilot, lambda: "question 0" in shown(app))
         assert "SFT, 2 tokens, 1 trained (50 %), template chatml" in shown(app)
         draft.set("data.max_length", 96)
-        app.screen.look()
+        app.screen.reload()
         await until(pilot, lambda: len(slow.asked) == 2)
         assert slow.asked[1].params["config"]["data"]["max_length"] == 96
         assert "question 0" in shown(app)  # until the answer is there
@@ -407,7 +407,7 @@ async def test_beside_a_wide_form_stands_the_first_row_and_follows_the_edits_tha
         assert "Row 0 is no row." not in shown(app)
         await pilot.press("z")
         draft.set("data.train", [{"path": str(tmp_path / "gone.jsonl")}])
-        app.screen.look()
+        app.screen.reload()
         await until(pilot, lambda: "The first row stands here" in shown(app))
         await pilot.resize_terminal(120, 40)
         await until(pilot, lambda: "The first row stands here" not in shown(app))

@@ -251,7 +251,7 @@ async def test_a_thousand_runs_are_listed_in_time(tmp_path: Path) -> None:
         again = Listing(root, cache)
         began = time.thread_time()  # a processor's seconds: other tests beside it take none of them
         rows = again.read()
-        shown = [again.look(each) for each in rows[:12]]
+        shown = [again.refresh(each) for each in rows[:12]]
         took.append(time.thread_time() - began)
         assert len(rows) == 1000
         assert all(each.looked for each in shown)
@@ -265,7 +265,7 @@ def test_what_was_kept_is_read_again_only_where_the_run_changed(
     root, cache = one.path.parent, tmp_path / "kept"
     listing = Listing(root, cache)
     for each in listing.read():
-        listing.look(each)
+        listing.refresh(each)
     listing.keep()
     other.update_json(state="failed", message="it broke")
     read: list[str] = []

@@ -17,7 +17,7 @@ from engine.data.collate import LanguageCollator
 from engine.errors import ModelError
 from engine.features.attention_backend import apply as attention_backend
 from engine.features.attention_backend.backend import settle, trial
-from engine.features.attention_backend.positions import tell_positions
+from engine.features.attention_backend.positions import attach_positions
 from engine.features.built import Built
 from tests.engine.features.conftest import tiny_model
 from tests.engine.features.families import made
@@ -98,7 +98,7 @@ def test_bounds_are_those_of_the_flattened_batch():
 def test_bounds_that_the_host_knows_are_not_asked_of_the_device():
     known = packs()["position_ids"]
     far = torch.full_like(known, 3)  # where a look would find no beginning
-    tell_positions(far, known)
+    attach_positions(far, known)
     found, wanted = attention_backend.beginnings(far), attention_backend.beginnings(known)
     assert torch.equal(found["cu_seq_lens_q"], wanted["cu_seq_lens_q"])
     assert found["max_length_q"] == wanted["max_length_q"]
@@ -106,7 +106,7 @@ def test_bounds_that_the_host_knows_are_not_asked_of_the_device():
 
 def test_positions_that_are_on_the_host_themselves_hold_no_circle():
     positions = torch.arange(4)
-    tell_positions(positions, positions)
+    attach_positions(positions, positions)
     gone = weakref.ref(positions)
     gc.disable()
     try:

@@ -55,7 +55,7 @@ def test_outputs_and_gradients_stay_and_that_length_alone_is_kept_from_cudnn(
     if kind == "added":
         mask = torch.zeros(mask.shape, dtype=torch.float64).masked_fill(~mask, torch.finfo(torch.float64).min)
     plain = both(sdpa_attention_forward, q, k, v, mask)
-    ours = both(sdpa_cudnn_workaround.whole_tiles_attention_forward, q, k, v, mask)
+    ours = both(sdpa_cudnn_workaround.masked_sdpa_attention_forward, q, k, v, mask)
     assert cudnn_asked == [True, by_cudnn]
     assert torch.backends.cuda.cudnn_sdp_enabled()
     for a, b in zip(ours, plain, strict=True):
@@ -64,7 +64,7 @@ def test_outputs_and_gradients_stay_and_that_length_alone_is_kept_from_cudnn(
 
 def test_without_a_mask_every_length_is_torchs_own_choice(cudnn_asked):
     q, k, v = (torch.randn(1, heads, 64, 8) for heads in (4, 2, 2))
-    sdpa_cudnn_workaround.whole_tiles_attention_forward(layer(), q, k, v, None)
+    sdpa_cudnn_workaround.masked_sdpa_attention_forward(layer(), q, k, v, None)
     assert cudnn_asked == [True]
 
 
@@ -75,7 +75,7 @@ def test_a_compiled_layer_stays_one_graph():
     module.num_key_value_groups = 2
 
     def run(q, k, v):
-        return sdpa_cudnn_workaround.whole_tiles_attention_forward(module, q, k, v, mask, scaling=0.3)[0]
+        return sdpa_cudnn_workaround.masked_sdpa_attention_forward(module, q, k, v, mask, scaling=0.3)[0]
 
     compiled = torch.compile(run, backend="aot_eager", fullgraph=True)
     torch.testing.assert_close(compiled(q, k, v), run(q, k, v))
@@ -137,7 +137,7 @@ def test_on_the_gpu_gradients_far_below_zero_are_finite_and_right(keys):
         return [out.detach(), *torch.autograd.grad(out.square().sum(), leaves)]
 
     ours, truth = (
-        found(sdpa_cudnn_workaround.whole_tiles_attention_forward, torch.bfloat16),
+        found(sdpa_cudnn_workaround.masked_sdpa_attention_forward, torch.bfloat16),
         found(sdpa_attention_forward, torch.float32),
     )
     for name, a, b in zip(("out", "dq", "dk", "dv"), ours, truth, strict=True):

@@ -53,7 +53,9 @@ def implementations(monkeypatch, tmp_path):
     """Those that are named are computed so, on this machine's clock; what is kept lies in a folder of the test."""
     monkeypatch.setattr(timing, "OURS", {})
     monkeypatch.setattr(backend, "OURS", {})
-    monkeypatch.setattr(timing, "told", lambda name, positions: {"position_ids": positions, **beginnings(positions)})
+    monkeypatch.setattr(
+        timing, "position_kwargs", lambda name, positions: {"position_ids": positions, **beginnings(positions)}
+    )
     monkeypatch.setattr(timing, "ROUNDS", 3)
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda *_: "H100")
     monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import itertools
 import shutil
 from collections import defaultdict
 from types import SimpleNamespace
@@ -231,7 +232,7 @@ def test_a_real_compiler_that_stops_leaves_the_plain_step(tmp_path, monkeypatch)
 
 @pytest.mark.parametrize(("auto", "effective"), [(WHY, "off"), (None, "inductor")])
 def test_layers_in_pieces_are_kept_by_those_alone_who_asked_for_them(monkeypatch, auto, effective):
-    counted = iter([(0, 0), (9, 7)])
+    counted = itertools.chain([(0, 0)], itertools.repeat((9, 7)))
     monkeypatch.setattr(fallback, "_graphs", lambda: next(counted))
     trainer, calls = Trainer(Told()), []
 
@@ -438,3 +439,17 @@ def test_a_real_compiler_that_stops_at_a_later_shape_forward_or_backward_leaves_
     assert len(made) == graph
     effective = [payload["entries"][0]["effective"] for kind, payload in trainer.writer if kind == "receipt"]
     assert effective == ["inductor", "off"]
+
+
+def test_batches_that_compile_again_and_again_are_told_once(monkeypatch):
+    told, made = Told(), 0
+    trainer = Stepping(torch.nn.Linear(1, 1))
+    trainer.writer = told
+    monkeypatch.setattr(fallback, "_graphs", lambda: (made, 0))
+    later = fallback.LaterGraphs(built_of(trainer))
+    for at in range(20):
+        with later.batch():
+            made += at in (0, 3, 4, 8, 11, 12, 13)
+    ((kind, finding),) = told
+    assert (kind, finding["path"]) == ("finding", "kernels.torch_compile")
+    assert finding["message"].startswith("5 of 12 batches after the first waited 0 s for layers to be compiled again")

@@ -49,7 +49,7 @@ def _rank(rank: int, folder: str, shares: bool) -> None:
     torch.compile = compile_  # type: ignore[assignment]
     torch.manual_seed(0)
     model: Any = torch.nn.Sequential(Layer(), Layer())
-    switch, reported = fallback.Switch(asked=False), list[Any]()
+    switch, reported = fallback.Switch(requested=False), list[Any]()
     compiled.compile_layers(list(model), {}, switch, part=compiled.WITHIN_HOOKS if shares else compiled.WHOLE_CALL)
     if shares:
         for layer in model:

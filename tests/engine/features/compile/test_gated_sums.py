@@ -7,7 +7,9 @@ import shutil
 import pytest
 import torch
 import torch.nn.functional as F
+from torch._subclasses import FakeTensorMode
 from torch.fx.experimental.proxy_tensor import make_fx
+from torch.fx.experimental.symbolic_shapes import DimDynamic, ShapeEnv, StatelessSymbolicContext
 
 from engine.features.compile import gated_sums as feature
 from engine.features.compile.gate import Gate
@@ -92,6 +94,26 @@ def count(graph, op):
     return sum(node.target is op for node in graph.graph.nodes)
 
 
+def test_lengths_stay_the_graphs_own():
+    """A length that became a constant would have each layer compiled again for each length of a batch."""
+    shapes = ShapeEnv()
+    fake, of_any_length = FakeTensorMode(shape_env=shapes), StatelessSymbolicContext(
+        dynamic_sizes=[DimDynamic.DYNAMIC, DimDynamic.DYNAMIC, DimDynamic.STATIC]
+    )  # fmt: skip
+    x, *weights = operands()
+    given = [fake.from_tensor(x, symbolic_context=of_any_length), *map(fake.from_tensor, weights)]
+    slope = fake.from_tensor(torch.randn(2, TOKENS, HIDDEN), symbolic_context=of_any_length).double()
+
+    def gradients(slope, *given):
+        leaves = [each.detach().requires_grad_(at not in BASE) for at, each in enumerate(given)]
+        return torch.autograd.grad(block(*leaves), [each for each in leaves if each.requires_grad], slope)
+
+    with fake:
+        graph = make_fx(gradients)(slope, *given)
+    GatedSums()(graph.graph)
+    assert {int(value) for value in shapes.replacements.values() if value.is_number} <= {HIDDEN}
+
+
 @pytest.mark.parametrize("read", [False, True], ids=["theirs alone", "read once more"])
 def test_the_backward_pass_writes_over_what_nothing_else_reads(read):
     inputs = operands()
@@ -119,6 +141,19 @@ def test_the_backward_pass_writes_over_what_nothing_else_reads(read):
     torch.testing.assert_close(gate, F.linear(*inputs[:2]))
     for each, wanted in zip(found, gradients(slope, *inputs, of=plain), strict=True):
         torch.testing.assert_close(each, wanted, rtol=1e-10, atol=1e-12)
+
+
+def test_one_graph_serves_batches_of_every_length():
+    """Padded batches have as many lengths as a run has steps; a graph of one of them was compiled anew in each."""
+    compiled = torch.compile(block, backend="aot_eager", dynamic=True, fullgraph=True)
+    x, *rest = operands()
+    leaves = [each.requires_grad_(at + 1 not in BASE) for at, each in enumerate(rest)]
+    with torch._dynamo.config.patch(error_on_recompile=True):
+        for tokens in (TOKENS, 9, 7, 4):
+            part = x[:, :tokens].clone().requires_grad_()
+            found = torch.autograd.grad(compiled(part, *leaves).square().sum(), part)
+            expected = torch.autograd.grad(plain(part, *leaves).square().sum(), part)
+            torch.testing.assert_close(found, expected)
 
 
 @pytest.mark.slow

@@ -46,7 +46,7 @@ def test_layers_whose_routers_are_heard_are_compiled_in_a_second_run_of_one_proc
     for _ in range(2):
         trainer = Trainer(model)
         trainer.training_step = lambda ids: model(ids, labels=ids).loss.backward()
-        switch = fallback.Switch(asked=False)
+        switch = fallback.Switch(requested=False)
         undo = compile_layers(list(model.model.layers), {}, switch)
         built = SimpleNamespace(training=trainer, events=None, report=told.append)
         undo_step = fallback.watch_first_step(built, switch, fallback.Compiling(2, "", "the card is faster"))

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import itertools
 import shutil
+from functools import partial
 from types import SimpleNamespace
 
 import pytest
@@ -16,10 +17,12 @@ from functorch.compile import make_boxed_func, min_cut_rematerialization_partiti
 from peft import LoraConfig, get_peft_model
 from torch._dynamo.backends.common import aot_autograd
 from torch._dynamo.utils import counters
-from torch.utils.checkpoint import checkpoint
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils.checkpoint import checkpoint, create_selective_checkpoint_contexts
 
 from engine.features.compile import apply as compiled
 from engine.features.compile.recompute_4bit import Recompute4bit
+from engine.features.gradient_checkpointing.tiers import POLICIES, WIDEST, is_4bit_product
 from tests.engine.features.conftest import built_of, tiny_model
 
 bnb = pytest.importorskip("bitsandbytes")
@@ -135,8 +138,13 @@ class Unpacking(torch.autograd.Function):
         return gradient @ bnb.functional.dequantize_4bit(ctx.packed, ctx.state), None, None
 
 
-@pytest.mark.parametrize(("products", "checkpointed"), itertools.product([True, False], repeat=2))
-def test_no_unpacked_weight_waits_for_the_backward_pass(products, checkpointed):
+OTHERS = [(False, True, WIDEST["medium"]), (False, True, WIDEST["selective"]), (False, False, WIDEST["medium"])]
+
+
+@pytest.mark.parametrize(
+    ("products", "checkpointed", "widest"), [*itertools.product([True, False], [True, False], [None]), *OTHERS]
+)
+def test_no_unpacked_weight_waits_for_the_backward_pass_and_a_tier_holds_its_products(products, checkpointed, widest):
     layer = quantized(torch.nn.Linear(64, 96, bias=False), torch.bfloat16)
     x = torch.randn(2, 5, 64, dtype=torch.bfloat16, requires_grad=True)
 
@@ -168,11 +176,34 @@ def test_no_unpacked_weight_waits_for_the_backward_pass(products, checkpointed):
 
     held, wanted = run(lambda graph: None)
     assert (96, 64) in held  # what torch would hold by itself
-    held, found = run(Recompute4bit(products=products))
+    held, found = run(Recompute4bit(products=products, widest=widest))
     assert (96, 64) not in held
     results = sum(torch.Size(shape).numel() == 2 * 5 * 96 for shape in held)
-    assert results == (not (products and checkpointed))  # what is squared
+    again = products or widest == WIDEST["medium"]  # which is for products no wider than their input
+    assert results == (not (again and checkpointed))  # what is squared
     assert all(map(torch.equal, found, wanted))
+
+
+class Executed(TorchDispatchMode):
+    """How many products with 4-bit weights are computed."""
+
+    products = 0
+
+    def __torch_dispatch__(self, op, types, args=(), kwargs=None):
+        self.products += is_4bit_product(op)
+        return op(*args, **(kwargs or {}))
+
+
+@pytest.mark.parametrize(("tier", "again"), [("selective", 0), ("medium", 1), (None, 1)])
+def test_a_tier_of_plain_layers_holds_products_with_4_bit_weights(tier, again):
+    layer = quantized(torch.nn.Linear(64, 96, bias=False), torch.bfloat16)
+    x = torch.randn(2, 5, 64, dtype=torch.bfloat16, requires_grad=True)
+    how = {"context_fn": partial(create_selective_checkpoint_contexts, POLICIES[tier])} if tier else {}
+    with Executed() as executed:
+        out = checkpoint(lambda x: layer(x).square().sin(), x, use_reentrant=False, **how)
+        first = executed.products
+        out.sum().backward()
+    assert (first, executed.products) == (1, 1 + again)
 
 
 @pytest.mark.parametrize(("tier", "products"), [("full", True), ("selective", False), (False, False)])

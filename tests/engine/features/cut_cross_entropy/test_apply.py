@@ -9,7 +9,7 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 from trl.trainer.utils import add_fused_lm_head
 
-from engine.compat.trl_head import tell_labelled
+from engine.compat.trl_head import set_label_count
 from engine.config.method import METHODS
 from engine.errors import ModelError
 from engine.features import cut_cross_entropy as cut_rules
@@ -85,7 +85,7 @@ def test_a_card_is_asked_once_which_tokens_have_a_label_and_not_at_all_where_the
     cut_cross_entropy.apply(config(), built_of(SimpleNamespace(model=model)))
     inputs = batch()
     if told:
-        tell_labelled(inputs["labels"], int((inputs["labels"][:, 1:] != -100).sum()))
+        set_label_count(inputs["labels"], int((inputs["labels"][:, 1:] != -100).sum()))
     backbone = model.base_model(input_ids=inputs["input_ids"]).last_hidden_state
     model.base_model.forward = lambda *args, **kwargs: SimpleNamespace(last_hidden_state=backbone)
     with Asked() as asked:

@@ -31,7 +31,7 @@ def test_each_family_that_is_served_makes_its_scores_so(family, dtype):
         torch.nn.init.normal_(weight)
     trainer = fused(model, temperature=0.7)
     before, random = [set(vars(module)) for module in model.modules()], torch.get_rng_state()
-    assert scores.apart(model) < (1e-6 if dtype == torch.float32 else 1e-2)
+    assert scores.relative_error(model) < (1e-6 if dtype == torch.float32 else 1e-2)
     scores.refuse_other_scores(built_of(trainer))
     assert [set(vars(module)) for module in model.modules()] == before
     assert torch.equal(torch.get_rng_state(), random)
@@ -77,11 +77,11 @@ def test_a_model_without_a_backbone_of_its_own_is_refused_and_one_that_calls_par
         )
     )  # fmt: skip
     scores.refuse_other_scores(built_of(fused(opt)))
-    assert scores.apart(opt) is None
+    assert scores.relative_error(opt) is None
 
 
 @pytest.mark.parametrize("weight", [0.0, float("nan"), float("inf")])
 def test_a_head_that_is_nothing_yet_or_broken_tells_nothing(weight):
     model = tiny_model()
     torch.nn.init.constant_(model.get_output_embeddings().weight, weight)
-    assert scores.apart(fused(model).model) is None
+    assert scores.relative_error(fused(model).model) is None

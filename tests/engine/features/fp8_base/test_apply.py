@@ -10,7 +10,7 @@ import torch
 from peft import LoraConfig, get_peft_model
 from transformers import Qwen3Config, Qwen3ForCausalLM
 
-from engine.features.fp8_base.apply import apply, words
+from engine.features.fp8_base.apply import apply, summary
 from engine.features.fp8_base.layers import compute_in_fp8
 from tests.engine.features.conftest import built_of
 
@@ -88,6 +88,6 @@ def test_a_batch_that_is_sampled_is_not_measured(trainer):
 
 def test_what_is_told_at_once_is_what_was_swapped(trainer):
     entry = applied(trainer).entry()
-    assert entry["detail"] == words(trainer.computed)
+    assert entry["detail"] == summary(trainer.computed)
     assert "rounding changed the weights by 2.6" in entry["detail"]
     assert applied(trainer, "nf4") is None

@@ -33,7 +33,9 @@ def test_adapters_on_packed_numbers_have_the_gradients_of_the_dequantized_model(
     assert ours.stored_packed.layers == sum(isinstance(each, PackedLinear) for each in packs.values()) == LINEARS
     for path, each in packs.items():
         if isinstance(each, PackedLinear):
-            torch.testing.assert_close(each.wide(torch.float32), plains[path].weight, rtol=0 if exact else 1e-6, atol=0)
+            torch.testing.assert_close(
+                each.dequantize(torch.float32), plains[path].weight, rtol=0 if exact else 1e-6, atol=0
+            )
     assert loss == twin_loss if exact else loss == pytest.approx(twin_loss, rel=1e-5)
     assert grads.keys() == twin_grads.keys()
     assert len(grads) == 2 * LINEARS

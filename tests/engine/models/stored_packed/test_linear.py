@@ -22,17 +22,17 @@ def test_weights_in_other_formats_stay_as_they_are_when_the_model_is_cast(plain,
     packed, _ = packed_folders(plain, tmp_path, "gptq", ordered=True)
     model = load_model(config(packed))
     layer = model.model.layers[0].mlp.up_proj
-    before = layer.wide(torch.float32)
+    before = layer.dequantize(torch.float32)
     model.to(torch.bfloat16).half()
     assert (format_of(layer.weight), weights_in(layer.weight)) == ("uint4", 64 * 128)
     assert (layer.weight.dtype, layer.weight_scale.dtype) == (torch.uint8, torch.float16)
-    assert torch.equal(layer.wide(torch.float32), before)
+    assert torch.equal(layer.dequantize(torch.float32), before)
     assert layer.packed_bytes < 0.9 * layer.in_features * layer.out_features
     x = torch.randn(3, 64, dtype=torch.bfloat16, requires_grad=True)
     out = layer(x)
     assert max(each.numel() for each in out.grad_fn.saved_tensors if each is not None) <= layer.weight.numel()
     out.sum().backward()
-    assert torch.equal(x.grad, torch.ones(3, 128, dtype=torch.bfloat16) @ layer.wide(torch.bfloat16))
+    assert torch.equal(x.grad, torch.ones(3, 128, dtype=torch.bfloat16) @ layer.dequantize(torch.bfloat16))
 
 
 @pytest.mark.parametrize("form", ["gptq-ordered", "awq", "nvfp4"])
