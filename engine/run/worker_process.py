@@ -85,14 +85,14 @@ class WorkerProcess:
         """Why it ended, by its exit code, its log and the kernel; `node`: this machine's rank among several."""
         if self.family.lost_rank is not None:
             place = None if node is None else f"node {node}, {host()}"
-            return explain_lost(self.run, self.family, self.run.log, self.log_from, place)
+            return explain_lost_rank(self.run, self.family, self.run.log, self.log_from, place)
         # An adopted worker leaves no exit code, but the kernel's log may still name it.
         memory = code in (None, -signal.SIGKILL) and cause.kernel_ended(self.who)
         memory = memory or (code == -signal.SIGKILL and -1 < self._oom_before < cause.oom_kills())
         return cause.explain(code, self.run.log, log_from=self.log_from, out_of_memory=memory)
 
 
-def explain_lost(
+def explain_lost_rank(
     run: RunFolder, family: ProcessTree, log: Path, log_from: int, place: str | None = None, code: int | None = None
 ) -> cause.Cause:
     """Why the family's lost rank ended; `place` names its node and host where there are several, `code` is its exit code where

@@ -178,6 +178,7 @@ def test_over_nccl_a_stopped_rank_is_named_with_what_the_other_waits_in(runs, pr
     assert any(line.startswith("rank 1,") for line in lines)
     assert any(".py:" in line for line in lines)
     until(lambda: over(run) or view_of(run).step > (view_of(run).resumed_from or 20000))
+    assert not over(run), (view_of(run).cause, view_of(run).cause_lines)
     assert (view_of(run).resumed_from or 0) >= 200
     control.request(run, "stop", now=True)
     until(lambda: over(run))

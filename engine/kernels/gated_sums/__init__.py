@@ -44,7 +44,7 @@ def _cost(passes: int, fixed: int) -> Callable[[Tile], Cost]:
     """`passes`: wide results that a program reads. Registers of a thread, from above: float32 tiles that live at once."""
 
     def cost(tile: Tile) -> Cost:
-        rows, columns, pieces, _, warps, stages, programs, _ = tile
+        rows, columns, pieces, _, warps, stages, programs = tile
         registers = min(255, fixed + (passes + 2) * (rows * columns // (32 * warps)))
         if programs:
             registers = min(registers, _registers(warps, programs))
@@ -54,17 +54,19 @@ def _cost(passes: int, fixed: int) -> Callable[[Tile], Cost]:
     return cost
 
 
-_NAMES = ("rows", "columns", "pieces", "span", "warps", "stages", "programs", "apart")
+_NAMES = ("rows", "columns", "pieces", "span", "warps", "stages", "programs")
+"""A tile, how many of them lie side by side, how many at most a program takes, its warps, how far ahead it reads, and with how many
+others it shares a multiprocessor's registers; 0: as they come."""
 FORWARD = Tiles(
     "gated_sums_fwd", 2, _NAMES,
-    ((64, 64, 1, 24, 4, 3, 0, 1), (64, 64, 2, 24, 4, 2, 0, 1), (64, 32, 1, 48, 4, 3, 0, 1), (64, 64, 1, 24, 4, 1, 0, 0),
-     (64, 64, 1, 12, 4, 3, 0, 1), (128, 64, 1, 24, 8, 2, 0, 1)),
+    ((64, 64, 1, 24, 4, 3, 0), (64, 64, 2, 24, 4, 2, 0), (64, 32, 4, 48, 4, 2, 0), (128, 32, 2, 48, 8, 2, 0), (64, 32, 1, 48, 4, 3, 0),
+     (64, 64, 1, 24, 4, 1, 0)),
     _cost(2, 64),
 )  # fmt: skip
 BACKWARD = Tiles(
     "gated_sums_bwd", 2, _NAMES,
-    ((64, 32, 2, 48, 4, 2, 4, 1), (64, 32, 1, 48, 4, 3, 4, 1), (64, 32, 1, 48, 4, 2, 0, 1), (64, 32, 1, 48, 4, 1, 0, 0),
-     (64, 64, 1, 24, 4, 2, 0, 1), (128, 32, 1, 24, 8, 3, 2, 1)),
+    ((64, 32, 2, 48, 4, 2, 4), (64, 32, 4, 48, 4, 2, 3), (128, 32, 2, 48, 8, 2, 2), (64, 32, 1, 48, 4, 3, 4), (64, 64, 1, 24, 4, 2, 0),
+     (64, 32, 1, 48, 4, 1, 0)),
     _cost(3, 96),
 )  # fmt: skip
 
@@ -148,7 +150,7 @@ class _Plan:
     """How a launch goes over [rows, columns]: programs side by side, the steps of each, and what the kernel and the compiler take."""
 
     def __init__(self, tile: Tile, rows: int, columns: int, ranks: Sequence[int], wide: Sequence[torch.Tensor]) -> None:
-        height, width, pieces, span, warps, stages, programs, apart = tile
+        height, width, pieces, span, warps, stages, programs = tile
         groups = -(-columns // (width * pieces))
         self.steps = _steps(groups, span // pieces, -(-rows // height))
         self.parts = -(-groups // self.steps)
@@ -157,7 +159,7 @@ class _Plan:
         room = limits_of(wide[0].device).shared_bytes - 4 * height * width
         stages = max(1, min(stages, room // one))
         even = columns == self.parts * self.steps * width * pieces
-        self.sizes = height, width, pieces, stages, bool(apart), even, interpreted()
+        self.sizes = height, width, pieces, stages, even, interpreted()
         self.options = {"num_warps": warps, "num_stages": stages}
         if programs and max(ranks) == _LEAST_RANK:  # larger ones take registers as they come
             self.options["maxnreg"] = _registers(warps, programs)

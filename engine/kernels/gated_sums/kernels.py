@@ -74,16 +74,6 @@ def _keep(
     tl.store(shares_ptr + (part * rows + first + r[:, None]) * ALL + AT + k[None, :], acc, mask=inside)
 
 
-@triton.jit
-def _columns(step, piece, part, parts, steps, COLUMNS: tl.constexpr, PIECES: tl.constexpr, APART: tl.constexpr):
-    """The columns of a program's next tile."""
-    if APART:
-        c = ((step * parts + part) * PIECES + piece) * COLUMNS + tl.arange(0, COLUMNS)
-    else:
-        c = ((part * steps + step) * PIECES + piece) * COLUMNS + tl.arange(0, COLUMNS)
-    return c
-
-
 @triton.jit(do_not_specialize=["rows", "steps"])
 def gated_sums_fwd_kernel(
     gate_ptr, gate_inner_ptr, gate_outer_ptr, up_ptr, up_inner_ptr, up_outer_ptr, down_ptr, out_ptr, shares_ptr,
@@ -91,7 +81,7 @@ def gated_sums_fwd_kernel(
     down_column_stride, down_rank_stride, rows, columns, steps, ACTIVATION: tl.constexpr,
     GATE_RANK: tl.constexpr, GATE_RANKS: tl.constexpr, UP_RANK: tl.constexpr, UP_RANKS: tl.constexpr,
     DOWN_RANK: tl.constexpr, DOWN_RANKS: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr, PIECES: tl.constexpr,
-    STAGES: tl.constexpr, APART: tl.constexpr, EVEN: tl.constexpr, WIDE: tl.constexpr,
+    STAGES: tl.constexpr, EVEN: tl.constexpr, WIDE: tl.constexpr,
 ):  # fmt: skip
     """Grid (programs of a row, first, by tiles of ROWS rows); `gate`, `up` and `out` are contiguous. EVEN: programs fill `columns`."""
     parts = tl.cdiv(columns, steps * PIECES * COLUMNS)
@@ -106,7 +96,7 @@ def gated_sums_fwd_kernel(
     r, begin = tl.arange(0, ROWS), first * columns
     for step in tl.range(steps, num_stages=STAGES):
         for piece in tl.static_range(PIECES):
-            c = _columns(step, piece, part, parts, steps, COLUMNS, PIECES, APART)
+            c = ((step * parts + part) * PIECES + piece) * COLUMNS + tl.arange(0, COLUMNS)
             place, inside = r[:, None] * columns + c[None, :], (r < rows - first)[:, None]
             if not EVEN:
                 inside = inside & (c < columns)[None, :]
@@ -141,7 +131,7 @@ def gated_sums_bwd_kernel(
     up_inner_stride, up_column_stride, up_rank_stride, rows, columns, steps, ACTIVATION: tl.constexpr,
     GRAD_RANK: tl.constexpr, GRAD_RANKS: tl.constexpr, GATE_RANK: tl.constexpr, GATE_RANKS: tl.constexpr,
     UP_RANK: tl.constexpr, UP_RANKS: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr, PIECES: tl.constexpr,
-    STAGES: tl.constexpr, APART: tl.constexpr, EVEN: tl.constexpr, WIDE: tl.constexpr,
+    STAGES: tl.constexpr, EVEN: tl.constexpr, WIDE: tl.constexpr,
 ):  # fmt: skip
     """As forward; `dgate`, `dup`, `product` may be `gate`, `up`, `grad`. The product is written where the gradient is a sum."""
     parts = tl.cdiv(columns, steps * PIECES * COLUMNS)
@@ -158,7 +148,7 @@ def gated_sums_bwd_kernel(
     r, begin = tl.arange(0, ROWS), first * columns
     for step in tl.range(steps, num_stages=STAGES):
         for piece in tl.static_range(PIECES):
-            c = _columns(step, piece, part, parts, steps, COLUMNS, PIECES, APART)
+            c = ((step * parts + part) * PIECES + piece) * COLUMNS + tl.arange(0, COLUMNS)
             place, inside = r[:, None] * columns + c[None, :], (r < rows - first)[:, None]
             if not EVEN:
                 inside = inside & (c < columns)[None, :]

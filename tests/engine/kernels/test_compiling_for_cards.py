@@ -26,7 +26,7 @@ pytestmark = [
     pytest.mark.skipif(find_spec("triton") is None, reason="triton is not installed"),
 ]
 SCRIPT = Path(__file__).parent / "compile_for_a_card.py"
-SUMS = "ROWS", "COLUMNS", "PIECES", None, "num_warps", "STAGES", None, None
+SUMS = "ROWS", "COLUMNS", "PIECES", None, "num_warps", "STAGES", None
 """None: a number of the tile that the compiler is not told."""
 KERNELS = {
     "row_scores_kernel": (ROW_TILES, ("LANES", "RUN", "num_warps")),
