@@ -136,11 +136,7 @@ def _source(name: str, port: int) -> str:
 
 def read_node(run: RunFolder, rank: int) -> dict[str, Any]:
     """What the file of a node says now; empty where it says nothing."""
-    try:
-        state = json.loads(inside.read(run, f"{FOLDER}/{rank}.json", _MOST))
-    except (OSError, ValueError, RecursionError, WorkbenchError):
-        return {}
-    return state if isinstance(state, dict) else {}
+    return inside.read_json(run, f"{FOLDER}/{rank}.json", _MOST)
 
 
 def hosts(run: RunFolder, nodes: int) -> list[str]:

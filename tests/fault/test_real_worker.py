@@ -25,7 +25,7 @@ from engine.run.process import send
 from engine.run.process_group import ProcessTree
 from engine.run.store import ENDED, RunFolder
 from engine.run.tail import Tail
-from engine.run.view import RunView, fold_many
+from engine.run.view import RunView, fold
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 
@@ -57,7 +57,7 @@ def demo(runs: Path, name: str, *pairs: str) -> RunFolder:
 def view_of(run) -> RunView:
     view, tail = RunView(), Tail(run.events)
     while events := tail.read():
-        fold_many(view, events)
+        fold(view, events)
     return view
 
 

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from functools import lru_cache
 from typing import Any
 
 import torch
@@ -33,11 +34,17 @@ _LEAST_RANK = 16
 """What a product of tiles takes at least."""
 
 
+_ENOUGH = 1024
+"""Programs that keep a large card busy to the end."""
+_FEWEST = 4
+"""Steps that hide what the first of them waits for."""
+
+
 def _cost(passes: int, fixed: int) -> Callable[[Tile], Cost]:
     """`passes`: wide results that a program reads. Registers of a thread, from above: float32 tiles that live at once."""
 
     def cost(tile: Tile) -> Cost:
-        rows, columns, _, warps, stages, programs, pieces, _ = tile
+        rows, columns, pieces, _, warps, stages, programs, _ = tile
         registers = min(255, fixed + (passes + 2) * (rows * columns // (32 * warps)))
         if programs:
             registers = min(registers, _registers(warps, programs))
@@ -47,17 +54,17 @@ def _cost(passes: int, fixed: int) -> Callable[[Tile], Cost]:
     return cost
 
 
-_NAMES = ("rows", "columns", "span", "warps", "stages", "programs", "pieces", "apart")
+_NAMES = ("rows", "columns", "pieces", "span", "warps", "stages", "programs", "apart")
 FORWARD = Tiles(
     "gated_sums_fwd", 2, _NAMES,
-    ((64, 64, 24, 4, 3, 0, 1, 1), (64, 64, 24, 4, 2, 0, 2, 1), (64, 32, 48, 4, 3, 0, 1, 1), (64, 64, 24, 4, 1, 0, 1, 0),
-     (64, 64, 12, 4, 3, 0, 1, 1), (128, 64, 24, 8, 2, 0, 1, 1)),
+    ((64, 64, 1, 24, 4, 3, 0, 1), (64, 64, 2, 24, 4, 2, 0, 1), (64, 32, 1, 48, 4, 3, 0, 1), (64, 64, 1, 24, 4, 1, 0, 0),
+     (64, 64, 1, 12, 4, 3, 0, 1), (128, 64, 1, 24, 8, 2, 0, 1)),
     _cost(2, 64),
 )  # fmt: skip
 BACKWARD = Tiles(
     "gated_sums_bwd", 2, _NAMES,
-    ((64, 32, 48, 4, 2, 4, 2, 1), (64, 32, 48, 4, 3, 4, 1, 1), (64, 32, 48, 4, 2, 0, 1, 1), (64, 32, 48, 4, 1, 0, 1, 0),
-     (64, 64, 24, 4, 2, 0, 1, 1), (128, 32, 24, 8, 3, 2, 1, 1)),
+    ((64, 32, 2, 48, 4, 2, 4, 1), (64, 32, 1, 48, 4, 3, 4, 1), (64, 32, 1, 48, 4, 2, 0, 1), (64, 32, 1, 48, 4, 1, 0, 0),
+     (64, 64, 1, 24, 4, 2, 0, 1), (128, 32, 1, 24, 8, 3, 2, 1)),
     _cost(3, 96),
 )  # fmt: skip
 
@@ -137,37 +144,33 @@ def _rounded(rank: int) -> int:
     return max(_LEAST_RANK, bucket(rank))
 
 
-def _parts(columns: int, tile: Tile) -> int:
-    return -(-columns // (tile[1] * tile[2]))
+class _Plan:
+    """How a launch goes over [rows, columns]: programs side by side, the steps of each, and what the kernel and the compiler take."""
+
+    def __init__(self, tile: Tile, rows: int, columns: int, ranks: Sequence[int], wide: Sequence[torch.Tensor]) -> None:
+        height, width, pieces, span, warps, stages, programs, apart = tile
+        groups = -(-columns // (width * pieces))
+        self.steps = _steps(groups, span // pieces, -(-rows // height))
+        self.parts = -(-groups // self.steps)
+        self.grid = (-(-rows // height) * self.parts,)
+        one = wide[0].element_size() * width * pieces * (len(wide) * height + sum(ranks))
+        room = limits_of(wide[0].device).shared_bytes - 4 * height * width
+        stages = max(1, min(stages, room // one))
+        even = columns == self.parts * self.steps * width * pieces
+        self.sizes = height, width, pieces, stages, bool(apart), even, interpreted()
+        self.options = {"num_warps": warps, "num_stages": stages}
+        if programs and max(ranks) == _LEAST_RANK:  # larger ones take registers as they come
+            self.options["maxnreg"] = _registers(warps, programs)
 
 
-def _grid(rows: int, columns: int, tile: Tile) -> tuple[int]:
-    return (-(-rows // tile[0]) * _parts(columns, tile),)
-
-
-def _fitted(tile: Tile, columns: int, ranks: Sequence[int], wide: Sequence[torch.Tensor]) -> Tile:
-    """The same, with no more tiles of columns than there are, and what is on its way where a program has room for it; with larger
-    ranks than the least, registers as they come."""
-    rows, width, span, warps, stages, programs, pieces, apart = tile
-    one = wide[0].element_size() * width * pieces * (len(wide) * rows + sum(ranks))
-    room = limits_of(wide[0].device).shared_bytes - 4 * rows * width
-    stages = max(1, min(stages, room // one))
-    span = min(span, -(-columns // (width * pieces)) * pieces)
-    programs = programs if max(ranks) == _LEAST_RANK else 0
-    return rows, width, span, warps, stages, programs, pieces, apart
-
-
-def _sizes(columns: int, tile: Tile) -> tuple[int | bool, ...]:
-    """Rows and columns of a tile, tiles and stages of a program, how programs lie, whether programs fill the columns."""
-    rows, width, span, _, stages, _, pieces, apart = tile
-    return rows, width, span, stages, pieces, bool(apart), columns % (width * span) == 0
-
-
-def _options(tile: Tile) -> dict[str, int]:
-    """What the compiler is told: `programs` of a multiprocessor share its registers."""
-    _, _, _, warps, stages, programs, *_ = tile
-    found = {"num_warps": warps, "num_stages": stages}
-    return found | {"maxnreg": _registers(warps, programs)} if programs else found
+@lru_cache(maxsize=1024)
+def _steps(groups: int, most: int, rows: int) -> int:
+    """Steps of a program over `groups` groups of tiles: about `most`, fewer where rows are few, and such that they come out even
+    where that is near."""
+    most = min(most, groups, max(_FEWEST, groups * bucket(rows) // _ENOUGH))
+    even = [each for each in range(1, groups + 1) if groups % each == 0]
+    below, above = max(each for each in even if each <= most), min(each for each in even if each >= most)
+    return below if 2 * below > most else above if above <= 2 * most else most
 
 
 def _registers(warps: int, programs: int) -> int:
@@ -252,14 +255,13 @@ def _forward(
 
     def launch(tile: Tile) -> None:
         nonlocal shares
-        tile = _fitted(tile, columns, [first.ranks[1], second.ranks[1], _rounded(rank)], (wide, other))
+        plan = _Plan(tile, rows, columns, [first.ranks[1], second.ranks[1], _rounded(rank)], (wide, other))
         if down is not None:
-            shares = torch.empty(_parts(columns, tile), rows, rank, dtype=torch.float32, device=wide.device)
-        gated_sums_fwd_kernel[_grid(rows, columns, tile)](
+            shares = torch.empty(plan.parts, rows, rank, dtype=torch.float32, device=wide.device)
+        gated_sums_fwd_kernel[plan.grid](
             wide, *first.tensors, other, *second.tensors, wide if down is None else down, out, shares,
-            *first.strides, *second.strides, *((0, 0) if down is None else down.stride()), rows, columns,
-            ACTIVATIONS.index(activation), *first.ranks, *second.ranks, rank, _rounded(rank),
-            *_sizes(columns, tile), interpreted(), **_options(tile),
+            *first.strides, *second.strides, *((0, 0) if down is None else down.stride()), rows, columns, plan.steps,
+            ACTIVATIONS.index(activation), *first.ranks, *second.ranks, rank, _rounded(rank), *plan.sizes, **plan.options,
         )  # fmt: skip
 
     launch(_tile(FORWARD, wide, f"{activation}{rank}", launch))
@@ -354,13 +356,12 @@ def _gradients(
 
     def launch(tile: Tile, places: list[torch.Tensor]) -> None:
         nonlocal shares
-        tile = _fitted(tile, columns, [thin.ranks[1] for thin in added], wides)
-        shares = torch.empty(_parts(columns, tile), rows, led, dtype=torch.float32, device=wides[0].device)
-        gated_sums_bwd_kernel[_grid(rows, columns, tile)](
+        plan = _Plan(tile, rows, columns, [thin.ranks[1] for thin in added], wides)
+        shares = torch.empty(plan.parts, rows, led, dtype=torch.float32, device=wides[0].device)
+        gated_sums_bwd_kernel[plan.grid](
             *(each for wide, thin in zip(wides, added, strict=True) for each in (wide, *thin.tensors)), *places, shares,
-            *(stride for thin in added for stride in thin.strides), rows, columns,
-            ACTIVATIONS.index(activation), *(rank for thin in added for rank in thin.ranks),
-            *_sizes(columns, tile), interpreted(), **_options(tile),
+            *(stride for thin in added for stride in thin.strides), rows, columns, plan.steps,
+            ACTIVATIONS.index(activation), *(rank for thin in added for rank in thin.ranks), *plan.sizes, **plan.options,
         )  # fmt: skip
 
     spare = [torch.empty_like(x) for x in written] if TUNER.on else written

@@ -1,6 +1,6 @@
 """Triton kernels: a gated activation of two sums, each of a wide result and a low-rank product, and the gradients.
 
-A program owns some rows and SPAN tiles of columns, one after the other, the next of which are on their way while one is computed.
+A program owns some rows and takes `steps` steps of PIECES tiles of columns, the next of which are on their way while one is computed.
 A tile of a wide result is where the low-rank product is added up, so it is read once, in the form in which products come, and the sums
 are never written; what is written is multiplied with the same thin matrices at once, which would each read it anew. Those
 products are sums over columns: each program writes its share, and `gated_sums_end_kernel` adds the shares. The tiles of programs that
@@ -75,27 +75,26 @@ def _keep(
 
 
 @triton.jit
-def _columns(step, part, parts, COLUMNS: tl.constexpr, SPAN: tl.constexpr, PIECES: tl.constexpr, APART: tl.constexpr):
+def _columns(step, piece, part, parts, steps, COLUMNS: tl.constexpr, PIECES: tl.constexpr, APART: tl.constexpr):
     """The columns of a program's next tile."""
     if APART:
-        c = ((step // PIECES * parts + part) * PIECES + step % PIECES) * COLUMNS + tl.arange(0, COLUMNS)
+        c = ((step * parts + part) * PIECES + piece) * COLUMNS + tl.arange(0, COLUMNS)
     else:
-        c = (part * SPAN + step) * COLUMNS + tl.arange(0, COLUMNS)
+        c = ((part * steps + step) * PIECES + piece) * COLUMNS + tl.arange(0, COLUMNS)
     return c
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["rows", "steps"])
 def gated_sums_fwd_kernel(
     gate_ptr, gate_inner_ptr, gate_outer_ptr, up_ptr, up_inner_ptr, up_outer_ptr, down_ptr, out_ptr, shares_ptr,
     gate_inner_stride, gate_column_stride, gate_rank_stride, up_inner_stride, up_column_stride, up_rank_stride,
-    down_column_stride, down_rank_stride, rows, columns, ACTIVATION: tl.constexpr,
+    down_column_stride, down_rank_stride, rows, columns, steps, ACTIVATION: tl.constexpr,
     GATE_RANK: tl.constexpr, GATE_RANKS: tl.constexpr, UP_RANK: tl.constexpr, UP_RANKS: tl.constexpr,
-    DOWN_RANK: tl.constexpr, DOWN_RANKS: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr, SPAN: tl.constexpr,
-    STAGES: tl.constexpr, PIECES: tl.constexpr, APART: tl.constexpr, EVEN: tl.constexpr, WIDE: tl.constexpr,
+    DOWN_RANK: tl.constexpr, DOWN_RANKS: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr, PIECES: tl.constexpr,
+    STAGES: tl.constexpr, APART: tl.constexpr, EVEN: tl.constexpr, WIDE: tl.constexpr,
 ):  # fmt: skip
-    """Grid (tiles of SPAN * COLUMNS columns, first, by ROWS rows); `gate`, `up` and `out` are contiguous. EVEN: those tiles fill
-    `columns`."""
-    parts = tl.cdiv(columns, SPAN * COLUMNS)
+    """Grid (programs of a row, first, by tiles of ROWS rows); `gate`, `up` and `out` are contiguous. EVEN: programs fill `columns`."""
+    parts = tl.cdiv(columns, steps * PIECES * COLUMNS)
     part = tl.program_id(0) % parts
     first = (tl.program_id(0) // parts).to(tl.int64) * ROWS
     if GATE_RANK > 0:
@@ -105,44 +104,47 @@ def gated_sums_fwd_kernel(
     if DOWN_RANK > 0:
         acc = tl.zeros((ROWS, DOWN_RANKS), tl.float32)
     r, begin = tl.arange(0, ROWS), first * columns
-    for step in tl.range(SPAN, num_stages=STAGES, loop_unroll_factor=PIECES):
-        c = _columns(step, part, parts, COLUMNS, SPAN, PIECES, APART)
-        place, inside = r[:, None] * columns + c[None, :], (r < rows - first)[:, None]
-        if not EVEN:
-            inside = inside & (c < columns)[None, :]
-        gate = tl.load(gate_ptr + begin + place, mask=inside, other=0.0).to(tl.float32)
-        up = tl.load(up_ptr + begin + place, mask=inside, other=0.0).to(tl.float32)
-        if GATE_RANK > 0:
-            outer = _outer(
-                gate_outer_ptr, gate_column_stride, gate_rank_stride, c, columns, GATE_RANK, GATE_RANKS, EVEN, WIDE
-            )
-            gate = _added(gate, gate_inner, outer)
-        if UP_RANK > 0:
-            outer = _outer(up_outer_ptr, up_column_stride, up_rank_stride, c, columns, UP_RANK, UP_RANKS, EVEN, WIDE)
-            up = _added(up, up_inner, outer)
-        product = (gate * _share(gate, ACTIVATION) * up).to(out_ptr.dtype.element_ty)
-        tl.store(out_ptr + begin + place, product, mask=inside)
-        if DOWN_RANK > 0:
-            outer = _outer(
-                down_ptr, down_column_stride, down_rank_stride, c, columns, DOWN_RANK, DOWN_RANKS, EVEN, WIDE
-            )
-            acc = _led_inwards(acc, product, outer, WIDE)
+    for step in tl.range(steps, num_stages=STAGES):
+        for piece in tl.static_range(PIECES):
+            c = _columns(step, piece, part, parts, steps, COLUMNS, PIECES, APART)
+            place, inside = r[:, None] * columns + c[None, :], (r < rows - first)[:, None]
+            if not EVEN:
+                inside = inside & (c < columns)[None, :]
+            gate = tl.load(gate_ptr + begin + place, mask=inside, other=0.0).to(tl.float32)
+            up = tl.load(up_ptr + begin + place, mask=inside, other=0.0).to(tl.float32)
+            if GATE_RANK > 0:
+                outer = _outer(
+                    gate_outer_ptr, gate_column_stride, gate_rank_stride, c, columns, GATE_RANK, GATE_RANKS, EVEN, WIDE
+                )
+                gate = _added(gate, gate_inner, outer)
+            if UP_RANK > 0:
+                outer = _outer(
+                    up_outer_ptr, up_column_stride, up_rank_stride, c, columns, UP_RANK, UP_RANKS, EVEN, WIDE
+                )
+                up = _added(up, up_inner, outer)
+            product = (gate * _share(gate, ACTIVATION) * up).to(out_ptr.dtype.element_ty)
+            tl.store(out_ptr + begin + place, product, mask=inside)
+            if DOWN_RANK > 0:
+                outer = _outer(
+                    down_ptr, down_column_stride, down_rank_stride, c, columns, DOWN_RANK, DOWN_RANKS, EVEN, WIDE
+                )
+                acc = _led_inwards(acc, product, outer, WIDE)
     if DOWN_RANK > 0:
         _keep(shares_ptr, acc, part, first, rows, ROWS, DOWN_RANK, DOWN_RANKS, 0, DOWN_RANK)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["rows", "steps"])
 def gated_sums_bwd_kernel(
     grad_ptr, grad_inner_ptr, grad_outer_ptr, gate_ptr, gate_inner_ptr, gate_outer_ptr,
     up_ptr, up_inner_ptr, up_outer_ptr, dgate_ptr, dup_ptr, product_ptr, shares_ptr,
     grad_inner_stride, grad_column_stride, grad_rank_stride, gate_inner_stride, gate_column_stride, gate_rank_stride,
-    up_inner_stride, up_column_stride, up_rank_stride, rows, columns, ACTIVATION: tl.constexpr,
+    up_inner_stride, up_column_stride, up_rank_stride, rows, columns, steps, ACTIVATION: tl.constexpr,
     GRAD_RANK: tl.constexpr, GRAD_RANKS: tl.constexpr, GATE_RANK: tl.constexpr, GATE_RANKS: tl.constexpr,
-    UP_RANK: tl.constexpr, UP_RANKS: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr, SPAN: tl.constexpr,
-    STAGES: tl.constexpr, PIECES: tl.constexpr, APART: tl.constexpr, EVEN: tl.constexpr, WIDE: tl.constexpr,
+    UP_RANK: tl.constexpr, UP_RANKS: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr, PIECES: tl.constexpr,
+    STAGES: tl.constexpr, APART: tl.constexpr, EVEN: tl.constexpr, WIDE: tl.constexpr,
 ):  # fmt: skip
     """As forward; `dgate`, `dup`, `product` may be `gate`, `up`, `grad`. The product is written where the gradient is a sum."""
-    parts = tl.cdiv(columns, SPAN * COLUMNS)
+    parts = tl.cdiv(columns, steps * PIECES * COLUMNS)
     part = tl.program_id(0) % parts
     first = (tl.program_id(0) // parts).to(tl.int64) * ROWS
     if GRAD_RANK > 0:
@@ -154,41 +156,44 @@ def gated_sums_bwd_kernel(
     of_product = tl.zeros((ROWS, GRAD_RANKS), tl.float32)
     of_gate, of_up = tl.zeros((ROWS, GATE_RANKS), tl.float32), tl.zeros((ROWS, UP_RANKS), tl.float32)
     r, begin = tl.arange(0, ROWS), first * columns
-    for step in tl.range(SPAN, num_stages=STAGES, loop_unroll_factor=PIECES):
-        c = _columns(step, part, parts, COLUMNS, SPAN, PIECES, APART)
-        place, inside = r[:, None] * columns + c[None, :], (r < rows - first)[:, None]
-        if not EVEN:
-            inside = inside & (c < columns)[None, :]
-        grad = tl.load(grad_ptr + begin + place, mask=inside, other=0.0).to(tl.float32)
-        gate = tl.load(gate_ptr + begin + place, mask=inside, other=0.0).to(tl.float32)
-        up = tl.load(up_ptr + begin + place, mask=inside, other=0.0).to(tl.float32)
-        if GRAD_RANK > 0:
-            grad_outer = _outer(
-                grad_outer_ptr, grad_column_stride, grad_rank_stride, c, columns, GRAD_RANK, GRAD_RANKS, EVEN, WIDE
-            )
-            grad = _added(grad, grad_inner, grad_outer)
-        if GATE_RANK > 0:
-            gate_outer = _outer(
-                gate_outer_ptr, gate_column_stride, gate_rank_stride, c, columns, GATE_RANK, GATE_RANKS, EVEN, WIDE
-            )
-            gate = _added(gate, gate_inner, gate_outer)
-        if UP_RANK > 0:
-            up_outer = _outer(up_outer_ptr, up_column_stride, up_rank_stride, c, columns, UP_RANK, UP_RANKS, EVEN, WIDE)
-            up = _added(up, up_inner, up_outer)
-        share = _share(gate, ACTIVATION)
-        act = gate * share
-        dgate = (grad * up * _slope(gate, share, ACTIVATION)).to(dgate_ptr.dtype.element_ty)
-        dup = (grad * act).to(dup_ptr.dtype.element_ty)
-        tl.store(dgate_ptr + begin + place, dgate, mask=inside)
-        tl.store(dup_ptr + begin + place, dup, mask=inside)
-        if GATE_RANK > 0:
-            of_gate = _led_inwards(of_gate, dgate, gate_outer, WIDE)
-        if UP_RANK > 0:
-            of_up = _led_inwards(of_up, dup, up_outer, WIDE)
-        if GRAD_RANK > 0:
-            product = (act * up).to(product_ptr.dtype.element_ty)
-            tl.store(product_ptr + begin + place, product, mask=inside)
-            of_product = _led_inwards(of_product, product, grad_outer, WIDE)
+    for step in tl.range(steps, num_stages=STAGES):
+        for piece in tl.static_range(PIECES):
+            c = _columns(step, piece, part, parts, steps, COLUMNS, PIECES, APART)
+            place, inside = r[:, None] * columns + c[None, :], (r < rows - first)[:, None]
+            if not EVEN:
+                inside = inside & (c < columns)[None, :]
+            grad = tl.load(grad_ptr + begin + place, mask=inside, other=0.0).to(tl.float32)
+            gate = tl.load(gate_ptr + begin + place, mask=inside, other=0.0).to(tl.float32)
+            up = tl.load(up_ptr + begin + place, mask=inside, other=0.0).to(tl.float32)
+            if GRAD_RANK > 0:
+                grad_outer = _outer(
+                    grad_outer_ptr, grad_column_stride, grad_rank_stride, c, columns, GRAD_RANK, GRAD_RANKS, EVEN, WIDE
+                )
+                grad = _added(grad, grad_inner, grad_outer)
+            if GATE_RANK > 0:
+                gate_outer = _outer(
+                    gate_outer_ptr, gate_column_stride, gate_rank_stride, c, columns, GATE_RANK, GATE_RANKS, EVEN, WIDE
+                )
+                gate = _added(gate, gate_inner, gate_outer)
+            if UP_RANK > 0:
+                up_outer = _outer(
+                    up_outer_ptr, up_column_stride, up_rank_stride, c, columns, UP_RANK, UP_RANKS, EVEN, WIDE
+                )
+                up = _added(up, up_inner, up_outer)
+            share = _share(gate, ACTIVATION)
+            act = gate * share
+            dgate = (grad * up * _slope(gate, share, ACTIVATION)).to(dgate_ptr.dtype.element_ty)
+            dup = (grad * act).to(dup_ptr.dtype.element_ty)
+            tl.store(dgate_ptr + begin + place, dgate, mask=inside)
+            tl.store(dup_ptr + begin + place, dup, mask=inside)
+            if GATE_RANK > 0:
+                of_gate = _led_inwards(of_gate, dgate, gate_outer, WIDE)
+            if UP_RANK > 0:
+                of_up = _led_inwards(of_up, dup, up_outer, WIDE)
+            if GRAD_RANK > 0:
+                product = (act * up).to(product_ptr.dtype.element_ty)
+                tl.store(product_ptr + begin + place, product, mask=inside)
+                of_product = _led_inwards(of_product, product, grad_outer, WIDE)
     every: tl.constexpr = GATE_RANK + UP_RANK + GRAD_RANK
     _keep(shares_ptr, of_gate, part, first, rows, ROWS, GATE_RANK, GATE_RANKS, 0, every)
     _keep(shares_ptr, of_up, part, first, rows, ROWS, UP_RANK, UP_RANKS, GATE_RANK, every)

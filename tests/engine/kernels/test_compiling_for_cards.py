@@ -26,6 +26,8 @@ pytestmark = [
     pytest.mark.skipif(find_spec("triton") is None, reason="triton is not installed"),
 ]
 SCRIPT = Path(__file__).parent / "compile_for_a_card.py"
+SUMS = "ROWS", "COLUMNS", "PIECES", None, "num_warps", "STAGES", None, None
+"""None: a number of the tile that the compiler is not told."""
 KERNELS = {
     "row_scores_kernel": (ROW_TILES, ("LANES", "RUN", "num_warps")),
     "slice_scores_kernel": (ROW_TILES, ("LANES", "RUN", "num_warps")),
@@ -37,8 +39,8 @@ KERNELS = {
     "rope_kernel": (ROTATION, ("BLOCK_HQ", "num_warps")),
     "gated_fwd_kernel": (GATED_FORWARD, ("BLOCK", "num_warps")),
     "gated_bwd_kernel": (GATED_BACKWARD, ("BLOCK", "num_warps")),
-    "gated_sums_fwd_kernel": (SUMS_FORWARD, ("ROWS", "COLUMNS", "SPAN", "num_warps", "num_stages")),
-    "gated_sums_bwd_kernel": (SUMS_BACKWARD, ("ROWS", "COLUMNS", "SPAN", "num_warps", "num_stages")),
+    "gated_sums_fwd_kernel": (SUMS_FORWARD, SUMS),
+    "gated_sums_bwd_kernel": (SUMS_BACKWARD, SUMS),
 }
 
 EXPERTS = {
@@ -83,9 +85,13 @@ def test_on_an_h100_tiles_take_no_more_registers_than_they_are_pruned_by():
         tiles, names = KERNELS[each["kernel"]]
         if set(CROWDING) & set(each["flags"]) and tiles is ROW_TILES:
             tiles = CROWDED_ROW_TILES
-        tile = tuple(each[name] for name in names)
-        cost = tiles.cost(tile)
-        assert tile in tiles.candidates
-        assert each["reg"] <= cost.registers + 8, each
-        assert each["shared"] <= max(cost.shared_bytes, 48 << 10), each
-        assert each["stack"] == 0 or tiles is CROWDED_ROW_TILES, each
+        costs = [
+            tiles.cost(tile)
+            for tile in tiles.candidates
+            if all(name is None or each[name] == value for name, value in zip(names, tile, strict=True))
+        ]
+        assert costs, each
+        assert each["reg"] <= max(cost.registers for cost in costs) + 8, each
+        assert each["shared"] <= max(48 << 10, *(cost.shared_bytes for cost in costs)), each
+        # Where registers are shared out a few bytes may have to wait in memory.
+        assert each["stack"] <= 64 * ("maxnreg" in each) or tiles is CROWDED_ROW_TILES, each
