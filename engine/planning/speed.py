@@ -104,7 +104,7 @@ def time_source(config: RunConfig, facts: Facts, parameters: Parameters, tokens:
     if facts.machine is None or not facts.machine.gpus:
         return ""
     name = facts.machine.gpus[0].name
-    asked = _asked(config, facts, parameters, tokens / device_count(config))
+    asked = _batch_of(config, facts, parameters, tokens / device_count(config))
     few = len(facts.step_times) < step_times.FEWEST
     if asked is None or _speeds(facts) is None or (few and len(facts.shipped_times) < step_times.FEWEST):
         return f"by the published speed of {name}; no steps like these were measured on it"
@@ -120,7 +120,7 @@ def time_source(config: RunConfig, facts: Facts, parameters: Parameters, tokens:
 
 def _told_seconds(config: RunConfig, facts: Facts, parameters: Parameters, tokens: float) -> float | None:
     """By what batches took on a card like this one, or on another; None where neither is known."""
-    asked, speeds = _asked(config, facts, parameters, tokens), _speeds(facts)
+    asked, speeds = _batch_of(config, facts, parameters, tokens), _speeds(facts)
     if asked is None or speeds is None:
         return None
     return step_speeds.seconds(speeds, step_speeds.terms(asked))
@@ -135,7 +135,7 @@ def _streamed(config: RunConfig, facts: Facts, seconds: float) -> float:
     return sum(max(each, one[0] * facts.model.layers) for each in (forward, seconds - forward))
 
 
-def _asked(config: RunConfig, facts: Facts, parameters: Parameters, tokens: float) -> StepTime | None:
+def _batch_of(config: RunConfig, facts: Facts, parameters: Parameters, tokens: float) -> StepTime | None:
     sequences = config.optim.per_device_train_batch_size * (2 if config.method.rows in ("pairs", "texts") else 1)
     tokens *= padded(config, facts, sequences)
     asked = step_times.step_of(config, facts, tokens, tokens / max(1, sequences), parameters.base)
