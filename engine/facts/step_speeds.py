@@ -52,9 +52,9 @@ class Speeds(NamedTuple):
 _OF_CARD, _OPTIMIZER = 8, 8
 _TOGETHER = 5
 """How sharply the longer of host and card is what a batch takes."""
-_OUTLIER = 0.05
+_OUTLIER = 0.03
 """Relative error from which a row weighs less."""
-_HELD_TO = 0.05
+_HELD_TO = 0.1
 """Relative error of one row that weighs as much as a number twice what its card's published speeds let expect."""
 _LEAST, _MOST = 0.1, 10.0
 _ROUNDS = 60
