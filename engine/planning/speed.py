@@ -17,7 +17,7 @@ from engine.config.tree import RunConfig
 from engine.facts import step_speeds, step_times
 from engine.facts.counts import Parameters, batch_tokens, device_count, known_model
 from engine.features import attention_backend
-from engine.planning.memory_model import layer_operations, layers_bytes
+from engine.planning.memory_model import layer_operations, layers_bytes, may_see
 
 # dense bfloat16 throughput by compute capability, in FLOP/s, as published for the usual card
 PEAK = {
@@ -140,7 +140,21 @@ def _asked(config: RunConfig, facts: Facts, parameters: Parameters, tokens: floa
     tokens *= padded(config, facts, sequences)
     asked = step_times.asked_of(config, facts, tokens, tokens / max(1, sequences), parameters.base)
     heads = (facts.model.heads or 0) if facts.model and attention_backend.keeps_scores(config, facts) else 0
-    return asked and replace(asked, reference=beside(config), scores=heads)
+    seeing, seen = _seen(config, facts, tokens)
+    return asked and replace(asked, reference=beside(config), scores=heads, seeing=seeing, seen=seen)
+
+
+def _seen(config: RunConfig, facts: Facts, tokens: float) -> tuple[int, int]:
+    """Layers of the vision tower, and its weights times the patches of a batch's images, half of them where it is frozen, which
+    has no backward pass; nothing where rows have none."""
+    model, data = facts.model, facts.data
+    if model is None or model.vision is None or data is None or not data.images or not data.tokens:
+        return 0, 0
+    if not may_see(config, facts):
+        return 0, 0
+    patches = tokens * (data.all_image_tokens or 0) / data.tokens * model.vision.patches
+    weights = sum(wide_in * wide_out * count for _, wide_in, wide_out, count in model.tower)
+    return model.vision.layers, round(weights * patches * (1.0 if config.model.train_vision == "all" else 0.5))
 
 
 def padded(config: RunConfig, facts: Facts, sequences: int) -> float:
