@@ -72,8 +72,8 @@ def published(card: str, capability: tuple[int, int] = (0, 0)) -> tuple[float, f
     """Operations of 16 bits and bytes of its own memory that a card takes a second, as published; None for one that is not
     known by its name or compute capability."""
     for word in card.replace("-", " ").split():
-        if word in NAMED:
-            return NAMED[word]
+        if (named := NAMED.get(word.removeprefix("RTX"))) is not None:
+            return named
     usual = max((known for known in PEAK if known <= capability), default=None)
     return None if usual is None else (PEAK[usual], BANDWIDTH[usual])
 
@@ -163,10 +163,16 @@ def padded(config: RunConfig, facts: Facts, sequences: int) -> float:
     data = facts.data
     if config.data.packing or sequences < 2 or data is None or not data.lengths:
         return 1.0
-    lengths = sorted(min(each, config.data.max_length) for each in data.lengths)
-    shares = [((at + 1) / len(lengths)) ** sequences - (at / len(lengths)) ** sequences for at in range(len(lengths))]
-    longest = sum(length * share for length, share in zip(lengths, shares, strict=True))
-    return max(1.0, longest * len(lengths) / max(1, sum(lengths)))
+    return _longest(data.lengths, config.data.max_length, sequences)
+
+
+@lru_cache(maxsize=64)
+def _longest(lengths: tuple[int, ...], limit: int, sequences: int) -> float:
+    """The longest of so many rows that are drawn from these, over the mean of all."""
+    cut = sorted(min(each, limit) for each in lengths)
+    below = [(at / len(cut)) ** sequences for at in range(len(cut) + 1)]
+    longest = sum(length * (below[at + 1] - below[at]) for at, length in enumerate(cut))
+    return max(1.0, longest * len(cut) / max(1, sum(cut)))
 
 
 def _speeds(facts: Facts) -> step_speeds.Speeds | None:
