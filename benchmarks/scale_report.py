@@ -259,7 +259,9 @@ def main() -> int:
 
 WHAT = (
     "Supervised fine-tuning of Qwen3 shapes with random weights, packed rows, LoRA of rank 16 or all weights, every `auto` left: "
-    "measured by `scale_curves.py`, written by `scale_report.py`. GiB are what the process held of the card, its context too."
+    "measured by `scale_curves.py`, written by `scale_report.py`. GiB are what the process held of the card, its context too. "
+    "Which points are kept out was fixed before they were measured, and no number is fitted to them; the forms of both estimates were changed with their "
+    "misses in sight, and some were measured again. LAB.md says what was told before a look."
 )
 
 

@@ -3,8 +3,8 @@
     python benchmarks/step_estimates.py [--results FILE] [--device "NVIDIA H200"] [--worse 1.5] [--all]
 
 Methods, mixtures, quantized bases, tiers of checkpointing and streamed layers: rows that `whole_step.py`, `gpu_methods.py` and
-`by_default.py` wrote, newest of each step, arms of ours. Nothing of them is fitted; the estimate rests on the scale curves alone
-(`engine.facts.step_times`). Told is estimate / measured, row by row, the middle of each work, and how many lie within 10, 25 and
+`by_default.py` wrote, newest of each step, arms of ours. A card's numbers are fitted to the scale curves alone (`engine.facts.step_times`),
+but what mixtures, held scores and plain layers' tiers take was set with rows of this file in sight (LAB.md says which). Told is estimate / measured, row by row, the middle of each work, and how many lie within 10, 25 and
 50 %. The exit code is 1 where one is off by more than `--worse` times. Needs no card.
 """
 

@@ -290,6 +290,10 @@ class StepTime:
     """Weights that adapters on experts are added to anew in each batch, where no kernels of theirs do without."""
     scores: int = 0
     """Heads of which attention holds all scores."""
+    seeing: int = 0
+    """Layers of a vision tower that look at the batch's images."""
+    seen: int = 0
+    """Its weights times the patches that they are multiplied with."""
 
 
 @dataclass(frozen=True, slots=True)

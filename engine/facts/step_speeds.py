@@ -52,9 +52,9 @@ class Speeds(NamedTuple):
 _OF_CARD, _OPTIMIZER = 8, 8
 _TOGETHER = 5
 """How sharply the longer of host and card is what a batch takes."""
-_OUTLIER = 0.05
+_OUTLIER = 0.03
 """Relative error from which a row weighs less."""
-_HELD_TO = 0.05
+_HELD_TO = 0.1
 """Relative error of one row that weighs as much as a number twice what its card's published speeds let expect."""
 _LEAST, _MOST = 0.1, 10.0
 _ROUNDS = 60
@@ -71,6 +71,8 @@ SLOWER = {"float32": (8.0, 2.0), "tf32": (2.0, 2.0)}
 HEAD = {False: 0.6, True: 0.27}
 """What a score of the head takes beside its products, in numbers between products: trained and frozen (H200, 8,192 tokens, heads of
 1,024 and 4,096 columns: 4.3 and 1.9 ps a score where a number takes 7)."""
+DISPATCHED = 2.0
+"""What asking for each operation of a plain layer whether it is kept takes, in launches that compiling spares (H200, 0.6B: 5 ms a layer)."""
 PUT_TOGETHER = 5.0
 """What adding adapters to a weight takes and their gradients from it, in optimizer's steps (H100, 8 layers of 30B-A3B: 41 ps)."""
 SCORES = 1.6
@@ -102,7 +104,7 @@ def terms(row: StepTime) -> Speeds:
     once = 4.0 if lora else 6.0
     tier, share = tier_of(row), share_of(row)
     each = once + share * AGAIN.get(tier, FORWARD[row.compiled]) + row.reference
-    products = each * row.parameters * row.tokens * slow
+    products = each * (row.parameters * row.tokens + row.seen) * slow
     passes = 1 + BACKWARD + (0.0 if tier in ATTENTION_STAYS else share) + row.reference / 2
     kept = row.numbers or PLAIN_NUMBERS * math.sqrt(row.parameters / row.layers)
     moved = row.layers * row.tokens * each / once * wide
@@ -110,7 +112,9 @@ def terms(row: StepTime) -> Speeds:
     packed = not in_fp8 and row.held not in ("bfloat16", "float16", *SLOWER)
     # Plain layers that are computed again are launched again, a third of what both passes launch.
     relaunched = 0.0 if row.compiled else share * AGAIN.get(tier, 2.0) / 2 / 3
-    launched = row.layers * (1 + relaunched + row.reference / once)
+    launched = (row.layers + row.seeing) * (1 + relaunched + row.reference / once)
+    # And which of their products are kept is asked for each of them.
+    asked = DISPATCHED * launched * share if tier in ("selective", "medium") else 0.0
     return Speeds(
         products=0.0 if in_fp8 else products,
         attention=2.0 * row.layers * row.width * row.length * row.tokens * passes * slow,
@@ -123,7 +127,7 @@ def terms(row: StepTime) -> Speeds:
         optimizer=(0.0 if lora else float(row.held_numbers or row.parameters)) + PUT_TOGETHER * row.put_together,
         layer=launched,
         adapters=launched * lora,
-        eager=launched * (not row.compiled),
+        eager=float(row.seeing) if row.compiled else launched + asked,
         held=launched * (packed or in_fp8),
     )
 

@@ -76,7 +76,7 @@ def write(file: Path, rows: Iterable[StepTime]) -> None:
     beside.replace(file)
 
 
-_COUNTED = ("held_numbers", "of_experts", "put_together", "scores")
+_COUNTED = ("held_numbers", "of_experts", "put_together", "scores", "seeing", "seen")
 """What no point of the curves has, so that tables have no column for it."""
 _FOUND = ("seconds", "peak_mib", "numbers", "vocabulary", *_COUNTED)
 

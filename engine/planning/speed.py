@@ -17,7 +17,7 @@ from engine.config.tree import RunConfig
 from engine.facts import step_speeds, step_times
 from engine.facts.counts import Parameters, batch_tokens, device_count, known_model
 from engine.features import attention_backend
-from engine.planning.memory_model import layer_operations, layers_bytes
+from engine.planning.memory_model import layer_operations, layers_bytes, may_see
 
 # dense bfloat16 throughput by compute capability, in FLOP/s, as published for the usual card
 PEAK = {
@@ -72,8 +72,8 @@ def published(card: str, capability: tuple[int, int] = (0, 0)) -> tuple[float, f
     """Operations of 16 bits and bytes of its own memory that a card takes a second, as published; None for one that is not
     known by its name or compute capability."""
     for word in card.replace("-", " ").split():
-        if word in NAMED:
-            return NAMED[word]
+        if (named := NAMED.get(word.removeprefix("RTX"))) is not None:
+            return named
     usual = max((known for known in PEAK if known <= capability), default=None)
     return None if usual is None else (PEAK[usual], BANDWIDTH[usual])
 
@@ -140,7 +140,21 @@ def _batch_of(config: RunConfig, facts: Facts, parameters: Parameters, tokens: f
     tokens *= padded(config, facts, sequences)
     asked = step_times.step_of(config, facts, tokens, tokens / max(1, sequences), parameters.base)
     heads = (facts.model.heads or 0) if facts.model and attention_backend.keeps_scores(config, facts) else 0
-    return asked and replace(asked, reference=beside(config), scores=heads)
+    seeing, seen = _seen(config, facts, tokens)
+    return asked and replace(asked, reference=beside(config), scores=heads, seeing=seeing, seen=seen)
+
+
+def _seen(config: RunConfig, facts: Facts, tokens: float) -> tuple[int, int]:
+    """Layers of the vision tower, and its weights times the patches of a batch's images, half of them where it is frozen, which
+    has no backward pass; nothing where rows have none."""
+    model, data = facts.model, facts.data
+    if model is None or model.vision is None or data is None or not data.images or not data.tokens:
+        return 0, 0
+    if not may_see(config, facts):
+        return 0, 0
+    patches = tokens * (data.all_image_tokens or 0) / data.tokens * model.vision.patches
+    weights = sum(wide_in * wide_out * count for _, wide_in, wide_out, count in model.tower)
+    return model.vision.layers, round(weights * patches * (1.0 if config.model.train_vision == "all" else 0.5))
 
 
 def padded(config: RunConfig, facts: Facts, sequences: int) -> float:
@@ -149,10 +163,16 @@ def padded(config: RunConfig, facts: Facts, sequences: int) -> float:
     data = facts.data
     if config.data.packing or sequences < 2 or data is None or not data.lengths:
         return 1.0
-    lengths = sorted(min(each, config.data.max_length) for each in data.lengths)
-    shares = [((at + 1) / len(lengths)) ** sequences - (at / len(lengths)) ** sequences for at in range(len(lengths))]
-    longest = sum(length * share for length, share in zip(lengths, shares, strict=True))
-    return max(1.0, longest * len(lengths) / max(1, sum(lengths)))
+    return _longest(data.lengths, config.data.max_length, sequences)
+
+
+@lru_cache(maxsize=64)
+def _longest(lengths: tuple[int, ...], limit: int, sequences: int) -> float:
+    """The longest of so many rows that are drawn from these, over the mean of all."""
+    cut = sorted(min(each, limit) for each in lengths)
+    below = [(at / len(cut)) ** sequences for at in range(len(cut) + 1)]
+    longest = sum(length * (below[at + 1] - below[at]) for at, length in enumerate(cut))
+    return max(1.0, longest * len(cut) / max(1, sum(cut)))
 
 
 def _speeds(facts: Facts) -> step_speeds.Speeds | None:

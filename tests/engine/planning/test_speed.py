@@ -6,8 +6,8 @@ from dataclasses import replace
 
 import pytest
 
-from engine.config.facts import DataFacts, Facts
-from engine.facts import counts
+from engine.config.facts import DataFacts, Facts, StepTime, VisionFacts
+from engine.facts import counts, step_speeds
 from engine.facts.model_shape import model_facts
 from engine.hardware import parse_machine
 from engine.planning.speed import card_batch_seconds, layer_seconds, padded
@@ -83,3 +83,27 @@ def test_a_mixture_takes_what_its_tokens_meet() -> None:
     few, more = seconds(config, facts), seconds(config, replace(facts, model=replace(mixture, experts_per_token=16)))
     assert 0.2 < few < 1.5, "30B-A3B took 0.5 to 0.8 s on an H100, not what 30 billion parameters take"
     assert 1.2 * few < more < 2 * few
+
+
+def test_adapters_that_are_added_to_experts_and_scores_that_are_held_take_longer() -> None:
+    row = StepTime("", "lora", "bfloat16", True, "False", 48, 3_000_000_000, 4096, 8192, 2048, 1.0, numbers=22_000)
+    plain, added, scored, asked = (
+        step_speeds.seconds(step_speeds.published(9.0e14, 3.35e12), step_speeds.terms(replace(row, **change)))
+        for change in (
+            {}, {"put_together": 29_000_000_000}, {"scores": 32}, {"compiled": False, "again": "selective"},
+        )
+    )  # fmt: skip
+    assert added - plain == pytest.approx(48 * 604e6 * 41e-12, rel=0.1), "as it was measured, 41 ps a weight"
+    assert scored > 1.5 * plain
+    eager = step_speeds.seconds(step_speeds.published(9.0e14, 3.35e12), step_speeds.terms(replace(row, compiled=False)))
+    assert asked - eager > 0.15, "each operation of 48 layers is asked about"
+
+
+def test_a_vision_tower_that_looks_at_images_is_launched_and_computed() -> None:
+    tower = VisionFacts(1280, 32, 3420, True, True, 4)
+    facts = replace(FACTS, model=replace(QWEN, vision=tower, tower=(("qkv", 1280, 3840, 32), ("up", 1280, 3420, 96))))
+    data = DataFacts(rows=64, tokens=64 * 1024, all_image_tokens=64 * 680)
+    blind, seeing = (
+        seconds(config_of(), replace(facts, data=replace(data, images=images)), tokens=1024.0) for images in (0, 64)
+    )
+    assert 1.1 * blind < seeing < 2.5 * blind
