@@ -135,7 +135,13 @@ class Unpacking(torch.autograd.Function):
         return gradient @ bnb.functional.dequantize_4bit(ctx.packed, ctx.state), None, None
 
 
-@pytest.mark.parametrize(("products", "checkpointed"), itertools.product([True, False], repeat=2))
+@pytest.mark.parametrize(
+    ("products", "checkpointed"),
+    [
+        pytest.param(*each, marks=pytest.mark.slow if each[0] != each[1] else ())
+        for each in itertools.product([True, False], repeat=2)
+    ],
+)
 def test_no_unpacked_weight_waits_for_the_backward_pass(products, checkpointed):
     layer = quantized(torch.nn.Linear(64, 96, bias=False), torch.bfloat16)
     x = torch.randn(2, 5, 64, dtype=torch.bfloat16, requires_grad=True)
