@@ -69,8 +69,8 @@ def test_ten_families_train_a_step_and_see_what_pillow_sees(found: tuple[Path, l
             continue
         assert row["tokens_equal"], name
         # A level of 255 is 0.008 to 0.015 once it is normalized; at the edges of noise a resize is some levels apart.
-        # transformers before 5.18 resizes Idefics3 less alike.
-        older = name == "idefics3" and Version(version("transformers")) < Version("5.18")
+        # transformers before 5.18 resizes those two less alike.
+        older = name in ("idefics3", "smolvlm") and Version(version("transformers")) < Version("5.18")
         assert row["apart"] < (0.03 if older else 0.01), name
         for by_torchvision, by_pillow in zip(row["losses"], row["losses_pil"], strict=True):
             assert by_torchvision == pytest.approx(by_pillow, abs=1e-3 if older else 2e-4), name
