@@ -411,8 +411,9 @@ class Builder:
 
     def prepared_rows(self) -> Any:
         """What our arms train on."""
-        options = self.options
-        return method_rows(self.method, options.tokens, self.shape.vocab_size, self.tokenizer, ragged=options.ragged)
+        options, lengths = self.options, getattr(self.options, "lengths_of", "")
+        more = {"ragged": options.ragged, "lengths_of": lengths}
+        return method_rows(self.method, options.tokens, self.shape.vocab_size, self.tokenizer, **more)
 
     def model_class(self) -> type:
         """transformers' class of the shape."""
@@ -507,7 +508,9 @@ class Builder:
         told += f" fused experts {kernels.fused_experts}," if kernels.fused_experts is not False else ""
         told += f" base in {packed}," if packed else ""
         told += f" attention {model.config._attn_implementation}{f' ({lacking})' if lacking else ''},"
-        return Arm(name, trainer, stack.close, told, self.options.window)
+        arm = Arm(name, trainer, stack.close, told, self.options.window)
+        arm.config = config
+        return arm
 
     def theirs(self, config: Any, place: Path, name: str) -> Any:
         """The library's trainer on the same rows; `default` with the precision that TRL comes with. Raises NoPeer."""

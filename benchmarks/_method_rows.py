@@ -20,6 +20,22 @@ from engine.config.method import METHODS
 
 GENERATES = "grpo", "gdpo", "ppo"
 COUNT, TOP_K = 64, 8
+# fmt: off
+LENGTHS = {
+    "alpaca": (
+        20, 26, 29, 32, 33, 36, 38, 39, 40, 43, 44, 45, 48, 50, 53, 55, 57, 60, 63, 66, 71, 77, 83, 90, 97, 103, 109, 114, 122,
+        130, 138, 146, 155, 161, 169, 176, 184, 195, 202, 211, 223, 234, 244, 255, 274, 284, 297, 306, 316, 328, 341, 354, 366,
+        377, 393, 406, 418, 431, 446, 465, 483, 515, 572, 751,
+    ),
+    "gsm8k": (
+        78, 94, 104, 110, 113, 117, 120, 125, 128, 130, 133, 135, 138, 140, 143, 146, 149, 151, 154, 156, 158, 161, 163, 165,
+        168, 170, 172, 174, 176, 179, 182, 185, 187, 189, 192, 195, 199, 201, 204, 208, 211, 215, 221, 224, 227, 231, 236, 240,
+        244, 249, 253, 260, 269, 275, 282, 289, 295, 305, 319, 333, 350, 366, 398, 517,
+    ),
+}
+# fmt: on
+"""Tokens of conversations of real sets, from the shortest to the longest in 64 equal steps of their order: 999 of Alpaca's and
+1,000 of GSM8K's, with the tokenizer and chat template of Phi-3 mini."""
 REWARDS: dict[str, list[Callable[..., list[float]]]] = {"grpo": [even], "gdpo": [even, third], "ppo": [even]}
 
 
@@ -31,14 +47,24 @@ def rows_a_step(method: str, sequences: int) -> int:
 
 
 def method_rows(
-    method: str, tokens: int, vocabulary: int, tokenizer: Any, *, ragged: bool = False, count: int = COUNT
+    method: str,
+    tokens: int,
+    vocabulary: int,
+    tokenizer: Any,
+    *,
+    ragged: bool = False,
+    count: int = COUNT,
+    lengths_of: str = "",
 ) -> Dataset:
-    """Prepared rows of the shape that the method learns from; `ragged` ones have a quarter of the tokens up to all."""
+    """Prepared rows of the shape that the method learns from; `ragged` ones have a quarter of the tokens up to all, or the
+    lengths of a set of `LENGTHS`, up to those tokens."""
     if method in GENERATES:
         asked = [each["messages"][:1] for each in dates.rows(count=count)]
         return Dataset.from_list([_prompt(row, each, tokenizer) for row, each in enumerate(asked)])
     draw = _Draw(vocabulary)
     lengths = draw.lengths(tokens, count) if ragged else [tokens] * count
+    if lengths_of:
+        lengths = [min(tokens, each) for each in LENGTHS[lengths_of]]
     return Dataset.from_list([{**_row(method, row, length, draw), "row": row} for row, length in enumerate(lengths)])
 
 

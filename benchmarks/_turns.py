@@ -117,6 +117,8 @@ class Arm:
         """Milliseconds of a step's answers, where somebody has them noted."""
         self.first = math.nan, math.nan
         self.peak, self.sound = 0, True
+        self.config: Any = None
+        """The settings that it ended up with; None of a library's trainer."""
         self.thread = threading.Thread(target=self._train, daemon=True)
         self.thread.start()
         self.baton.there.wait()

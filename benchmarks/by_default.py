@@ -56,12 +56,17 @@ class Work:
     full: bool = False
     ragged: bool = False
     accumulation: int = 1
+    lengths_of: str = ""
+    """The real set whose lengths its rows have (`_method_rows.LENGTHS`)."""
 
 
+PLAIN_TOO = "cut, compiled", "cut, compiled, none", "cut, none"
 SAMPLED = "cut", "cut, none", "cut, fused, lora", "cut, dynamic cache", "ours by default, dynamic cache"
 WORKS = {
     "8b-lora": Work("sft", "8b"),
     "8b-lora-ragged": Work("sft", "8b", ragged=True),
+    "8b-lora-alpaca": Work("sft", "8b", best=PLAIN_TOO, ragged=True, lengths_of="alpaca"),
+    "8b-lora-gsm8k": Work("sft", "8b", best=PLAIN_TOO, ragged=True, lengths_of="gsm8k"),
     "8b-lora-one-row": Work("sft", "8b", rows=1),
     "8b-lora-accumulated": Work("sft", "8b", rows=2, accumulation=2),
     "0.6b-full": Work("sft", "0.6b", full=True),
@@ -109,6 +114,7 @@ def measure(name: str, given: argparse.Namespace, device: str) -> tuple[Kept, in
         "full": work.full,
         "ragged": work.ragged,
         "accumulation": work.accumulation,
+        "lengths_of": work.lengths_of,
     }
     options = argparse.Namespace(**{**vars(given), **own, "profile": None, "arms": names})
     kept = Kept(given, device, f"{name}, {given.shape}" if given.shape else name)

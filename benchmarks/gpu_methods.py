@@ -39,7 +39,7 @@ import torch
 import transformers
 from _arms import ARMS, PEERS, SHAPES, Builder, in_fp8, in_nf4, precision
 from _figures import Results, ratio, result_options
-from _method_rows import GENERATES, rows_a_step
+from _method_rows import GENERATES, LENGTHS, rows_a_step
 from _peak import peak
 from _peers import NoPeer
 from _profile import profile
@@ -179,6 +179,10 @@ def report(options: argparse.Namespace, method: str, arms: list[Arm], results: R
             taken = arm.sampling[-len(arm.times) :]
             say(f"{method:7} {arm.name:26} {statistics.median(taken):8.1f} ms of it for the answers")
         against = "".join(f"; / {peer} {mid:.3f} [{low:.3f}, {high:.3f}]" for peer, (mid, low, high) in found.items())
+        same = [other.name for other in beside.values() if other is not arm and other.config == arm.config is not None]
+        if arm.name == DEFAULT and same:  # what its ratio to these tells is how much the clock varies
+            say(f"{method:7} {arm.name:26} has the very settings of {', '.join(same)}")
+            against += f"; the settings of {', '.join(same)}"
         results.add(
             f"step_{options.shape.replace('.', '')}_{'full' if options.full else 'lora'}_{method}",
             f"{work_of(options, method)}; {len(arm.times)} rounds{against}",
@@ -202,9 +206,12 @@ def sampling_timed(arm: Arm) -> None:
 
 
 def tokens_a_step(options: argparse.Namespace, method: str) -> int:
-    """Tokens of the batches of a step; those of its answers where a method generates."""
+    """Tokens of the batches of a step; those of its answers where a method generates, of its rows in the middle where they have
+    the lengths of a real set."""
     if method in GENERATES:
         return rows_a_step(method, options.rows) * options.answer
+    if of := getattr(options, "lengths_of", ""):
+        return round(options.rows * sum(LENGTHS[of]) / len(LENGTHS[of]))
     tokens: int = options.rows * options.tokens * getattr(options, "accumulation", 1)
     return tokens
 
@@ -213,6 +220,8 @@ def work_of(options: argparse.Namespace, method: str) -> str:
     """The work of a step, for the rows."""
     if method in GENERATES:
         return f"{rows_a_step(method, options.rows)} answers of {options.answer}"
+    if of := getattr(options, "lengths_of", ""):
+        return f"{options.rows} rows of the lengths of {of}'s"
     batches = getattr(options, "accumulation", 1)
     words = " ragged" if options.ragged else ""
     return f"{options.rows}x{options.tokens}{words}{f', {batches} batches a step' if batches > 1 else ''}"

@@ -42,6 +42,7 @@ WAYS: dict[str, dict[str, object]] = {
     "decoded inside": {"rows": 1024},
     "unpacked in turn": {"rows": 0, "ahead": False},
     "unpacked ahead": {"rows": 0, "ahead": True},
+    "unpacked ahead, products in turn": {"rows": 0, "ahead": True, "paired": False},
     **{
         f"unpacked ahead {n} x {size}": {"rows": 0, "ahead": True, "beside": (n, size, 3)}
         for n in (1, 2, 3, 4, 8)
@@ -248,18 +249,21 @@ def told(
     ahead: bool | None = None,
     room: int | None = None,
     beside: tuple[int, int, int] | None = None,
+    paired: bool | None = None,
 ):
     """Other choices than our own: rows of a tile up to which products decode inside, whether the next experts are unpacked beside
-    a product, MiB unpacked at a time, programs of a multiprocessor that do so beside one and bytes that each reads."""
-    own = launch.DECODED_ROWS, packing.AHEAD, packing.EXPERT_BUFFER, unpacking.BESIDE
+    a product, MiB unpacked at a time, programs of a multiprocessor that do so beside one, bytes that each reads and how many
+    on their way, and whether a product begins before another has ended."""
+    own = launch.DECODED_ROWS, launch.AHEAD, packing.EXPERT_BUFFER, unpacking.BESIDE, packing.PAIRED
     launch.DECODED_ROWS = own[0] if rows is None else rows
-    packing.AHEAD = own[1] if ahead is None else ahead
+    launch.AHEAD = own[1] if ahead is None else ahead
     packing.EXPERT_BUFFER = own[2] if room is None else room * MiB
     unpacking.BESIDE = beside or own[3]
+    packing.PAIRED = own[4] if paired is None else paired
     try:
         yield
     finally:
-        launch.DECODED_ROWS, packing.AHEAD, packing.EXPERT_BUFFER, unpacking.BESIDE = own
+        launch.DECODED_ROWS, launch.AHEAD, packing.EXPERT_BUFFER, unpacking.BESIDE, packing.PAIRED = own
 
 
 def otherwise(step: Step, **choices: object) -> Step:

@@ -94,6 +94,7 @@ PARTS = (
     bench("packed", 60, "packed_attention"),
     bench("layers", 215, "layer_offload", "--seconds", "200"),
     bench("whole-0.6b", 105, "whole_step", "step_06b_full", "--seconds", "75"),
+    bench("prompt-sharing", 260, "prompt_sharing"),
     bench("run", 150, "gpu_sft_06b", "--steps", "140", "--limit", "120"),
     bench("step", 140, "step_overhead", "--shape", "0.6b", "--steps", "25", "--pairs", "6", "--seconds", "75"),
     bench("kernels", 180, "dense_kernels", "ce", "logp", "rope"),
@@ -119,6 +120,8 @@ PARTS = (
         for work in (
             "8b-lora",
             "8b-lora-ragged",
+            "8b-lora-alpaca",
+            "8b-lora-gsm8k",
             "8b-lora-one-row",
             "8b-lora-accumulated",
             "0.6b-full",

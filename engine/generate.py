@@ -87,15 +87,6 @@ def complete(
     return answers
 
 
-def exact_match(
-    model: torch.nn.Module, processing_class: Any, rows: Sequence[Mapping[str, Any]], batch_size: int = 128
-) -> float:
-    """The share of chat rows whose last message the model gives word for word (surrounding space aside)."""
-    return sum(given == wanted for _, given, wanted in answers_to(model, processing_class, rows, batch_size)) / len(
-        rows
-    )
-
-
 def answers_to(
     model: torch.nn.Module, processing_class: Any, rows: Sequence[Mapping[str, Any]], batch_size: int = 128
 ) -> list[tuple[str, str, str]]:

@@ -108,9 +108,10 @@ def pytest_xdist_setupnodes(config: pytest.Config) -> None:
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_auto_num_workers() -> int:
-    """One process more than cores: with two on two cores at least a quarter of the time was spent waiting, for browsers,
-    terminals, runs and ranks."""
-    return len(os.sched_getaffinity(0)) + 1 if hasattr(os, "sched_getaffinity") else (os.cpu_count() or 1) + 1
+    """Two processes more than cores, where each has 3 GiB: tests wait for browsers, terminals, runs and ranks two fifths of their
+    time, so three on two cores left a quarter of both idle."""
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    return max(1, min(cores + 2, psutil.virtual_memory().total // (3 << 30)))
 
 
 def _rewrite_once(config: pytest.Config) -> None:

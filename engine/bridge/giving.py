@@ -17,6 +17,7 @@ from engine.bridge.ledger import Ledger, Row
 from engine.config.data import DataSource
 from engine.config.facts import Facts
 from engine.config.reward_specs import BadReward, RewardSpec, reward_specs
+from engine.config.section import plain
 from engine.config.tree import FieldSpec, RunConfig, fields, fields_of
 from engine.planning.auto import AUTO
 
@@ -120,22 +121,16 @@ def refused(ledger: Ledger) -> list[Row]:
 
 def _rows(spec: FieldSpec, table: Mapping[str, Meaning], giving: Giving) -> list[Row]:
     value = spec.value(giving.config)
-    plain = _plain(value)
+    shown = plain(value)
     means = table.get(spec.path)
     if means is not None:
         answer = means(value, giving)
-        return [Row(spec.path, plain, answer.outcome, answer.settings, answer.reason)]
+        return [Row(spec.path, shown, answer.outcome, answer.settings, answer.reason)]
     if value == spec.default and isinstance(value, bool) == isinstance(spec.default, bool):
         return []
     learned = spec.section in LEARNED
     words = f"{giving.title} has no such setting." + ("" if learned else " It changes nothing of what is learned.")
-    return [Row(spec.path, plain, "unsupported", {}, words)]
-
-
-def _plain(value: Any) -> Any:
-    if isinstance(value, list) and value and isinstance(value[0], DataSource):
-        return [entry.model_dump(exclude_defaults=True) for entry in value]
-    return value
+    return [Row(spec.path, shown, "unsupported", {}, words)]
 
 
 def _put(place: dict[str, Any], parts: list[str], value: Any) -> None:

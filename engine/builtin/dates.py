@@ -76,7 +76,7 @@ def rows(split: str = "train", seed: int = 0, count: int | None = None) -> list[
     draw = random.Random(f"builtin/dates {split} {seed}")
     if split == "train":
         days: Sequence[datetime.date] = training_days()
-        return [_row(_pick(draw, days), draw) for _ in range(TRAIN_ROWS if count is None else count)]
+        return [_row(pick(draw, days), draw) for _ in range(TRAIN_ROWS if count is None else count)]
     days = held_out_days()
     start = int(draw.random() * len(days))
     total = HELD_OUT_DAYS if count is None else count
@@ -106,22 +106,22 @@ def training_days() -> tuple[datetime.date, ...]:
 def spell(day: datetime.date, draw: random.Random) -> str:
     """One way of writing `day`, drawn at random from all that are known here."""
     if draw.random() < 0.4:
-        return _pick(draw, _NUMERIC).format(d=day.day, m=day.month, y=day.year, yy=day.year % 100)
+        return pick(draw, _NUMERIC).format(d=day.day, m=day.month, y=day.year, yy=day.year % 100)
     in_words = draw.random() < 0.15
-    text = _pick(draw, _WRITTEN).format(
-        day=_spell_out(day.day) if in_words else _pick(draw, _DAY_FORMS)(day.day),
+    text = pick(draw, _WRITTEN).format(
+        day=_spell_out(day.day) if in_words else pick(draw, _DAY_FORMS)(day.day),
         nth=_spell_out(day.day) if in_words else _ordinal(day.day),
-        month=_pick(draw, (MONTHS, MONTHS, MONTHS_SHORT))[day.month - 1],
+        month=pick(draw, (MONTHS, MONTHS, MONTHS_SHORT))[day.month - 1],
         year=f"'{day.year % 100:02}" if draw.random() < 0.2 else str(day.year),
     )
     if draw.random() < 0.2:
         weekday = WEEKDAYS[day.weekday()]
         text = f"{weekday}, {text}" if draw.random() < 0.5 else f"{weekday[:3]} {text}"
-    return text if in_words else _pick(draw, _CASES)(text)
+    return text if in_words else pick(draw, _CASES)(text)
 
 
 def _row(day: datetime.date, draw: random.Random) -> Row:
-    question = _pick(draw, QUESTIONS).format(spell(day, draw))
+    question = pick(draw, QUESTIONS).format(spell(day, draw))
     return {"messages": [{"role": "user", "content": question}, {"role": "assistant", "content": day.isoformat()}]}
 
 
@@ -138,6 +138,6 @@ _DAY_FORMS: tuple[Callable[[int], str], ...] = (str, str, _ordinal, _ordinal, "{
 _CASES: tuple[Callable[[str], str], ...] = (*(str,) * 6, str.upper, str.lower)
 
 
-def _pick(draw: random.Random, choices: Sequence[T]) -> T:
-    # `random()` alone is promised to give the same numbers in every Python version.
+def pick(draw: random.Random, choices: Sequence[T]) -> T:
+    """One of these, the same in every Python version: `random()` alone is promised to give the same numbers."""
     return choices[int(draw.random() * len(choices))]

@@ -12,8 +12,9 @@ import functools
 import io
 import itertools
 import random
-from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any
+
+from engine.builtin.dates import pick
 
 if TYPE_CHECKING:
     from PIL.Image import Image
@@ -21,7 +22,7 @@ if TYPE_CHECKING:
 Row = dict[str, Any]
 Shown = tuple[tuple[str, str], tuple[str, str]]
 """Two shapes, each with its colour; the shapes in the order of `SHAPES`."""
-T = TypeVar("T")
+
 
 SHAPES = ("circle", "square", "triangle", "cross")
 COLOURS = {
@@ -53,7 +54,7 @@ def rows(split: str = "train", seed: int = 0, count: int | None = None) -> list[
     draw = random.Random(f"builtin/shapes {split} {seed}")
     shown = held_out() if split == "eval" else trained()
     total = {"train": TRAIN_ROWS, "eval": HELD_OUT_ROWS}[split] if count is None else count
-    return [_row(_pick(draw, shown), draw) for _ in range(total)]
+    return [_row(pick(draw, shown), draw) for _ in range(total)]
 
 
 @functools.cache
@@ -122,14 +123,9 @@ def _draw(canvas: Any, shape: str, colour: tuple[int, int, int], box: tuple[int,
 
 
 def _row(shown: Shown, draw: random.Random) -> Row:
-    shape, colour = _pick(draw, shown)
-    question = _pick(draw, QUESTIONS).format(shape)
+    shape, colour = pick(draw, shown)
+    question = pick(draw, QUESTIONS).format(shape)
     return {
         "images": [picture(shown, draw)],
         "messages": [{"role": "user", "content": f"<image>{question}"}, {"role": "assistant", "content": colour}],
     }
-
-
-def _pick(draw: random.Random, choices: Sequence[T]) -> T:
-    # `random()` alone is promised to give the same numbers in every Python version.
-    return choices[int(draw.random() * len(choices))]

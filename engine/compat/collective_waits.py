@@ -72,16 +72,24 @@ def _time_buffers(model: SendsBuffers, waits: Waits) -> None:
     model._sync_buffers = sync_buffers
 
 
-class _Call:
-    """A collective of FSDP2's, timed on the host, which waits in it."""
+class _Collective:
+    """A collective of FSDP2's in its own place."""
 
     def __init__(self, collective: Any, waits: Waits) -> None:
         self._collective, self._waits = collective, waits
-        self.done: Any = None
-        """When it was over."""
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._collective, name)
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        return self._collective(*args, **kwargs)
+
+
+class _Call(_Collective):
+    """One that is timed on the host, which waits in it."""
+
+    done: Any = None
+    """When it was over."""
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         begun = self._waits.mark()
@@ -99,18 +107,10 @@ def _on_host(group: Any, waits: Waits) -> None:
         group._all_reduce_hook = lambda _: waits.until(reduce.done)
 
 
-class _Allocations:
-    """FSDP2's scatter of gradients on a GPU: it asks for memory once the stream that computes has waited for the one before."""
+class _Allocations(_Collective):
+    """The scatter of gradients on a GPU: it asks for memory once the stream that computes has waited for the one before."""
 
-    def __init__(self, collective: Any, waits: Waits) -> None:
-        self._collective, self._waits = collective, waits
-        self.begun: Any = None
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._collective, name)
-
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        return self._collective(*args, **kwargs)
+    begun: Any = None
 
     def allocate(self, *args: Any, **kwargs: Any) -> Any:
         begun, self.begun = self.begun, None

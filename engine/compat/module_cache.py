@@ -20,7 +20,7 @@ from engine.compat.instances import all_of, noted, put
 
 def cache_traversals(model: torch.nn.Module, accelerator: Any) -> Callable[[], None]:
     """Wraps `train`, `parameters` and `num_parameters` of the model, and how `accelerator` unwraps it; returns the undo."""
-    undos = [put(model, "train", _turning_what_turns(model)), put(model, "parameters", _listing_once(model.parameters))]
+    undos = [put(model, "train", _turning_what_turns(model)), put(model, "parameters", _listing_once(model))]
     if callable(count := getattr(model, "num_parameters", None)):
         undos.append(put(model, "num_parameters", _counting_once(count)))
     undos.append(put(accelerator, "unwrap_model", _unwrapping_what_is_wrapped(model, accelerator.unwrap_model)))
@@ -79,18 +79,33 @@ def _turning_what_turns(model: torch.nn.Module) -> Callable[..., Any]:
     return train
 
 
-def _listing_once(walk: Callable[..., Any]) -> Callable[..., Any]:
-    """Listed anew where the first weight is another one: a model is sharded or loaded anew as a whole."""
+def _listing_once(model: torch.nn.Module) -> Callable[..., Any]:
+    """Listed anew where the first weight is another one, or the first that is trained: a model is sharded or loaded anew as a
+    whole, but for parts that see and do not learn, which stay as they are."""
+    walk = model.parameters
     held: list[torch.nn.Parameter] = []
+    trained: list[tuple[dict[str, torch.nn.Parameter | None], str, torch.nn.Parameter]] = []
 
     def parameters(recurse: bool = True) -> Any:
         if not recurse:
             return walk(recurse=False)
-        if not held or held[0] is not next(walk()):
+        if not held or held[0] is not next(walk()) or any(own.get(name) is not weight for own, name, weight in trained):
             held[:] = walk()
+            trained[:] = _first_trained(model)
         return iter(held)
 
     return parameters
+
+
+def _first_trained(
+    model: torch.nn.Module,
+) -> list[tuple[dict[str, torch.nn.Parameter | None], str, torch.nn.Parameter]]:
+    """The first trained weight with where its module keeps it; empty where none is trained."""
+    for module in model.modules():
+        for name, weight in module._parameters.items():
+            if weight is not None and weight.requires_grad:
+                return [(module._parameters, name, weight)]
+    return []
 
 
 def _unwrapping_what_is_wrapped(model: torch.nn.Module, unwrap: Callable[..., Any]) -> Callable[..., Any]:

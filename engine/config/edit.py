@@ -107,7 +107,7 @@ def _splice(text: str, path: Path, value: Any) -> str:
     # `key:` without a value carries a mark somewhere behind; it is written again as a block
     tight = isinstance(node, ScalarNode) or node.flow_style
     simple = not isinstance(value, (dict, list)) or not value or (tight and not isinstance(node, ScalarNode))
-    if simple and tight and node.start_mark.line == _end_line(node) and _has_text(node):
+    if simple and tight and node.start_mark.line == _last(node).end_mark.line and _has_text(node):
         return text[: node.start_mark.index] + _inline(value) + text[node.end_mark.index :]
     if isinstance(parent, SequenceNode) or parent.flow_style:
         raise _InBrackets
@@ -152,10 +152,6 @@ def _end(text: str, node: Node) -> int:
     while end > 0 and text[end - 1] in "\n \t":
         end -= 1
     return int(end)
-
-
-def _end_line(node: Node) -> int:
-    return int(_last(node).end_mark.line)
 
 
 def _line_end(text: str, index: int) -> int:

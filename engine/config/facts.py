@@ -282,6 +282,14 @@ class StepTime:
     """What a compiled layer keeps for each token, in numbers; 0 where a table does not say."""
     vocabulary: int = 0
     """Scores of the head for each token; 0 where a table does not say."""
+    held_numbers: int = 0
+    """Weights of the base, where a token meets some of them alone; 0 for those that it meets."""
+    of_experts: int = 0
+    """What experts keep beside for each token of a layer, in numbers."""
+    put_together: int = 0
+    """Weights that adapters on experts are added to anew in each batch, where no kernels of theirs do without."""
+    scores: int = 0
+    """Heads of which attention holds all scores."""
 
 
 @dataclass(frozen=True, slots=True)

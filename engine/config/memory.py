@@ -21,7 +21,8 @@ class Memory(Section):
     """Forget intermediate results and compute them again in the backward pass: much less memory, about 30 % slower.
     `full` keeps the input of each layer alone. `selective` computes only element-wise work again and `medium` the widest
     products too; choosing takes the host about 5 ms a layer, so on a card they pay for large layers and for compiled
-    ones, where the choice is made once. `auto` takes the cheapest that the estimate says will fit."""
+    ones, where the choice is made once. `auto` takes the cheapest that the estimate says will fit; a run chooses again once
+    its rows are counted, and where others hold memory of the card."""
 
     recompute_num_layers: Annotated[
         Annotated[int, Ge(1), Le(10_000)] | Auto | None, Title("Layers computed again"), Unit("layers"), Expert

@@ -100,7 +100,7 @@ class Section:
     def model_dump(self, *, exclude_defaults: bool = False) -> dict[str, Any]:
         """The settings by name as plain values, which are copies; with `exclude_defaults` those that differ."""
         return {
-            name: _plain(value, exclude_defaults)
+            name: plain(value, exclude_defaults=exclude_defaults)
             for name, value in self.__dict__.items()
             if not exclude_defaults or value != self.model_fields[name].default
         }
@@ -125,13 +125,14 @@ def _own(value: Any) -> Any:
     return value.model_copy(update={name: _own(value.__dict__[name]) for name in value._copied})
 
 
-def _plain(value: Any, exclude_defaults: bool) -> Any:
+def plain(value: Any, *, exclude_defaults: bool = True) -> Any:
+    """A value of a config as plain data: sections as mappings, of what differs from the defaults unless all is asked for."""
     if isinstance(value, Section):
         return value.model_dump(exclude_defaults=exclude_defaults)
     if isinstance(value, list):
-        return [_plain(item, exclude_defaults) for item in value]
+        return [plain(item, exclude_defaults=exclude_defaults) for item in value]
     if isinstance(value, dict):
-        return {key: _plain(item, exclude_defaults) for key, item in value.items()}
+        return {key: plain(item, exclude_defaults=exclude_defaults) for key, item in value.items()}
     return value
 
 

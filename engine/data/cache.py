@@ -93,6 +93,28 @@ class Store:
         )
 
 
+def stored_choice(
+    plan: Plan,
+    name: str,
+    parts: Mapping[str, Any],
+    choose: Callable[[Plan, Progress], list[Any]],
+    progress: Progress | None,
+) -> list[Any]:
+    """What `choose` picks of a plan's rows: kept under the content of its sources and `parts`, and chosen once."""
+    waiting = progress or (lambda what, done, total: None)
+    store = Store(plan.prepared_path)
+    key = digest_of({**parts, "sources": source_parts(plan, waiting)})
+    with store.lock(key, waiting) as report:
+        if (folder := store.find(key)) is None:
+            chosen = choose(plan, report)
+            with store.building(key) as folder:
+                (folder / "meta.json").write_text(json.dumps({name: chosen}), "utf-8")
+                plan.refuse_changed()
+            folder = store.path(key)
+        found: list[Any] = json.loads((folder / "meta.json").read_text("utf-8"))[name]
+    return found
+
+
 def key_of(plan: Plan, processing_class: Any, progress: Callable[[str, int, int], None]) -> str:
     """The key of a plan's prepared rows."""
     parts = {**tokens_parts(plan, processing_class), "sources": source_parts(plan, progress)}

@@ -60,7 +60,7 @@ class Difference:
         parts = []
         if self.changed:
             parts.append(
-                f"{_rows(self.changed)} of {self.before:,} {_differ(self.changed)} from what the run was trained on"
+                f"{_rows(self.changed)} of {self.before:,} {'differs' if len(self.changed) == 1 else 'differ'} from what the run was trained on"
             )
         if self.added:
             parts.append(f"{_rows(self.added)} {'is' if len(self.added) == 1 else 'are'} new")
@@ -85,10 +85,6 @@ def _rows(numbers: Sequence[int]) -> str:
         return f"row {numbers[0]:,}"
     more = ", ..." if len(numbers) > NAMED else ""
     return f"{len(numbers):,} rows ({', '.join(map(str, numbers[:NAMED]))}{more})"
-
-
-def _differ(numbers: Sequence[int]) -> str:
-    return "differs" if len(numbers) == 1 else "differ"
 
 
 # -- the run held to its record ----------------------------------------------------------------------------------------

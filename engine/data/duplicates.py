@@ -10,7 +10,7 @@ from __future__ import annotations
 import hashlib
 import json
 
-from engine.data.cache import Store, digest_of, source_parts
+from engine.data.cache import stored_choice
 from engine.data.cache_entries import Progress
 from engine.data.plan import Plan
 from engine.errors import WorkbenchError
@@ -22,17 +22,8 @@ def leave_out_duplicates(plan: Plan, progress: Progress | None = None) -> None:
     """Sets `plan.duplicates` where the config asks for it."""
     if plan.deduplicate is None or plan.duplicates is not None:
         return
-    told = progress or (lambda what, done, total: None)
-    store = Store(plan.prepared_path)
-    key = digest_of({"duplicates": FORMAT, "method": plan.method, "sources": source_parts(plan, told)})
-    with store.lock(key, told) as report:
-        if (folder := store.find(key)) is None:
-            found = _find_duplicates(plan, report)
-            with store.building(key) as folder:
-                (folder / "meta.json").write_text(json.dumps({"duplicates": found}), "utf-8")
-                plan.refuse_changed()
-            folder = store.path(key)
-        pairs = json.loads((folder / "meta.json").read_text("utf-8"))["duplicates"]
+    parts = {"duplicates": FORMAT, "method": plan.method}
+    pairs = stored_choice(plan, "duplicates", parts, _find_duplicates, progress)
     plan.duplicates = {(number, index): first for number, index, first in pairs}
 
 

@@ -12,7 +12,7 @@ import json
 from array import array
 from typing import Any
 
-from engine.data.cache import Store, digest_of, source_parts
+from engine.data.cache import stored_choice
 from engine.data.cache_entries import Progress
 from engine.data.duplicates import leave_out_duplicates
 from engine.data.formats import read_example
@@ -30,20 +30,10 @@ def hold_out(plan: Plan, progress: Progress | None = None) -> None:
     leave_out_duplicates(plan, progress)
     if plan.val_set_size is None or plan.held is not None:
         return
-    told = progress or (lambda what, done, total: None)
-    store = Store(plan.prepared_path)
-    parts = {"held out": FORMAT, "size": plan.val_set_size, "seed": plan.seed, "sources": source_parts(plan, told)}
+    parts: dict[str, Any] = {"held out": FORMAT, "size": plan.val_set_size, "seed": plan.seed}
     parts |= {"deduplicate": plan.deduplicate} if plan.deduplicate else {}
-    key = digest_of(parts)
-    with store.lock(key, told) as report:
-        if (folder := store.find(key)) is None:
-            held = _drawn(plan, report)
-            with store.building(key) as folder:
-                (folder / "meta.json").write_text(json.dumps({"held": sorted(held)}), "utf-8")
-                plan.refuse_changed()
-            folder = store.path(key)
-        found = json.loads((folder / "meta.json").read_text("utf-8"))["held"]
-    plan.held = frozenset((number, index) for number, index in found)
+    held = stored_choice(plan, "held", parts, lambda plan, report: sorted(_drawn(plan, report)), progress)
+    plan.held = frozenset((number, index) for number, index in held)
 
 
 def _drawn(plan: Plan, progress: Progress) -> list[tuple[int, int]]:

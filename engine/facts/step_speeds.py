@@ -1,6 +1,6 @@
 """What a card takes for the parts of a batch, and how that is fitted to batches that were measured on it. Pure and quick.
 
-A batch takes `(card ** 8 + host ** 8) ** (1 / 8)` seconds, since the host launches what the card computes and the longer of the
+A batch takes `(card ** 5 + host ** 5) ** (1 / 5)` seconds, since the host launches what the card computes and the longer of the
 two is waited for, and what the optimizer takes. The card's part is a sum of products with weights and of attention
 (floating-point operations), what stands between products (numbers that layers keep for their backward pass, arXiv:2205.05198
 counts them so) and weights that are unpacked; the host's is launches, told by the layer. All numbers of a card are fitted
@@ -50,7 +50,7 @@ class Speeds(NamedTuple):
 
 
 _OF_CARD, _OPTIMIZER = 8, 8
-_TOGETHER = 8
+_TOGETHER = 5
 """How sharply the longer of host and card is what a batch takes."""
 _OUTLIER = 0.05
 """Relative error from which a row weighs less."""
@@ -61,7 +61,9 @@ _ROUNDS = 60
 BACKWARD = 2.5
 """Attention's backward pass in forward passes: five products for two (arXiv:2307.08691)."""
 AGAIN = {"False": 0.0, "selective": 0.0, "medium": 1.0}
-"""Operations a parameter and token that are computed again; all of a forward pass, 2, for what is not named."""
+"""Operations a parameter and token that are computed again; of what is not named nearly a forward pass."""
+FORWARD = {True: 1.4, False: 1.85}
+"""That: compiled layers leave out their last product, which nothing of theirs needs, and the head has none again."""
 ATTENTION_STAYS = ("False", "selective", "medium")
 """Tiers that do not compute attention again."""
 SLOWER = {"float32": (8.0, 2.0), "tf32": (2.0, 2.0)}
@@ -69,6 +71,10 @@ SLOWER = {"float32": (8.0, 2.0), "tf32": (2.0, 2.0)}
 HEAD = {False: 0.6, True: 0.27}
 """What a score of the head takes beside its products, in numbers between products: trained and frozen (H200, 8,192 tokens, heads of
 1,024 and 4,096 columns: 4.3 and 1.9 ps a score where a number takes 7)."""
+PUT_TOGETHER = 5.0
+"""What adding adapters to a weight takes and their gradients from it, in optimizer's steps (H100, 8 layers of 30B-A3B: 41 ps)."""
+SCORES = 1.6
+"""What a score that attention holds takes, in numbers between plain layers' products (H100, gpt-oss-20b, its softmax in float32)."""
 PLAIN_NUMBERS = 5.3
 """Numbers that a layer keeps for each token, in sides of a square of its weights, where a row does not say."""
 
@@ -95,23 +101,26 @@ def terms(row: StepTime) -> Speeds:
     lora, in_fp8 = row.weights == "lora", row.held == "fp8"
     once = 4.0 if lora else 6.0
     tier, share = tier_of(row), share_of(row)
-    each = once + share * AGAIN.get(tier, 2.0) + row.reference
+    each = once + share * AGAIN.get(tier, FORWARD[row.compiled]) + row.reference
     products = each * row.parameters * row.tokens * slow
     passes = 1 + BACKWARD + (0.0 if tier in ATTENTION_STAYS else share) + row.reference / 2
     kept = row.numbers or PLAIN_NUMBERS * math.sqrt(row.parameters / row.layers)
-    between = kept * row.layers * row.tokens * each / once * wide
+    moved = row.layers * row.tokens * each / once * wide
+    between, of_experts = kept * moved, row.of_experts * moved  # experts have kernels of their own, compiled or not
     packed = not in_fp8 and row.held not in ("bfloat16", "float16", *SLOWER)
-    launched = row.layers * (1 + row.reference / once)
+    # Plain layers that are computed again are launched again, a third of what both passes launch.
+    relaunched = 0.0 if row.compiled else share * AGAIN.get(tier, 2.0) / 2 / 3
+    launched = row.layers * (1 + relaunched + row.reference / once)
     return Speeds(
         products=0.0 if in_fp8 else products,
         attention=2.0 * row.layers * row.width * row.length * row.tokens * passes * slow,
-        compiled=(between if row.compiled else 0.0) + HEAD[lora] * row.vocabulary * row.tokens * wide,
-        plain=0.0 if row.compiled else between,
+        compiled=(between if row.compiled else 0.0) + of_experts + HEAD[lora] * row.vocabulary * row.tokens * wide,
+        plain=(0.0 if row.compiled else between) + SCORES * row.scores * row.length * moved,
         adapted=between * lora,
         fp8=products if in_fp8 else 0.0,
-        unpacked=float(row.parameters) * packed,
+        unpacked=float(row.held_numbers or row.parameters) * packed,
         packed=between * packed,
-        optimizer=0.0 if lora else float(row.parameters),
+        optimizer=(0.0 if lora else float(row.held_numbers or row.parameters)) + PUT_TOGETHER * row.put_together,
         layer=launched,
         adapters=launched * lora,
         eager=launched * (not row.compiled),

@@ -24,8 +24,8 @@ MOST = 10_000
 """Rows of a table that are read."""
 KEPT_HIDDEN, KEPT_QUERY, KEPT_KEYS, KEPT_WIDE = 4, 3, 3, 3
 """Numbers a token that a compiled layer keeps, of its width, the query's, the keys' and its MLP's (`engine.planning.memory_model`)."""
-SENT_TO_EXPERTS = 4
-"""Numbers of the hidden width that each expert of a token takes beside its own: its rows sorted and put back, and both passes."""
+SENT_TO_EXPERTS = 2
+"""Numbers of the hidden width that each expert of a token takes beside its own: the row that is sent to it, and what it gives back."""
 
 
 def own() -> Path:
@@ -43,12 +43,10 @@ def of_card(gpu: Gpu) -> tuple[StepTime, ...]:
 
 def shipped(gpu: Gpu) -> tuple[StepTime, ...]:
     """The rows that are shipped: of this card, or of the one with the most."""
-    rows: dict[str, list[StepTime]] = {}
-    for row in read(SHIPPED):
-        rows.setdefault(row.card, []).append(row)
-    own_rows = tuple(each for of_card_ in rows.values() for each in of_card_ if _is(gpu, each))
-    most: list[StepTime] = max(rows.values(), key=len, default=[])
-    return own_rows or tuple(most)
+    rows = read(SHIPPED)
+    cards = [row.card for row in rows]
+    most = max(cards, key=cards.count, default="")
+    return tuple(row for row in rows if _is(gpu, row)) or tuple(row for row in rows if row.card == most)
 
 
 def _is(gpu: Gpu, row: StepTime) -> bool:
@@ -67,7 +65,7 @@ def read(file: Path) -> list[StepTime]:
 
 def write(file: Path, rows: Iterable[StepTime]) -> None:
     """Writes the table; rows of the same point take the place of those that are there."""
-    names = list(StepTime.__dataclass_fields__)
+    names = [name for name in StepTime.__dataclass_fields__ if name not in _COUNTED]
     kept = {point(row): row for row in (*read(file), *rows)}
     file.parent.mkdir(parents=True, exist_ok=True)
     beside = file.with_name(f".{file.name}.{os.getpid()}")
@@ -78,7 +76,9 @@ def write(file: Path, rows: Iterable[StepTime]) -> None:
     beside.replace(file)
 
 
-_FOUND = ("seconds", "peak_mib", "numbers", "vocabulary")
+_COUNTED = ("held_numbers", "of_experts", "put_together", "scores")
+"""What no point of the curves has, so that tables have no column for it."""
+_FOUND = ("seconds", "peak_mib", "numbers", "vocabulary", *_COUNTED)
 
 
 def point(row: StepTime) -> tuple[object, ...]:
@@ -110,6 +110,9 @@ def step_of(config: RunConfig, facts: Facts, tokens: float, length: float, param
         seconds=1.0,
         numbers=_kept(model),
         vocabulary=model.vocab_size or 0,
+        held_numbers=_multiplied(model, parameters - experts * (model.experts or 0)) + experts * (model.experts or 0),
+        of_experts=_kept_by_experts(model, experts),
+        put_together=experts * (model.experts or 0) * _adds_to_experts(config),
     )
 
 
@@ -128,18 +131,32 @@ def _numbers_of_experts(model: ModelFacts) -> int:
     return sum(wide_in * wide_out * count for _, wide_in, wide_out, count in model.expert_weights)
 
 
+def _adds_to_experts(config: RunConfig) -> bool:
+    """Whether PEFT multiplies the matrices of adapters on experts with each other and adds them to the weights."""
+    on_experts = config.adapter.kind == "lora" and bool(config.adapter.target_parameters)
+    return on_experts and config.kernels.fused_experts is not True
+
+
 def _kept(model: ModelFacts) -> int:
-    """Numbers that a compiled layer keeps for each token."""
-    hidden, head = model.hidden_size or 0, model.head_dim or 0
+    """Numbers that a compiled layer keeps for each token, its experts' left out."""
+    hidden, head, layers = model.hidden_size or 0, model.head_dim or 0, model.layers or 1
     narrow = KEPT_HIDDEN * hidden + head * (KEPT_QUERY * (model.heads or 0) + KEPT_KEYS * (model.kv_heads or 0))
     wide = KEPT_WIDE * (model.intermediate_size or 4 * hidden)
+    return narrow + wide * (layers - _with_experts(model)) // layers
+
+
+def _kept_by_experts(model: ModelFacts, experts: int) -> int:
+    """The same of the experts that a token meets, in the mean of all layers: three numbers of an expert's width, as wide as
+    its weights say, and what is sent to it."""
+    hidden, each = model.hidden_size or 1, model.experts_per_token or 0
+    return each * (experts // hidden + SENT_TO_EXPERTS * hidden * _with_experts(model)) // (model.layers or 1)
+
+
+def _with_experts(model: ModelFacts) -> int:
+    """How many layers have experts."""
     if not model.experts:
-        return narrow + wide
-    layers, each = model.layers or 1, model.experts_per_token or 0
-    with_experts = len(model.with_experts) if model.with_experts is not None else layers
-    of_expert = _numbers_of_experts(model) // max(1, with_experts * hidden)  # three times an expert's width
-    mixed = each * (of_expert + SENT_TO_EXPERTS * hidden)
-    return narrow + (mixed * with_experts + wide * (layers - with_experts)) // layers
+        return 0
+    return model.layers or 0 if model.with_experts is None else len(model.with_experts)
 
 
 def _multiplied(model: ModelFacts, parameters: int) -> int:

@@ -16,6 +16,7 @@ from engine.config.kinds import reference_of
 from engine.config.tree import RunConfig
 from engine.facts import step_speeds, step_times
 from engine.facts.counts import Parameters, batch_tokens, device_count, known_model
+from engine.features import attention_backend
 from engine.planning.memory_model import layer_operations, layers_bytes
 
 # dense bfloat16 throughput by compute capability, in FLOP/s, as published for the usual card
@@ -56,7 +57,15 @@ def operations(config: RunConfig, layers: int | None = None) -> float:
     if layers and isinstance(config.memory.recompute_num_layers, int):
         again *= min(1.0, config.memory.recompute_num_layers / layers)
     count = (4.0 if config.adapter.kind == "lora" else 6.0) + again
-    return count + (2.0 if reference_of(config.method) is not None else 0.0)
+    return count + beside(config)
+
+
+def beside(config: RunConfig) -> float:
+    """Operations a parameter and token of passes without gradients: 2 of a reference that is not computed ahead, and 4 of
+    KTO's mismatched rows, which model and reference answer (arXiv:2402.01306)."""
+    reference = reference_of(config.method)
+    count = 0.0 if reference in (None, "precompute") else 2.0
+    return count + (4.0 if count and getattr(config.method, "loss_type", "") == "kto" else 0.0)
 
 
 def published(card: str, capability: tuple[int, int] = (0, 0)) -> tuple[float, float] | None:
@@ -77,7 +86,7 @@ def card_batch_seconds(config: RunConfig, facts: Facts, parameters: Parameters, 
     longer = 1 + (streaming_share(config, facts) or 0.0)
     devices = device_count(config)
     if (measured := _told_seconds(config, facts, parameters, tokens / devices)) is not None:
-        return measured * longer
+        return _streamed(config, facts, measured)
     capability = facts.machine.gpus[0].capability
     if capability < min(PEAK):
         return None
@@ -117,10 +126,33 @@ def _told_seconds(config: RunConfig, facts: Facts, parameters: Parameters, token
     return step_speeds.seconds(speeds, step_speeds.terms(asked))
 
 
+def _streamed(config: RunConfig, facts: Facts, seconds: float) -> float:
+    """The same batch where its layers' weights come over the bus, once for each pass."""
+    one = layer_seconds(config, facts) if config.memory.layer_offloading else None
+    if one is None or facts.model is None or not facts.model.layers:
+        return seconds
+    forward = seconds * 2 / operations(config, facts.model.layers)
+    return sum(max(each, one[0] * facts.model.layers) for each in (forward, seconds - forward))
+
+
 def _asked(config: RunConfig, facts: Facts, parameters: Parameters, tokens: float) -> StepTime | None:
-    length = tokens / max(1, config.optim.per_device_train_batch_size)
-    asked = step_times.step_of(config, facts, tokens, length, parameters.base)
-    return asked and replace(asked, reference=2.0 if reference_of(config.method) is not None else 0.0)
+    sequences = config.optim.per_device_train_batch_size * (2 if config.method.rows in ("pairs", "texts") else 1)
+    tokens *= padded(config, facts, sequences)
+    asked = step_times.step_of(config, facts, tokens, tokens / max(1, sequences), parameters.base)
+    heads = (facts.model.heads or 0) if facts.model and attention_backend.keeps_scores(config, facts) else 0
+    return asked and replace(asked, reference=beside(config), scores=heads)
+
+
+def padded(config: RunConfig, facts: Facts, sequences: int) -> float:
+    """How many tokens are computed for each that is no padding: batches of so many rows are as long as their longest, which is
+    told by the lengths that were counted; 1 for packs, and while none were."""
+    data = facts.data
+    if config.data.packing or sequences < 2 or data is None or not data.lengths:
+        return 1.0
+    lengths = sorted(min(each, config.data.max_length) for each in data.lengths)
+    shares = [((at + 1) / len(lengths)) ** sequences - (at / len(lengths)) ** sequences for at in range(len(lengths))]
+    longest = sum(length * share for length, share in zip(lengths, shares, strict=True))
+    return max(1.0, longest * len(lengths) / max(1, sum(lengths)))
 
 
 def _speeds(facts: Facts) -> step_speeds.Speeds | None:

@@ -304,10 +304,6 @@ def _first(data: DataFacts, what: str) -> str:
     return f" The first: {place}." if place else ""
 
 
-def _is(number: int) -> str:
-    return "is" if number == 1 else "are"
-
-
 def _longer(config: RunConfig, facts: Facts, longest: int | None) -> Fix | None:
     """A limit that lets every row in, or as many as the positions that the model knows."""
     model = known_model(config, facts)
@@ -329,7 +325,7 @@ def rows_that_are_too_long_are_decided(config: RunConfig, facts: Facts) -> Itera
         number = data.truncated if data.holds_for(config) else data.longer_than(limit)
         if not number or not data.source_rows:
             continue
-        sentence = f"{_share(number, data, rows)} {_is(number)} longer than max_length {limit:,}"
+        sentence = f"{_share(number, data, rows)} {'is' if number == 1 else 'are'} longer than max_length {limit:,}"
         longer = _longer(config, facts, data.longest)
         if policy == "error":
             longest = f", the longest has {data.longest:,} tokens" if data.longest else ""

@@ -7,7 +7,6 @@ The ranks may be on other machines, with other clocks: silence is counted by the
 
 from __future__ import annotations
 
-import json
 import math
 import time
 from dataclasses import dataclass
@@ -69,7 +68,9 @@ class Hang:
     def __init__(self, run: RunFolder, ranks: int) -> None:
         self.run = run
         self.patience = patience_of(run)
-        self.ranks: dict[int, Rank] = {rank: Rank(_read_rank(run, rank)) for rank in range(ranks)}
+        self.ranks: dict[int, Rank] = {
+            rank: Rank(inside.read_json(run, f"{FOLDER}/{rank}.json", _MOST)) for rank in range(ranks)
+        }
         self._then = time.monotonic()
 
     def poll(self) -> Cause | None:
@@ -79,7 +80,7 @@ class Hang:
             return None
         self._then = now
         for number, rank in self.ranks.items():
-            said = _read_rank(self.run, number)
+            said = inside.read_json(self.run, f"{FOLDER}/{number}.json", _MOST)
             if said and said.get("beat") != rank.report.get("beat"):
                 self.ranks[number] = Rank(said, reporting=True)
             else:
@@ -155,11 +156,3 @@ def patience_of(run: RunFolder) -> float:
     except (WorkbenchError, OSError, KeyError, TypeError, ValueError):
         seconds = math.nan
     return seconds if math.isfinite(seconds) else float(TIMEOUT_SECONDS)
-
-
-def _read_rank(run: RunFolder, rank: int) -> dict[str, Any]:
-    try:
-        found = json.loads(inside.read(run, f"{FOLDER}/{rank}.json", _MOST))
-    except (OSError, ValueError, RecursionError, WorkbenchError):
-        return {}
-    return found if isinstance(found, dict) else {}

@@ -25,7 +25,7 @@ from engine.run.silence import silent_for
 from engine.run.spawn import python, safe_python
 from engine.run.store import ENDED, STATES, RunFolder
 from engine.run.tail import Tail
-from engine.run.view import RunView, fold_many
+from engine.run.view import RunView, fold
 
 HEAD_BYTES = 1 << 16
 # So far back a list looks for the newest best step, which held-out rows are measured for now and then.
@@ -128,7 +128,7 @@ class Watch:
         self._restarts = self._tail.restarts
         if newest > self._tail.offset + HEAD_BYTES:
             if stored is None:
-                fold_many(self._view, _head(self.folder))
+                fold(self._view, _head(self.folder))
             self.loading = self._tail.offset / max(1, self._tail.size())
             self._tail = Tail(self.folder.events, newest)
         self._restarts = self._tail.restarts
@@ -153,8 +153,8 @@ class Watch:
         size = self._tail.size()
         if size > newest + HEAD_BYTES:
             start = _line_start(self.folder, size - newest)
-            fold_many(self._view, _head(self.folder))
-            fold_many(self._view, _between(self.folder, start, self._view.segment))
+            fold(self._view, _head(self.folder))
+            fold(self._view, _between(self.folder, start, self._view.segment))
             self._tail = Tail(self.folder.events, start)
         self._folded = (self._view.state, self._view.cause)
         self._fold_until(float("inf"))
@@ -164,7 +164,7 @@ class Watch:
         view.state, view.cause = self._folded
         known_bad = self._tail.bad_lines
         while events := self._tail.read(_BATCH):
-            fold_many(view, events)
+            fold(view, events)
             if time.monotonic() >= deadline:
                 break
         view.bad_lines += self._tail.bad_lines - known_bad
@@ -432,7 +432,7 @@ def build(folder: RunFolder, out: Path) -> bool:
     tail = Tail(folder.events, offset)
     end, reported = tail.size(), 0.0
     while tail.offset < end and (events := tail.read(5000)):
-        fold_many(view, events)
+        fold(view, events)
         if time.monotonic() - reported > 0.2:
             reported = time.monotonic()
             print(f"{tail.offset / end:.4f}", flush=True)

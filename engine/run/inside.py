@@ -9,12 +9,14 @@ whoever owns it. `run` is the folder of the run, `path` a place below it, absolu
 from __future__ import annotations
 
 import errno
+import json
 import os
 import secrets
 import shutil
 import stat
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Any
 
 from engine.errors import WorkbenchError, visible
 
@@ -56,6 +58,15 @@ def read(run: Place, path: Place, most: int = -1) -> bytes:
     """The content of a plain file of the run, or its first `most` bytes."""
     with open(open_file(run, path), "rb") as file:
         return file.read(most)
+
+
+def read_json(run: Place, path: Place, most: int) -> dict[str, Any]:
+    """The mapping in a JSON file of the run; empty where it is missing, damaged, longer than `most` bytes or no mapping."""
+    try:
+        document = json.loads(read(run, path, most))
+    except (OSError, ValueError, RecursionError, WorkbenchError):
+        return {}
+    return document if isinstance(document, dict) else {}
 
 
 def replace(run: Place, path: Place, content: str | bytes, *, durable: bool = True) -> None:

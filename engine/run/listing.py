@@ -147,9 +147,13 @@ def _kept(values: Mapping[str, Any]) -> Summary:
 
 
 def _stamp(run: RunFolder) -> tuple[int, ...]:
-    """Sizes and times of what a summary is read from; a link counts as itself."""
+    return stamp_of(f"{run.path}/run.json", f"{run.path}/events.jsonl")
+
+
+def stamp_of(*paths: str | os.PathLike[str]) -> tuple[int, ...]:
+    """Sizes and times of files, which change when these do; a link counts as itself, one that is not there as nothing."""
     stamp: list[int] = []
-    for path in (f"{run.path}/run.json", f"{run.path}/events.jsonl"):
+    for path in paths:
         try:
             state = os.lstat(path)
             stamp += [state.st_size, state.st_mtime_ns]

@@ -24,6 +24,7 @@ from engine.run.nodes import Node
 from engine.run.process import Identity, boot_id, host, identity, send
 from engine.run.process_group import ProcessTree
 from engine.run.store import ENDED, RunFolder, runs_in
+from engine.run.worker_process import explain_lost_rank
 
 LOOK_SECONDS = 0.1
 _TERM_SECONDS = 5.0
@@ -164,16 +165,7 @@ class Member:
             return
         place = f"node {self.node.rank}, {host()}"
         if family.lost_rank is not None and code > 0:
-            rank, process = family.lost_rank
-            code_of = cause.failed_ranks(self.log, log_from).get(process.pid)
-            log, begin = cause.log_of_rank(self.log, log_from, self.run.log_of(rank), process.pid)
-            explained = cause.explain(
-                code if code_of is None else code_of,
-                log,
-                log_from=begin,
-                out_of_memory=cause.kernel_ended(process),
-                who=f"Rank {rank} ({place}, process {process.pid})",
-            )
+            explained = explain_lost_rank(self.run, family, self.log, log_from, place, code)
         else:
             ranks = nodes.ranks_of(self.node.rank, family.processes)
             who = f"The agent (torchrun) of {ranks} ({place}, process {family.worker.pid})"

@@ -10,6 +10,7 @@ not fit, and says go; then each starts torchrun with the round's address. Any no
 
 from __future__ import annotations
 
+import ipaddress
 import json
 import secrets
 import socket
@@ -37,6 +38,8 @@ REACH_SECONDS = 60
 FOLLOW_SECONDS = 3.0
 """How long the own processes have to end by themselves, and to say why, after another node's did."""
 _MOST = 1 << 16
+_ELSEWHERE = "192.0.2.1"
+"""An address of documentation (RFC 5737), to which the way out leads."""
 
 
 @dataclass(frozen=True)
@@ -107,29 +110,33 @@ def require_place(rendezvous: Rendezvous, rank: int, base: Mapping[str, str]) ->
         listening(rendezvous.endpoint)
 
 
-def interface(endpoint: str) -> str:
-    """The network interface by which this machine reaches the address; empty where that is not known."""
+def interface(endpoint: str, *, elsewhere: bool = False) -> str:
+    """The network interface by which this machine reaches the address; empty where that is not known. Many a machine calls
+    itself 127.0.1.1: with other nodes `elsewhere` it is the one that leads out of it."""
     import psutil
 
+    name, port = split(endpoint)
     try:
-        name, port = split(endpoint)
-        family, kind, _, _, address = socket.getaddrinfo(name, port, type=socket.SOCK_DGRAM)[0]
-        with socket.socket(family, kind) as trial:
-            trial.connect(address)  # sends nothing: it asks for the route
-            own = trial.getsockname()[0]
+        own = _source(name, port)
+        if elsewhere and ipaddress.ip_address(own).is_loopback:
+            own = _source(_ELSEWHERE, port)
     except OSError:
         return ""
     known = psutil.net_if_addrs().items()
     return next((each for each, addresses in known if any(other.address == own for other in addresses)), "")
 
 
+def _source(name: str, port: int) -> str:
+    """This machine's own address on the way to another."""
+    family, kind, _, _, address = socket.getaddrinfo(name, port, type=socket.SOCK_DGRAM)[0]
+    with socket.socket(family, kind) as trial:
+        trial.connect(address)  # sends nothing: it asks for the route
+        return str(trial.getsockname()[0])
+
+
 def read_node(run: RunFolder, rank: int) -> dict[str, Any]:
     """What the file of a node says now; empty where it says nothing."""
-    try:
-        state = json.loads(inside.read(run, f"{FOLDER}/{rank}.json", _MOST))
-    except (OSError, ValueError, RecursionError, WorkbenchError):
-        return {}
-    return state if isinstance(state, dict) else {}
+    return inside.read_json(run, f"{FOLDER}/{rank}.json", _MOST)
 
 
 def hosts(run: RunFolder, nodes: int) -> list[str]:
@@ -254,6 +261,11 @@ class FirstNode(Node):
                 )
             wait(len(came) + 1)
         self.report(state="go")
+
+    @property
+    def has_others_elsewhere(self) -> bool:
+        """Whether a node is on another machine than this."""
+        return any(self.read_rank(rank).get("host") != host() for rank in range(1, self.nodes))
 
     def _require_same(self, rank: int, state: Mapping[str, Any], processes: int, versions: Mapping[str, str]) -> None:
         """Raises WorkbenchError for a node that cannot take part, naming what differs."""

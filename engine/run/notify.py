@@ -24,7 +24,7 @@ from engine.errors import WorkbenchError, host_of, visible
 from engine.run import silence
 from engine.run.spawn import python, safe_python, without_tokens
 from engine.run.store import RunFolder
-from engine.run.view import RunView, fold_many
+from engine.run.view import RunView, fold
 
 LIMIT = 15.0
 """Seconds that a message may take, names of hosts looked up included."""
@@ -48,7 +48,7 @@ class Notifier:
         """New events of the run."""
         if not self._wanted:
             return
-        fold_many(self._view, events)
+        fold(self._view, events)
         # Curves are of no interest here, and a run may go on for weeks.
         self._view.series.clear()
         self._heard, self._stalled = time.monotonic(), False

@@ -50,7 +50,8 @@ class Peers:
             wait(f"waits at {node.endpoint}: {came} of {node.nodes} nodes came")
 
         node.gather(choice.processes, versions, between_looks)
-        return spawn.Group(0, node.nodes, node.endpoint, interface(node.endpoint), REACH_SECONDS)
+        way = interface(node.endpoint, elsewhere=node.has_others_elsewhere)
+        return spawn.Group(0, node.nodes, node.endpoint, way, REACH_SECONDS)
 
     def go_on(self) -> None:
         """Speak for this node again, after a supervisor that is gone."""

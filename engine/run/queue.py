@@ -8,7 +8,6 @@ Standard library and NVML only.
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
 import time
@@ -28,10 +27,9 @@ _FOR_A_DEVICE, _BEHIND = "waits for a free device", "waits behind "
 
 def place_of(run: RunFolder) -> float:
     """Where a run stands in its queue: smaller is earlier. Its time of launch until somebody has moved it."""
-    with contextlib.suppress(OSError, ValueError, TypeError, KeyError, RecursionError, WorkbenchError):
-        place = json.loads(inside.read(run, PLACE, _MOST))["place"]
-        if isinstance(place, int | float) and not isinstance(place, bool):
-            return float(place)
+    place = inside.read_json(run, PLACE, _MOST).get("place")
+    if isinstance(place, int | float) and not isinstance(place, bool):
+        return float(place)
     created = run.read_json().get("created")
     return float(created) if isinstance(created, int | float) else 0.0
 

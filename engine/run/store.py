@@ -105,11 +105,7 @@ class RunFolder:
 
     def read_json(self) -> dict[str, Any]:
         """`run.json` as it stands; empty where it is missing or damaged."""
-        try:
-            document = json.loads(inside.read(self, self.json, _MOST_JSON))
-        except (OSError, ValueError, RecursionError, WorkbenchError):
-            return {}
-        return document if isinstance(document, dict) else {}
+        return inside.read_json(self, self.json, _MOST_JSON)
 
     def update_json(self, **changes: Any) -> dict[str, Any]:
         """Replace `run.json` with these keys changed. For the launcher before, and the supervisor after, the launch."""

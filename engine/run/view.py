@@ -187,12 +187,7 @@ class RunView:
         return values
 
 
-def fold(view: RunView, event: Event) -> RunView:
-    """The view after one more event; the given one stays as it was."""
-    return fold_many(view.copy(), (event,))
-
-
-def fold_many(view: RunView, events: Iterable[Event]) -> RunView:
+def fold(view: RunView, events: Iterable[Event]) -> RunView:
     """The view after all these events. Changes and returns the given view."""
     meaning = _MEANING
     for event in events:

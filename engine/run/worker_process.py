@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import signal
 import subprocess
+from pathlib import Path
 
 from engine.run import cause
 from engine.run.process import Identity, boot_id, busy_seconds, host, identity, send
@@ -83,17 +84,35 @@ class WorkerProcess:
     def explain(self, code: int | None, *, node: int | None = None) -> cause.Cause:
         """Why it ended, by its exit code, its log and the kernel; `node`: this machine's rank among several."""
         if self.family.lost_rank is not None:
-            rank, process = self.family.lost_rank
-            alone = f"process {process.pid} on {host()}"
-            log, begin = cause.log_of_rank(self.run.log, self.log_from, self.run.log_of(rank), process.pid)
-            return cause.explain(
-                cause.failed_ranks(self.run.log, self.log_from).get(process.pid),
-                log,
-                log_from=begin,
-                out_of_memory=cause.kernel_ended(process),
-                who=f"Rank {rank} ({alone if node is None else f'node {node}, {host()}, process {process.pid}'})",
-            )
+            place = None if node is None else f"node {node}, {host()}"
+            return explain_lost_rank(self.run, self.family, self.run.log, self.log_from, place)
         # An adopted worker leaves no exit code, but the kernel's log may still name it.
         memory = code in (None, -signal.SIGKILL) and cause.kernel_ended(self.who)
         memory = memory or (code == -signal.SIGKILL and -1 < self._oom_before < cause.oom_kills())
         return cause.explain(code, self.run.log, log_from=self.log_from, out_of_memory=memory)
+
+
+def explain_lost_rank(
+    run: RunFolder, family: ProcessTree, log: Path, log_from: int, place: str | None = None, code: int | None = None
+) -> cause.Cause:
+    """Why the family's lost rank ended; `place` names its node and host where there are several, `code` is its exit code where
+    torchrun's report in the log lacks it. One that has only lost another, both being gone at once, is told in the words of that."""
+    assert family.lost_rank is not None
+    codes = cause.failed_ranks(log, log_from)
+
+    def told(rank: int, process: Identity, ended: int | None, own: Path, begin: int) -> cause.Cause:
+        where = f"process {process.pid} on {host()}" if place is None else f"{place}, process {process.pid}"
+        killed = cause.kernel_ended(process)
+        return cause.explain(ended, own, log_from=begin, out_of_memory=killed, who=f"Rank {rank} ({where})")
+
+    rank, process = family.lost_rank
+    found = told(
+        rank, process, codes.get(process.pid, code), *cause.log_of_rank(log, log_from, run.log_of(rank), process.pid)
+    )
+    if not found.follows:
+        return found
+    for number, other in sorted(family.ranks.items()):
+        own, begin = cause.log_of_rank(log, log_from, run.log_of(number), other.pid)
+        if number != rank and own != log and not (said := told(number, other, 1, own, begin)).follows:
+            return said
+    return found

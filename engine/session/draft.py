@@ -21,7 +21,7 @@ from engine.config.facts import Facts
 from engine.config.findings import Finding, Fix
 from engine.config.reading import Reading, keeps_meaning
 from engine.config.recipes import recipe_mapping, recipe_text
-from engine.config.section import Section
+from engine.config.section import Section, plain
 from engine.config.tree import RunConfig, fields
 from engine.errors import UsageError, WorkbenchError, visible
 from engine.rules import read
@@ -181,7 +181,7 @@ class Draft:
         for spec in fields:
             was, now = spec.value(before), spec.value(self.config)
             if spec.applies(self.config) and (was != now or isinstance(was, bool) != isinstance(now, bool)):
-                changes.append((spec.path, _shown(was), _shown(now)))
+                changes.append((spec.path, plain(was), plain(now)))
         return changes
 
 
@@ -258,13 +258,6 @@ def _umask() -> int:
     mask = os.umask(0o077)
     os.umask(mask)
     return mask
-
-
-def _shown(value: Any) -> Any:
-    """Sources as plain entries that hold only what differs from the defaults."""
-    if isinstance(value, list) and value and isinstance(value[0], Section):
-        return [entry.model_dump(exclude_defaults=True) for entry in value]
-    return value
 
 
 def _plain(path: str, value: Any) -> Any:

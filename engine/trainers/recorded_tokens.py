@@ -7,6 +7,9 @@ it asks the model for its compiled pass where the cache is static, and is given 
 samplings: the cache and the recording take no memory while the model learns, and adapters that moved are read where they lie. A
 cache that is full is doubled, and the pass recorded anew.
 
+The memory of a recording is the allocator's own pool, which another recording does not take over: once a recording is gone its pool
+goes back to the card when the allocator is told to empty its cache, which is done every so many of them.
+
 Numbers are those of the same kernels over a cache that is longer than its tokens, the rest masked: equal but for rounding.
 What cannot be recorded (a kernel that asks the host) is computed as before, and the reason is kept.
 """
@@ -14,6 +17,7 @@ What cannot be recorded (a kernel that asks the host) is computed as before, and
 from __future__ import annotations
 
 import contextlib
+import functools
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
@@ -31,6 +35,9 @@ from engine.trainers.shared_prompts import ATTENTION
 FIRST = 256
 """Tokens that the cache has room for at first, in tiles of what attention kernels compute at once. A full one is doubled, so that
 short answers do not wait for attention over the room of the longest."""
+RELEASED = 32
+"""Recordings whose memory, 25 to 45 MiB each, may be left to the allocator before it goes back to the card. In a long run they
+would fill the card, and a recording that finds no room for its own is one that fails."""
 HELD = ("none", "nf4", "fp8")
 """Values of `model.quantization` whose products ask nothing of the host."""
 EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts")
@@ -57,6 +64,28 @@ def refused(config: RunConfig, model: PreTrainedModel, whole: bool) -> str:
     if config.model.quantization not in HELD:
         return f"model.quantization {config.model.quantization} asks the host in each product"
     return ""
+
+
+class Recorder:
+    """Of one device: the stream that passes are recorded on, so that what cuBLAS keeps for a stream is kept once, and how many
+    recordings have left their memory to the allocator."""
+
+    def __init__(self) -> None:
+        self.stream = torch.cuda.Stream()
+        self.left = 0
+
+    def let_go(self) -> None:
+        """One recording more is gone."""
+        self.left += 1
+        if self.left >= RELEASED:
+            torch.cuda.empty_cache()
+            self.left = 0
+
+
+@functools.cache
+def recorder_of(device: int) -> Recorder:
+    """The one of a device, which is the current one."""
+    return Recorder()
 
 
 class Room:
@@ -99,6 +128,7 @@ class RecordedPass:
         self.reason = ""
         self.calls = self.replayed = 0
         self._fresh = True
+        self._short = False
         self._inputs: list[torch.Tensor] = []
         self._outputs: Any = None
 
@@ -106,8 +136,15 @@ class RecordedPass:
         self.calls += 1
         outputs = self._computed(inputs)
         if self.room.count_token():
-            self.graph, self._inputs, self._fresh = None, [], True
+            self.let_go()
+            self._fresh = True
         return outputs
+
+    def let_go(self) -> None:
+        """Forgets what was recorded, if anything was."""
+        if self.graph is not None:
+            self.graph, self._inputs, self._outputs = None, [], None
+            recorder_of(torch.cuda.current_device()).let_go()
 
     def _computed(self, inputs: dict[str, Any]) -> Any:
         tensors, fresh = _tensors(inputs), self._fresh
@@ -129,7 +166,8 @@ class RecordedPass:
     def _record(self, inputs: dict[str, Any]) -> bool:
         """Whether the pass is recorded now; nothing of it was computed yet."""
         own = {name: _cloned(value) for name, value in inputs.items()}
-        graph, beside, here = torch.cuda.CUDAGraph(), torch.cuda.Stream(), torch.cuda.current_stream()
+        graph, here = torch.cuda.CUDAGraph(), torch.cuda.current_stream()
+        beside = recorder_of(here.device_index).stream
         chances = torch.cuda.default_generators[here.device_index]
         # A recording that fails leaves the generator's state as if it were still recorded: it draws nothing any more.
         spare = chances.clone_state()
@@ -144,6 +182,11 @@ class RecordedPass:
                     graph.capture_end()
         except RuntimeError as problem:
             chances.graphsafe_set_state(spare)
+            if isinstance(problem, torch.OutOfMemoryError) and not self._short:
+                # While it records the allocator takes nothing back by itself; the next token's pass is tried again.
+                self._short = True
+                torch.cuda.empty_cache()
+                return False
             self.reason = f"{type(problem).__name__}: {str(problem).splitlines()[0][:200]}"
             return False
         finally:
@@ -177,6 +220,8 @@ def sampling_recorded(model: PreTrainedModel | PeftModel, base: Any, longest: in
     finally:
         for undo in reversed(undos):
             undo()
+        for each in passes:
+            each.let_go()
 
 
 def _take_over(cache: StaticCache, known: DynamicCache | None) -> None:

@@ -327,6 +327,7 @@ def load_optimizer(optimizer: torch.optim.Optimizer, model: torch.nn.Module, fol
     state: dict[str, torch.Tensor] = {}
     found: dict[torch.Tensor, dict[str, torch.Tensor]] = {}
     weights = dict(model.named_parameters())
+    groups_of = {weight: group for group in optimizer.param_groups for weight in group["params"]}
     for path, stored in _stored(folder / OPTIMIZER_FOLDER).items():
         name, _, key = path.rpartition(".")
         weight, dtype = weights[name], stored.properties.dtype
@@ -336,7 +337,10 @@ def load_optimizer(optimizer: torch.optim.Optimizer, model: torch.nn.Module, fol
             part = share.as_dtensor(torch.empty_like(weight, dtype=dtype))
             state[path], found.setdefault(weight, {})[key] = part, local(part)
             continue
-        state[path] = torch.empty_like(weight, dtype=dtype) if like else torch.empty(stored.size, dtype=dtype)
+        where = _of_steps(groups_of.get(weight, {}), weight)
+        state[path] = (
+            torch.empty_like(weight, dtype=dtype) if like else torch.empty(stored.size, dtype=dtype, device=where)
+        )
         found.setdefault(weight, {})[key] = state[path]
     _load(state, folder / OPTIMIZER_FOLDER)
     for trained, values in found.items():
@@ -351,6 +355,12 @@ def load_optimizer(optimizer: torch.optim.Optimizer, model: torch.nn.Module, fol
         group.update(stored)
 
 
+def _of_steps(group: dict[str, Any], weight: torch.Tensor) -> torch.device:
+    """Where an optimizer counts a weight's steps: beside it where its kernel reads them, as torch's own loading has it."""
+    beside = group.get("fused") or group.get("capturable")
+    return local(weight).device if beside else torch.device("cpu")
+
+
 def take_optimizer(optimizer: torch.optim.Optimizer, model: torch.nn.Module, folder: Path) -> None:
     """Gives an optimizer of shares the states that one process has saved."""
     saved = torch.load(folder / OPTIMIZER, map_location="cpu", weights_only=True)
@@ -358,7 +368,8 @@ def take_optimizer(optimizer: torch.optim.Optimizer, model: torch.nn.Module, fol
         for weight, number in zip(group["params"], stored["params"], strict=True):
             for key, value in saved["state"].get(number, {}).items():
                 same = isinstance(value, torch.Tensor) and value.shape == weight.shape
-                optimizer.state[weight][key] = _shared_out(value, weight) if same else value
+                other = value.to(_of_steps(group, weight)) if isinstance(value, torch.Tensor) else value
+                optimizer.state[weight][key] = _shared_out(value, weight) if same else other
         group.update({key: value for key, value in stored.items() if key != "params"})
 
 

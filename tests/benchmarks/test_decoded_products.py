@@ -1,4 +1,4 @@
-"""The kernel that decodes four bits inside of a product, which a benchmark times, gives the unpacked product's numbers."""
+"""The ways of a product with packed experts that a benchmark times: what it calls decoded is, and all give one product."""
 
 from __future__ import annotations
 
@@ -7,21 +7,23 @@ from tests.benchmarks.interpreted import needs_triton, run
 CODE = """
 import torch
 import decoded_products as tried
-from engine.kernels.experts.launch import planned
+from engine.kernels.experts import launch
+from engine.kernels.experts.packed import PackedExperts
 torch.manual_seed(0)
-weight = torch.randn(3, 64, 96)
-held = tried.packed_experts(weight)
-unpacked = held.all_unpacked()
+held = tried.held_in("mxfp4", torch.randn(3, 64, 96, dtype=torch.float16))
+weight = held.all_unpacked()
 ids = torch.randint(0, 3, (5, 2))
+taken = []
+operand = launch._operand
+launch._operand = lambda some, *given: (taken.append(type(some)), operand(some, *given))[1]
 for turned in (False, True):
-    x = torch.randn(10, 64) if turned else torch.randn(5, 96)
-    plan = planned(ids.reshape(-1, 1) if turned else ids, 3, 16)
-    found = tried.decoded(x, held, plan, 16, 1 if turned else 2, turned, (32, 32, 4, 2))
-    wanted = torch.stack([
-        x[slot if turned else slot // 2] @ (unpacked[expert] if turned else unpacked[expert].T)
-        for slot, expert in enumerate(ids.reshape(-1).tolist())
-    ])
-    assert torch.allclose(found, wanted, atol=1e-4), (found - wanted).abs().max()
+    x = torch.randn(10, 64).half() if turned else torch.randn(5, 96).half()
+    steps = tried.entrants(x, held, weight, ids, turned)
+    found = {name: step() for name, step in steps.items()}
+    assert taken == [PackedExperts, torch.Tensor, torch.Tensor], taken
+    taken.clear()
+    for name, out in found.items():
+        assert torch.allclose(out, found["16 bits"], atol=1e-2), (name, (out - found["16 bits"]).abs().max())
 """
 
 

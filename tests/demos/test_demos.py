@@ -87,8 +87,9 @@ def test_made_rows_repeat_and_hold_the_same_days_out(kind: str, tmp_path: Path) 
         subprocess.run(script, check=True)
         return file.read_text("utf-8")
 
-    assert made("first") == made("second")
+    train = made("first")
+    assert made("second") == train
     held_out = {day.isoformat() for day in dates.held_out_days()} | {f"{d:%d.%m.%Y}" for d in dates.held_out_days()}
-    train, unseen = made("train"), made("held out", "--held-out")
+    unseen = made("held out", "--held-out")
     assert not any(day in train for day in held_out)
     assert all(any(day in line for day in held_out) for line in unseen.splitlines())

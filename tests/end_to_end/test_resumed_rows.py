@@ -21,7 +21,7 @@ from engine.run import launch, store
 from engine.run.process import send
 from engine.run.store import ENDED, RunFolder
 from engine.run.tail import Tail
-from engine.run.view import RunView, fold_many
+from engine.run.view import RunView, fold
 from tests import warm
 from tests.caches import own_cache
 from tests.prestarted import prestarted
@@ -245,7 +245,7 @@ def test_a_run_whose_rows_another_process_prepares_says_so_and_how_far_it_is_and
         report("tokenizing", 1200, 24_000)
         until(lambda: waits()[-1]["done"])
         said = "waits: another process prepares these rows (tokenizing): 1,200 of 24,000"
-        view = fold_many(RunView(), Tail(stopped.events).read())
+        view = fold(RunView(), Tail(stopped.events).read())
         assert status_line(view) == f"{said} rows"
         assert doing(view) == said
         with contextlib.closing(Monitor(stopped)) as monitor:

@@ -249,7 +249,8 @@ def _family(
 
 
 def real_processor(folder: Path) -> Any:
-    """The processor of a saved family as transformers makes it, with a stand-in where it asks for one of videos."""
+    """The processor of a saved family as transformers makes it on Pillow, also where torchvision is installed, with a stand-in
+    where it asks for one of videos."""
     import sys
     from unittest import mock
 
@@ -260,7 +261,7 @@ def real_processor(folder: Path) -> Any:
     found = json.loads((folder / "processor_config.json").read_text())
     kind = getattr(transformers, found["processor_class"])
     if "video_processor" not in kind.get_attributes():
-        return transformers.AutoProcessor.from_pretrained(folder)
+        return transformers.AutoProcessor.from_pretrained(folder, backend="pil")
     images = AutoImageProcessor.from_pretrained(folder, backend="pil")
     tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
     more = {name: value for name, value in found.items() if name.startswith("image_seq")}

@@ -15,7 +15,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from engine.builtin import dates, tiny
 from engine.data.chat import Chat
 from engine.data.chat_template import MaskError
-from engine.generate import answers_to, end_of_turn, exact_match, generate, stop_ids
+from engine.generate import answers_to, end_of_turn, generate, stop_ids
 
 PROMPTS = [*dates.PROMPTS, "3.3.2021", "What is " + "the day before " * 12 + "3 March 2021 in ISO form?"]
 
@@ -92,13 +92,12 @@ def test_what_was_learned_is_answered_and_the_answer_ends_at_the_end_of_its_turn
     model, tokenizer, rows = learned
     prompts = [row["messages"][0]["content"] for row in rows]
     assert generate(model, tokenizer, prompts) == [row["messages"][1]["content"] for row in rows]
-    assert exact_match(model, tokenizer, rows) == 1.0
+    assert all(given == right for _, given, right in answers_to(model, tokenizer, rows))
     wrong = [{"messages": [rows[0]["messages"][0], {"role": "assistant", "content": "1999-01-01"}]}]
-    assert exact_match(model, tokenizer, [*rows, *wrong]) == pytest.approx(4 / 5)
     assert answers_to(model, tokenizer, wrong) == [("03.03.2021", "2021-03-03", "1999-01-01")]
 
 
-@pytest.mark.parametrize("adapted", [False, True], ids=["full", "lora"])
+@pytest.mark.parametrize("adapted", [pytest.param(False, marks=pytest.mark.slow), True], ids=["full", "lora"])
 def test_losses_of_a_training_with_samples_equal_those_without_to_the_bit(base: Any, adapted: bool) -> None:
     rows = dates.rows("train", count=8)
 

@@ -25,7 +25,7 @@ from engine.run.process import send
 from engine.run.process_group import ProcessTree
 from engine.run.store import ENDED, RunFolder
 from engine.run.tail import Tail
-from engine.run.view import RunView, fold_many
+from engine.run.view import RunView, fold
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 
@@ -57,7 +57,7 @@ def demo(runs: Path, name: str, *pairs: str) -> RunFolder:
 def view_of(run) -> RunView:
     view, tail = RunView(), Tail(run.events)
     while events := tail.read():
-        fold_many(view, events)
+        fold(view, events)
     return view
 
 
@@ -178,6 +178,7 @@ def test_over_nccl_a_stopped_rank_is_named_with_what_the_other_waits_in(runs, pr
     assert any(line.startswith("rank 1,") for line in lines)
     assert any(".py:" in line for line in lines)
     until(lambda: over(run) or view_of(run).step > (view_of(run).resumed_from or 20000))
+    assert not over(run), (view_of(run).cause, view_of(run).cause_lines)
     assert (view_of(run).resumed_from or 0) >= 200
     control.request(run, "stop", now=True)
     until(lambda: over(run))

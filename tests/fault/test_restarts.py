@@ -16,7 +16,7 @@ from engine.run import checkpoint, control, restarts
 from engine.run.index import open_view
 from engine.run.store import ENDED, RunFolder
 from engine.run.tail import Tail
-from engine.run.view import RunView, fold_many
+from engine.run.view import RunView, fold
 from workbench.cli.following import Follower, summary
 
 Start = Callable[..., RunFolder]
@@ -32,7 +32,7 @@ def until(condition: Callable[[], Any], seconds: float = 60.0) -> None:
 def view_of(run: RunFolder) -> RunView:
     view, tail = RunView(), Tail(run.events)
     while events := tail.read():
-        fold_many(view, events)
+        fold(view, events)
     return view
 
 

@@ -23,7 +23,7 @@ from engine.run.lock import is_held
 from engine.run.process import Identity, identity
 from engine.run.store import ENDED, RunFolder
 from engine.run.tail import Tail
-from engine.run.view import RunView, fold_many
+from engine.run.view import RunView, fold
 from workbench.cli import asking
 from workbench.cli.following import Follower
 
@@ -43,7 +43,7 @@ def over(run):
 def view_of(run) -> RunView:
     view, tail = RunView(), Tail(run.events)
     while events := tail.read():
-        fold_many(view, events)
+        fold(view, events)
     return view
 
 

@@ -103,20 +103,29 @@ def check(run: RunFolder) -> bool:
     return checkpoint.step_of(newest) == 20
 
 
+@pytest.mark.parametrize("most", [13, pytest.param(40, marks=pytest.mark.slow)])
 @pytest.mark.parametrize(
     "call", ["write", "fsync", "rename", "renameat", "mkdir", "mkdirat", "openat", "unlinkat", "rmdir"]
 )
-def test_killed_at_every_call_of_a_save_no_invalid_checkpoint_is_chosen(tmp_path, calls, call):
+def test_killed_at_every_call_of_a_save_no_invalid_checkpoint_is_chosen(tmp_path, calls, call, most):
     before, whole = calls.get(call, (0, 0))
     if whole == before:
         pytest.skip(f"a save on this machine makes no {call}")
-    fired = [check(run) for _, run, _ in faults(tmp_path, call, before, whole, "signal=KILL", 40)]
-    assert len(fired) >= min(40, whole - before) // 2
+    fired = [check(run) for _, run, _ in faults(tmp_path, call, before, whole, "signal=KILL", most)]
+    assert len(fired) >= min(most, whole - before) // 2
     print(json.dumps({"call": call, "killed": len(fired), "new one whole": sum(fired)}))
 
 
-@pytest.mark.parametrize("error", ["ENOSPC", "EIO"])
-@pytest.mark.parametrize("call", ["write", "fsync", "renameat"])
+@pytest.mark.parametrize(
+    ("call", "error"),
+    [
+        ("write", "ENOSPC"), ("fsync", "EIO"), ("renameat", "ENOSPC"),
+        *(
+            pytest.param(*each, marks=pytest.mark.slow)
+            for each in (("write", "EIO"), ("fsync", "ENOSPC"), ("renameat", "EIO"))
+        ),
+    ],
+)  # fmt: skip
 def test_refused_at_every_call_of_a_save_it_fails_in_words_and_nothing_is_lost(tmp_path, calls, call, error):
     before, whole = calls.get(call, (0, 0))
     count = 0

@@ -74,7 +74,9 @@ def test_the_terminal_is_judged_by_what_it_says() -> None:
         require_terminal({"TERM": "xterm"})  # a test's own input is no terminal
 
 
-@pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 143), (signal.SIGHUP, 129)])
+@pytest.mark.parametrize(
+    ("number", "code"), [pytest.param(signal.SIGTERM, 143, marks=pytest.mark.slow), (signal.SIGHUP, 129)]
+)
 def test_a_signal_gives_the_terminal_back_and_keeps_the_draft(
     spawn: Spawn, workbench_command: list[str], tmp_path: Path, number: int, code: int
 ) -> None:

@@ -20,6 +20,7 @@ from typing import Any, NamedTuple
 import click
 
 from engine.errors import WorkbenchError, visible
+from engine.figures import doing
 from workbench.calling import program
 
 _NAMED = re.compile(r"`workbench(?=[ `])")
@@ -135,6 +136,11 @@ def rewrite(text: str) -> None:
 
         shown, width = safe(text), (terminal_width(err=True) or 80) - 1
         click.echo(_REWRITE + set_cell_size(shown, width).rstrip(), nl=False, err=True)
+
+
+def on_stderr(state: Mapping[str, Any]) -> None:
+    """Show the progress of a long task, `what: done of total`, over the line before."""
+    rewrite(doing(state))
 
 
 def clear() -> None:

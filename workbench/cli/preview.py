@@ -18,8 +18,7 @@ from engine.errors import DataError, UsageError, visible, without_secrets
 from engine.figures import size
 from engine.run.store import find, runs_dir
 from engine.session.rows import image_text, length_text, pack_text, reward_text, tokens_of, why_none
-from workbench.cli.output import Styled, clear, coloured, echo, print_json, styled
-from workbench.cli.progress import on_stderr
+from workbench.cli.output import Styled, clear, coloured, echo, on_stderr, print_json, styled
 
 
 @click.command(short_help="Show the batch that training will see.")

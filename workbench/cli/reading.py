@@ -94,7 +94,7 @@ def counts(
 ) -> tuple[DataFacts | None, str]:
     """What the inspector counts over the prepared rows, or over `sample` of them; or the sentence why it cannot."""
     from engine.client import ask_once
-    from workbench.cli.progress import on_stderr
+    from workbench.cli.output import on_stderr
 
     on_progress = None if quiet else on_stderr
     try:

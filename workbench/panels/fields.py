@@ -163,14 +163,3 @@ def options_of(spec: FieldSpec) -> list[tuple[Any, str]]:
     if spec.nullable and None not in spec.choices:
         options.append((None, f"{when_empty(spec)} (default)" if spec.default is None else when_empty(spec)))
     return options
-
-
-def plain(value: Any) -> Any:
-    """A value of the config as plain data, as the draft takes it."""
-    if isinstance(value, Section):
-        return value.model_dump(exclude_defaults=True)
-    if isinstance(value, (list, tuple)):
-        return [plain(item) for item in value]
-    if isinstance(value, Mapping):
-        return {key: plain(item) for key, item in value.items()}
-    return value

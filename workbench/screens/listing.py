@@ -13,11 +13,11 @@ from textual.content import Content
 from textual.suggester import Suggester
 from textual.widgets import Input, OptionList, Static
 
+from engine.config.section import plain
 from engine.config.tree import FieldSpec
 from engine.session.browsing import wanted
 from engine.session.draft import Draft
 from engine.session.start import StartList
-from workbench.panels.fields import plain
 from workbench.panels.paint import clean
 from workbench.panels.path_suggester import PathSuggester
 from workbench.screens.dialog import Dialog

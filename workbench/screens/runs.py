@@ -21,6 +21,7 @@ from engine.run.checkpoint import size_of
 from engine.run.compare import MOST
 from engine.run.delete import delete
 from engine.run.index import peek
+from engine.run.listing import stamp_of
 from engine.run.queue import move, queue_of
 from engine.run.store import RunFolder, runs_in
 from workbench.actions import bindings, key_line
@@ -61,7 +62,7 @@ class ActionDone(Message):
 
 def read_row(run: RunFolder, before: Row | None, problem: str = "") -> Row:
     """The run as it stands; what was read before is kept while its files have not changed."""
-    stamp = _stamp(run)
+    stamp = stamp_of(run.events, run.json, run.checkpoints)
     if before is not None and before.stamp == stamp and (before.view.over or time.time() - before.read < STALE_SECONDS):
         return before
     view = peek(run, problem=problem).view
@@ -75,18 +76,6 @@ def read_row(run: RunFolder, before: Row | None, problem: str = "") -> Row:
         if series:
             curve = tuple((low + high) / 2 for low, high in zip(*series.points(width=64)[1:], strict=True))
     return Row(run, view, size_of(run.path), curve, stamp, time.time())
-
-
-def _stamp(run: RunFolder) -> tuple[int, ...]:
-    """What changes when the run does."""
-    stamp: list[int] = []
-    for path in (run.events, run.json, run.checkpoints):
-        try:
-            state = os.stat(path)
-            stamp += [state.st_size, state.st_mtime_ns]
-        except OSError:
-            stamp += [0, 0]
-    return tuple(stamp)
 
 
 class RunsScreen(Screen[None]):

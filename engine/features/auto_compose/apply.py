@@ -43,7 +43,7 @@ from engine.features import fused_lora as lora_rules
 from engine.features import fused_norm_rope as norm_rope_rules
 from engine.features import liger_kernel as liger_rules
 from engine.features.applied import Applied
-from engine.features.auto_compose import stored, weight_guard
+from engine.features.auto_compose import stored
 from engine.features.built import Built, base_model
 from engine.features.compile import SHARED
 from engine.features.compile import apply as compiled
@@ -261,7 +261,7 @@ def time_all(config: RunConfig, built: Built, combinations: list[tuple[str, ...]
         trainer.model.gradient_checkpointing_enable(
             gradient_checkpointing_kwargs=trainer.args.gradient_checkpointing_kwargs
         )
-    before = weight_guard.snapshot(model)
+    before = _weights_state(model)
     devices = [batch.device.index] if batch.is_cuda else []
     try:
         with torch.random.fork_rng(devices=devices), in_mode(trainer.model, training=True):
@@ -273,7 +273,7 @@ def time_all(config: RunConfig, built: Built, combinations: list[tuple[str, ...]
                         _attempt(config, built, trial, batch)
     finally:
         _forget(any("torch_compile" in trial.on for trial in trials))
-    if weight_guard.snapshot(model) != before:
+    if _weights_state(model) != before:
         raise ModelError(
             "kernels.kernel_auto_compose: a kernel changed the model's weights while it was timed.", _TURN_OFF
         ).mended_by(_OFF)
@@ -450,3 +450,28 @@ def _describe(setting: str) -> str:
 
 def _device_name(batch: torch.Tensor) -> str:
     return torch.cuda.get_device_name(batch.device) if batch.is_cuda else batch.device.type
+
+
+def _weights_state(model: torch.nn.Module) -> list[tuple[int, int, bool]]:
+    """For each weight its place, how often it changed, and whether it has a gradient: it tells without a copy whether
+    weights were written to between two calls.
+
+    A weight that PEFT adapts by its name takes another number of changes in each pass, as it is put into a
+    parametrization and taken out again; of those the content counts.
+    """
+    from peft.tuners.lora.layer import ParamWrapper
+
+    from engine.kernels.experts.packed import PackedExperts
+
+    named = {id(module.get_param()) for module in model.modules() if isinstance(module, ParamWrapper)}
+    return [
+        (held.data_ptr(), _content(held) if id(weight) in named else held._version, weight.grad is None)
+        for weight in model.parameters()
+        for held in (weight.held.numbers if isinstance(weight, PackedExperts) else weight,)
+    ]
+
+
+def _content(weight: torch.Tensor) -> int:
+    """The sum of the weight's bytes as whole numbers."""
+    whole = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}[weight.element_size()]
+    return int(weight.detach().flatten().view(whole).sum(dtype=torch.int64))

@@ -60,9 +60,7 @@ def _is_row(row: Any, free: list[str]) -> bool:
     if not isinstance(row, dict) or not isinstance(row.get("why"), str) or not isinstance(row.get("on"), list):
         return False
     times = [row.get(name, "") for name in ("forward_ms", "both_ms", "first_s")]
-    numbers = all(isinstance(time, float) for time in times) or (row["why"] and all(_is_time(time) for time in times))
+    numbers = all(isinstance(time, float) for time in times) or (
+        row["why"] and all(time is None or isinstance(time, float) for time in times)
+    )
     return bool(numbers) and all(setting in free for setting in row["on"])
-
-
-def _is_time(time: Any) -> bool:
-    return time is None or isinstance(time, float)

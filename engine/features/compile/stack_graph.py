@@ -129,7 +129,7 @@ class _Recorded:
         self.weights = list({id(weight): weight for weight in trained}.values())
         self._places = _addresses(stack.layers)
         self._stack = stack
-        self.inputs = [_its_own(each) for each in tensors]
+        self.inputs = [each.detach().clone().requires_grad_(each.requires_grad) for each in tensors]
         self._led = [each for each in self.inputs if each.requires_grad]
 
         def once() -> None:
@@ -174,10 +174,6 @@ class _Recorded:
 def _addresses(layers: list[Any]) -> list[int]:
     held = (tensor for layer in layers for tensor in (*layer.parameters(), *layer.buffers()))
     return [tensor.data_ptr() for tensor in held]
-
-
-def _its_own(tensor: torch.Tensor) -> torch.Tensor:
-    return tensor.detach().clone().requires_grad_(tensor.requires_grad)
 
 
 class _Play(torch.autograd.Function):

@@ -85,6 +85,12 @@ def place_kernel(
 
 
 @triton.jit
+def _far(place, WIDE: tl.constexpr):
+    """A place that offsets are made of; WIDE where these may lie beyond 2^31 numbers."""
+    return place.to(tl.int64) if WIDE else place
+
+
+@triton.jit
 def _dot(x, w, acc, PRECISION: tl.constexpr):
     """`acc + x @ w`; the interpreter multiplies 16-bit numbers as float32 alone."""
     if PRECISION == "widened":
@@ -110,9 +116,9 @@ def _columns(places, there, FULL: tl.constexpr):
 
 
 @triton.jit
-def _weight(w, expert, w_expert, w_column, w_inner, n, k):
+def _weight(w, expert, w_expert, w_column, w_inner, n, k, WIDE: tl.constexpr):
     """Pointers [K, N] to an expert's weight."""
-    return w + expert.to(tl.int64) * w_expert + n.to(tl.int64)[None, :] * w_column + k.to(tl.int64)[:, None] * w_inner
+    return w + _far(expert, WIDE) * w_expert + _far(n, WIDE)[None, :] * w_column + _far(k, WIDE)[:, None] * w_inner
 
 
 @triton.jit
@@ -120,7 +126,7 @@ def _product(
     acc, x_ptrs, real, w, expert, n, there, first, columns, depth, w_rows, w_expert, w_column, w_inner,
     EVEN: tl.constexpr, FULL: tl.constexpr, HALVES: tl.constexpr, BY_COLUMN: tl.constexpr, TMA: tl.constexpr,
     PACKED: tl.constexpr, BLOCK: tl.constexpr, SCALE_BLOCK: tl.constexpr, LANES: tl.constexpr,
-    COLUMNS: tl.constexpr, DEPTH: tl.constexpr, PRECISION: tl.constexpr,
+    COLUMNS: tl.constexpr, DEPTH: tl.constexpr, WIDE: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     """`acc` and the product of rows with columns `n` of an expert's weight, of which those `there` count.
 
@@ -155,7 +161,7 @@ def _product(
             acc = _dot(x, w_tile, acc, PRECISION)
             x_ptrs += DEPTH
     else:
-        w_ptrs = _weight(w, expert, w_expert, w_column, w_inner, n, k)
+        w_ptrs = _weight(w, expert, w_expert, w_column, w_inner, n, k, WIDE)
         for at in range(0, depth, DEPTH):
             if EVEN:
                 x = tl.load(x_ptrs, mask=real[:, None], other=0.0)
@@ -172,12 +178,12 @@ def _product(
 @triton.jit
 def _adapted(
     acc, inner_ptr, row, b_ptr, expert, n, there, rank, b_expert, b_column, b_rank,
-    RANK: tl.constexpr, PRECISION: tl.constexpr,
+    RANK: tl.constexpr, WIDE: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     """`acc` and the product of what an adapter made of the rows, [S, rank], with its second matrix."""
     r = tl.arange(0, RANK)
-    inner = tl.load(inner_ptr + row.to(tl.int64)[:, None] * rank + r[None, :], mask=(r < rank)[None, :], other=0.0)
-    places = b_ptr + expert.to(tl.int64) * b_expert + r[:, None] * b_rank + n[None, :] * b_column
+    inner = tl.load(inner_ptr + _far(row, WIDE)[:, None] * rank + r[None, :], mask=(r < rank)[None, :], other=0.0)
+    places = b_ptr + _far(expert, WIDE) * b_expert + r[:, None] * b_rank + n[None, :] * b_column
     b = tl.load(places, mask=(r < rank)[:, None] & there[None, :], other=0.0).to(inner.dtype)
     return _dot(inner, b, acc, PRECISION)
 
@@ -218,7 +224,7 @@ def inner_kernel(
     x_ptr, a_ptr, bias_ptr, order_ptr, tile_expert_ptr, tile_row_ptr, starts_ptr, out_ptr, dots_ptr,
     experts, depth, rank, top_k, x_row, a_expert, a_rank, a_inner, scale,
     GATHERED: tl.constexpr, HAS_BIAS: tl.constexpr, EVEN: tl.constexpr,
-    PARTS: tl.constexpr, ROWS: tl.constexpr, RANK: tl.constexpr, DEPTH: tl.constexpr, PRECISION: tl.constexpr,
+    PARTS: tl.constexpr, ROWS: tl.constexpr, RANK: tl.constexpr, DEPTH: tl.constexpr, WIDE: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     """`scale * x @ A_e.T` [S, rank] and, with a bias, `x @ bias_e` [S] by slot. Grid (tiles * PARTS,), ROWS rows a part."""
     tile = tl.program_id(0) // PARTS
@@ -233,11 +239,11 @@ def inner_kernel(
     real = row < end
     row = tl.minimum(row, end - 1)
     slot = tl.load(order_ptr + row)
-    source = (slot // top_k if GATHERED else row).to(tl.int64)
+    source = _far(slot // top_k if GATHERED else row, WIDE)
     k, r = tl.arange(0, DEPTH), tl.arange(0, RANK)
     x_ptrs = x_ptr + source[:, None] * x_row + k[None, :]
     r_held = tl.minimum(r, rank - 1)
-    a_ptrs = a_ptr + expert.to(tl.int64) * a_expert + r_held[None, :] * a_rank + k[:, None] * a_inner
+    a_ptrs = a_ptr + _far(expert, WIDE) * a_expert + r_held[None, :] * a_rank + k[:, None] * a_inner
     acc = tl.zeros([ROWS, RANK], tl.float32)
     dots = tl.zeros([ROWS], tl.float32)
     for at in range(0, depth, DEPTH):
@@ -248,11 +254,11 @@ def inner_kernel(
             a = tl.load(a_ptrs, mask=(at + k < depth)[:, None], other=0.0)
         acc = _dot(x, a.to(x.dtype), acc, PRECISION)
         if HAS_BIAS:
-            bias = tl.load(bias_ptr + expert.to(tl.int64) * depth + at + k, mask=at + k < depth, other=0.0)
+            bias = tl.load(bias_ptr + _far(expert, WIDE) * depth + at + k, mask=at + k < depth, other=0.0)
             dots += tl.sum(x.to(tl.float32) * bias.to(tl.float32)[None, :], axis=1)
         x_ptrs += DEPTH
         a_ptrs += DEPTH * a_inner
-    place = out_ptr + row.to(tl.int64)[:, None] * rank + r[None, :]
+    place = out_ptr + _far(row, WIDE)[:, None] * rank + r[None, :]
     tl.store(place, (acc * scale).to(out_ptr.dtype.element_ty), mask=real[:, None] & (r < rank)[None, :])
     if HAS_BIAS:
         tl.store(dots_ptr + slot, dots, mask=real)
@@ -266,7 +272,7 @@ def up_kernel(
     HAS_BIAS: tl.constexpr, RANK: tl.constexpr, ACTIVATION: tl.constexpr, INTERLEAVED: tl.constexpr,
     EVEN: tl.constexpr, FULL: tl.constexpr, BY_COLUMN: tl.constexpr, TMA: tl.constexpr,
     PACKED: tl.constexpr, BLOCK: tl.constexpr, SCALE_BLOCK: tl.constexpr, LANES: tl.constexpr,
-    GROUP: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr, DEPTH: tl.constexpr, PRECISION: tl.constexpr,
+    GROUP: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr, DEPTH: tl.constexpr, WIDE: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     """Gate and up of gathered tokens [S, 2 width], and what goes down of them [S, width]. Grid (tiles * blocks,).
 
@@ -280,7 +286,7 @@ def up_kernel(
     end = tl.load(starts_ptr + expert + 1)
     real = row < end
     row = tl.minimum(row, end - 1)
-    token = (tl.load(order_ptr + row) // top_k).to(tl.int64)
+    token = _far(tl.load(order_ptr + row) // top_k, WIDE)
     x_ptrs = x_ptr + token[:, None] * x_row + tl.arange(0, DEPTH)[None, :]
     first = block * COLUMNS
     unit = first + tl.arange(0, COLUMNS)
@@ -294,20 +300,22 @@ def up_kernel(
     acc = tl.zeros([ROWS, 2 * COLUMNS], tl.float32)
     acc = _product(
         acc, x_ptrs, real, w, expert - opens, n, there, begun, 2 * width, depth, w_rows, w_expert, w_column, w_inner,
-        EVEN, FULL, not INTERLEAVED, BY_COLUMN, TMA, PACKED, BLOCK, SCALE_BLOCK, LANES, 2 * COLUMNS, DEPTH, PRECISION,
+        EVEN, FULL, not INTERLEAVED, BY_COLUMN, TMA, PACKED, BLOCK, SCALE_BLOCK, LANES, 2 * COLUMNS, DEPTH, WIDE, PRECISION,
     )  # fmt: skip
     if RANK:
-        acc = _adapted(acc, inner_ptr, row, b_ptr, expert, n, there, rank, b_expert, b_column, b_rank, RANK, PRECISION)
+        acc = _adapted(
+            acc, inner_ptr, row, b_ptr, expert, n, there, rank, b_expert, b_column, b_rank, RANK, WIDE, PRECISION
+        )
     if HAS_BIAS:
-        acc += tl.load(bias_ptr + expert.to(tl.int64) * (2 * width) + n, mask=there, other=0.0).to(tl.float32)[None, :]
+        acc += tl.load(bias_ptr + _far(expert, WIDE) * (2 * width) + n, mask=there, other=0.0).to(tl.float32)[None, :]
     both = acc.to(both_ptr.dtype.element_ty)
-    tl.store(both_ptr + row.to(tl.int64)[:, None] * (2 * width) + n[None, :], both, mask=real[:, None] & there[None, :])
+    tl.store(both_ptr + _far(row, WIDE)[:, None] * (2 * width) + n[None, :], both, mask=real[:, None] & there[None, :])
     if INTERLEAVED:
         gate, up = tl.split(tl.reshape(both.to(tl.float32), [ROWS, COLUMNS, 2]))
     else:
         gate, up = tl.split(tl.permute(tl.reshape(both.to(tl.float32), [ROWS, 2, COLUMNS]), [0, 2, 1]))
     h = _opened(gate, up, limit, alpha, ACTIVATION)
-    places = h_ptr + row.to(tl.int64)[:, None] * width + unit[None, :]
+    places = h_ptr + _far(row, WIDE)[:, None] * width + unit[None, :]
     tl.store(places, h.to(h_ptr.dtype.element_ty), mask=real[:, None] & (unit < width)[None, :])
 
 
@@ -318,7 +326,7 @@ def product_kernel(
     HAS_BIAS: tl.constexpr, WEIGHTED: tl.constexpr, GATHERED: tl.constexpr, BY_SLOT: tl.constexpr, RANK: tl.constexpr,
     EVEN: tl.constexpr, FULL: tl.constexpr, BY_COLUMN: tl.constexpr, TMA: tl.constexpr,
     PACKED: tl.constexpr, BLOCK: tl.constexpr, SCALE_BLOCK: tl.constexpr, LANES: tl.constexpr,
-    GROUP: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr, DEPTH: tl.constexpr, PRECISION: tl.constexpr,
+    GROUP: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr, DEPTH: tl.constexpr, WIDE: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     """Rows, or the tokens they are of, through a projection, stored by row or by slot [S, columns]. Grid (tiles * blocks,).
 
@@ -333,7 +341,7 @@ def product_kernel(
     real = row < end
     row = tl.minimum(row, end - 1)
     slot = tl.load(order_ptr + row)
-    source = (slot // top_k if GATHERED else row).to(tl.int64)
+    source = _far(slot // top_k if GATHERED else row, WIDE)
     x_ptrs = x_ptr + source[:, None] * x_row + tl.arange(0, DEPTH)[None, :]
     first = block * COLUMNS
     n = first + tl.arange(0, COLUMNS)
@@ -341,15 +349,17 @@ def product_kernel(
     acc = tl.zeros([ROWS, COLUMNS], tl.float32)
     acc = _product(
         acc, x_ptrs, real, w, expert - opens, n, there, first, columns, depth, w_rows, w_expert, w_column, w_inner,
-        EVEN, FULL, False, BY_COLUMN, TMA, PACKED, BLOCK, SCALE_BLOCK, LANES, COLUMNS, DEPTH, PRECISION,
+        EVEN, FULL, False, BY_COLUMN, TMA, PACKED, BLOCK, SCALE_BLOCK, LANES, COLUMNS, DEPTH, WIDE, PRECISION,
     )  # fmt: skip
     if RANK:
-        acc = _adapted(acc, inner_ptr, row, b_ptr, expert, n, there, rank, b_expert, b_column, b_rank, RANK, PRECISION)
+        acc = _adapted(
+            acc, inner_ptr, row, b_ptr, expert, n, there, rank, b_expert, b_column, b_rank, RANK, WIDE, PRECISION
+        )
     if HAS_BIAS:
-        acc += tl.load(bias_ptr + expert.to(tl.int64) * columns + n, mask=there, other=0.0).to(tl.float32)[None, :]
+        acc += tl.load(bias_ptr + _far(expert, WIDE) * columns + n, mask=there, other=0.0).to(tl.float32)[None, :]
     if WEIGHTED:
         acc *= tl.load(weights_ptr + slot).to(tl.float32)[:, None]
-    place = (slot if BY_SLOT else row).to(tl.int64)
+    place = _far(slot if BY_SLOT else row, WIDE)
     places = out_ptr + place[:, None] * columns + n[None, :]
     tl.store(places, acc.to(out_ptr.dtype.element_ty), mask=real[:, None] & there[None, :])
 
@@ -359,7 +369,7 @@ def gram_kernel(
     left_ptr, right_ptr, order_ptr, starts_ptr, weights_ptr, out_ptr, width_left, width_right, top_k,
     left_row, right_row, out_expert, out_left, out_right,
     LEFT_GATHERED: tl.constexpr, RIGHT_GATHERED: tl.constexpr, WEIGHTED: tl.constexpr,
-    FULL_LEFT: tl.constexpr, FULL_RIGHT: tl.constexpr, LEFT: tl.constexpr, RIGHT: tl.constexpr, DEPTH: tl.constexpr, PRECISION: tl.constexpr,
+    FULL_LEFT: tl.constexpr, FULL_RIGHT: tl.constexpr, LEFT: tl.constexpr, RIGHT: tl.constexpr, DEPTH: tl.constexpr, WIDE: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     """`left.T @ right` over each expert's rows [E, left, right], zeros where it has none. Grid (E * blocks,)."""
     blocks_right = tl.cdiv(width_right, RIGHT)
@@ -375,8 +385,8 @@ def gram_kernel(
         real = row < end
         row = tl.minimum(row, end - 1)
         slot = tl.load(order_ptr + row)
-        left_at = (slot // top_k if LEFT_GATHERED else row).to(tl.int64)
-        right_at = (slot // top_k if RIGHT_GATHERED else row).to(tl.int64)
+        left_at = _far(slot // top_k if LEFT_GATHERED else row, WIDE)
+        right_at = _far(slot // top_k if RIGHT_GATHERED else row, WIDE)
         left = _columns(left_ptr + left_at[:, None] * left_row + n[None, :], n < width_left, FULL_LEFT)
         places = right_ptr + right_at[:, None] * right_row + m[None, :]
         if FULL_RIGHT:
@@ -387,16 +397,18 @@ def gram_kernel(
             weight = tl.load(weights_ptr + slot).to(tl.float32)
             right = (right.to(tl.float32) * weight[:, None]).to(right.dtype)
         acc = _dot(tl.trans(left), right, acc, PRECISION)
-    places = out_ptr + expert.to(tl.int64) * out_expert + n.to(tl.int64)[:, None] * out_left + m[None, :] * out_right
+    places = out_ptr + _far(expert, WIDE) * out_expert + _far(n, WIDE)[:, None] * out_left + m[None, :] * out_right
     inside = (n < width_left)[:, None] & (m < width_right)[None, :]
     tl.store(places, acc.to(out_ptr.dtype.element_ty), mask=inside)
 
 
 @triton.jit
-def combine_kernel(rows_ptr, ids_ptr, out_ptr, experts, width, TOP_K: tl.constexpr, BLOCK: tl.constexpr):
+def combine_kernel(
+    rows_ptr, ids_ptr, out_ptr, experts, width, TOP_K: tl.constexpr, WIDE: tl.constexpr, BLOCK: tl.constexpr
+):  # fmt: skip
     """Each token's sum over its slots, those of no expert left out. Grid (tokens * blocks,)."""
     blocks = tl.cdiv(width, BLOCK)
-    token = (tl.program_id(0) // blocks).to(tl.int64)
+    token = _far(tl.program_id(0) // blocks, WIDE)
     n = (tl.program_id(0) % blocks) * BLOCK + tl.arange(0, BLOCK)
     acc = tl.zeros([BLOCK], tl.float32)
     for j in tl.static_range(TOP_K):
@@ -412,7 +424,7 @@ def gate_backward_kernel(
     dh_ptr, both_ptr, order_ptr, starts_ptr, weights_ptr, dots_ptr, d_both_ptr, d_weights_ptr,
     experts, width, limit, alpha,
     HAS_DOTS: tl.constexpr, ACTIVATION: tl.constexpr, INTERLEAVED: tl.constexpr, WITH_H: tl.constexpr,
-    BLOCK: tl.constexpr,
+    WIDE: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     """From what came back through down, `dh`, to gradients of gate, up and, by slot, routing weights. Grid (S,).
 
@@ -423,7 +435,7 @@ def gate_backward_kernel(
         return
     slot = tl.load(order_ptr + row)
     weight = tl.load(weights_ptr + slot).to(tl.float32)
-    at = row.to(tl.int64) * width
+    at = _far(row, WIDE) * width
     dtype = d_both_ptr.dtype.element_ty
     total = tl.zeros([BLOCK], tl.float32)
     for first in range(0, width, BLOCK):

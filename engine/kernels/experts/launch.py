@@ -26,6 +26,8 @@ RUN, BLOCK = 128, 512
 """Slots that one program puts in their places, and that one program counts."""
 DECODED = ("nf4", "fp4", "mxfp4", "nvfp4", "fp8")
 """Kinds that products decode inside."""
+AHEAD = False
+"""Whether the next experts are unpacked beside a product without that having been timed."""
 REGISTERS = 192
 """What a thread of a product takes at most, so that programs that unpack find room beside it."""
 DECODED_ROWS = 64
@@ -105,7 +107,7 @@ UP_DECODED = Tiles(
     "experts_up_decoded",
     1,
     _NAMES,
-    ((64, 64, 4, 3, 0), (64, 64, 4, 4, 0), (32, 128, 4, 4, 0), (64, 128, 4, 3, 0), (64, 64, 8, 3, 0)),
+    ((64, 64, 4, 3, 0), (64, 64, 4, 4, 0), (32, 128, 4, 4, 0), (64, 64, 8, 3, 0)),
     _cost(2),
 )
 PRODUCT_DECODED = Tiles(
@@ -281,6 +283,15 @@ def _precision(x: Tensor) -> str:
     return "tf32x3" if x.dtype == torch.float32 else "ieee"
 
 
+def far(*tensors: Tensor | None) -> bool:
+    """Whether some number of these lies 2^31 or more from the first, beyond what offsets of 32 bits reach."""
+    return any(
+        sum((size - 1) * step for size, step in zip(each.shape, each.stride(), strict=True)) >= 2**31
+        for each in tensors
+        if each is not None
+    )
+
+
 def _rank(rank: int) -> int:
     return max(bucket(rank), 16)
 
@@ -361,7 +372,8 @@ def _inner(
         x, given, x if bias is None else bias, plan.order, plan.tile_expert, plan.tile_row, plan.starts, out, dots,
         experts, depth, rank, max(top_k, 1), x.stride(0), *strides, scale,
         GATHERED=top_k > 0, HAS_BIAS=bias is not None, EVEN=depth % deep == 0,
-        PARTS=parts, ROWS=rows // parts, RANK=_rank(rank), DEPTH=deep, PRECISION=_precision(x), num_warps=4, num_stages=3,
+        PARTS=parts, ROWS=rows // parts, RANK=_rank(rank), DEPTH=deep, WIDE=far(x, a, bias, out),
+        PRECISION=_precision(x), num_warps=4, num_stages=3,
     )  # fmt: skip
     return None if a is None else out, None if bias is None else dots
 
@@ -375,6 +387,7 @@ def _up(
     _, twice, depth = weights.gate_up.shape
     width = twice // 2
     b = _turned(weights.gate_up_b)
+    wide = far(x, weights.gate_up_bias, inner, b, both, h)
 
     def launch(weight: Tensor, opens: int, told: dict[str, int], tile: Tile) -> None:
         columns, deep, warps, stages, tma = _capped(tile, x, rows, width, depth)
@@ -387,7 +400,8 @@ def _up(
             opens, opens + len(weight), plan.tiles, depth, width, top_k, x.stride(0), *strides, *_lora(inner, b), gate.limit, gate.alpha,
             HAS_BIAS=weights.gate_up_bias is not None, RANK=0 if inner is None else _rank(inner.shape[1]),
             ACTIVATION=ACTIVATIONS.index(gate.activation), INTERLEAVED=gate.interleaved, **flags,
-            GROUP=8, ROWS=rows, COLUMNS=columns, DEPTH=deep, PRECISION=_precision(x), num_warps=warps, num_stages=stages, **told,
+            GROUP=8, ROWS=rows, COLUMNS=columns, DEPTH=deep, WIDE=wide or far(weight), PRECISION=_precision(x), num_warps=warps,
+            num_stages=stages, **told,
         )  # fmt: skip
 
     _launch_all(UP, x, plan, weights.gate_up, rows, launch, not gate.interleaved)
@@ -405,6 +419,7 @@ def _product(
 
     _, width, depth = weight.shape
     out = x.new_empty(plan.order.shape[0], width)
+    wide = far(x, bias, inner, b, out)
 
     def launch(some: Tensor, opens: int, told: dict[str, int], tile: Tile) -> None:
         columns, deep, warps, stages, tma = _capped(tile, x, rows, width, depth)
@@ -415,7 +430,8 @@ def _product(
             opens, opens + len(some), plan.tiles, depth, width, max(top_k, 1), x.stride(0), *strides, *_lora(inner, b),
             HAS_BIAS=bias is not None, WEIGHTED=routing_weights is not None, GATHERED=top_k > 0, BY_SLOT=by_slot,
             RANK=0 if inner is None else _rank(inner.shape[1]), **flags,
-            GROUP=8, ROWS=rows, COLUMNS=columns, DEPTH=deep, PRECISION=_precision(x), num_warps=warps, num_stages=stages, **told,
+            GROUP=8, ROWS=rows, COLUMNS=columns, DEPTH=deep, WIDE=wide or far(some), PRECISION=_precision(x), num_warps=warps,
+            num_stages=stages, **told,
         )  # fmt: skip
 
     _launch_all(PRODUCT, x, plan, weight, rows, launch)
@@ -434,7 +450,7 @@ def _gate_backward(
     gate_backward_kernel[(slots,)](
         dh, both, plan.order, plan.starts, routing_weights, _or(dots, dh), d_both, out, plan.starts.shape[0] - 1, width,
         gate.limit, gate.alpha, HAS_DOTS=dots is not None, ACTIVATION=ACTIVATIONS.index(gate.activation),
-        INTERLEAVED=gate.interleaved, WITH_H=with_h, BLOCK=min(bucket(width), 1024), num_warps=4,
+        INTERLEAVED=gate.interleaved, WITH_H=with_h, WIDE=far(dh, both, d_both), BLOCK=min(bucket(width), 1024), num_warps=4,
     )  # fmt: skip
     return out
 
@@ -461,7 +477,8 @@ def _gram(
         left, right, plan.order, plan.starts, _or(weights, left), out, wide, narrow, max(top_k, 1),
         left.stride(0), right.stride(0), *strides,
         LEFT_GATHERED=left_gathered, RIGHT_GATHERED=right_gathered, WEIGHTED=weights is not None,
-        FULL_LEFT=wide % columns == 0, FULL_RIGHT=narrow % across == 0, LEFT=columns, RIGHT=across, DEPTH=deep, PRECISION=_precision(left),
+        FULL_LEFT=wide % columns == 0, FULL_RIGHT=narrow % across == 0, LEFT=columns, RIGHT=across, DEPTH=deep, WIDE=far(left, right, out),
+        PRECISION=_precision(left),
         num_warps=8 if columns * across > 8192 else 4, num_stages=3,
     )  # fmt: skip
     return out
@@ -475,7 +492,7 @@ def _combined(by_slot: Tensor, expert_ids: Tensor, experts: int) -> Tensor:
     out = by_slot.new_empty(tokens, width)
     block = min(bucket(width), 1024)
     combine_kernel[(tokens * -(-width // block),)](
-        by_slot, expert_ids, out, experts, width, TOP_K=top_k, BLOCK=block, num_warps=4
+        by_slot, expert_ids, out, experts, width, TOP_K=top_k, WIDE=far(by_slot, out), BLOCK=block, num_warps=4
     )
     return out
 
@@ -497,18 +514,22 @@ def _lora(inner: Tensor | None, b: Tensor | None) -> tuple[int, ...]:
     return (0, 0, 0, 0) if inner is None or b is None else (inner.shape[1], *b.stride())
 
 
-class Way(Tiles):
+IN_TURN, INSIDE, BESIDE = 0, 1, 2
+"""Ways of a product with packed experts: some unpacked after the other, decoded inside, the next unpacked meanwhile."""
+_WORDS = "unpacked first", "decoded inside the product", "unpacked beside the product before"
+
+
+class Ways(Tiles):
     """Ways of a product with packed experts, in words."""
 
     def words(self, tile: Tile) -> str:
-        return "decoded inside the product" if tile[0] else "unpacked first"
+        return _WORDS[tile[0]]
 
 
 @cache
-def _ways(tiles: Tiles, inside_first: bool) -> Way:
-    """The two ways, the one picked by hand first."""
-    ways: tuple[Tile, ...] = ((1,), (0,)) if inside_first else ((0,), (1,))
-    return Way(f"packed_{tiles.kernel}", 1, ("inside",), ways, lambda way: Cost(0, 0))
+def _ways(tiles: Tiles, *ways: int) -> Ways:
+    """These ways, the one picked by hand first."""
+    return Ways(f"packed_{tiles.kernel}", 1, ("way",), tuple((way,) for way in ways), lambda way: Cost(0, 0))
 
 
 def decoding(tiles: Tiles, weight: PackedExperts, x: Tensor, rows: int, halves: bool) -> Tiles | None:
@@ -539,26 +560,27 @@ def _launch_all(
     halves: bool = False,
 ) -> None:  # fmt: skip
     """Launches the product with all of a weight. Of a packed one either its tiles are decoded inside, or one part after the
-    other is unpacked and multiplied: whichever takes less time for so many rows."""
+    other is unpacked and multiplied, maybe the next meanwhile: whichever takes less time for so many rows."""
     if not isinstance(weight, PackedExperts):
         launch(weight, 0, {}, _tile(tiles, x, weight, rows, partial(launch, weight, 0, {})))
         return
     inside = decoding(tiles, weight, x, rows, halves)
 
     def go(way: Tile) -> None:
-        if way[0] and inside is not None:
+        if way == (INSIDE,) and inside is not None:
             launch(weight, 0, {}, _tile(inside, x, weight, rows, partial(launch, weight, 0, {})))
             return
-        told = {"maxnreg": REGISTERS} if weight.goes_ahead else {}
-        for some, opens in weight.in_turn(plan.starts):
+        beside = way == (BESIDE,)
+        told = {"maxnreg": REGISTERS} if beside else {}
+        for some, opens in weight.in_turn(plan.starts, beside):
             launch(some, opens, told, _tile(tiles, x, some, rows, partial(launch, some, opens, told)))
 
-    if inside is None:
-        go((0,))
-        return
+    unpacked = ([BESIDE, IN_TURN] if AHEAD else [IN_TURN, BESIDE]) if weight.can_go_ahead else [IN_TURN]
+    decoded = [INSIDE] if inside is not None else []
+    ways = _ways(tiles, *(decoded + unpacked if rows <= DECODED_ROWS else unpacked + decoded))
     experts, n, k = (bucket(side) for side in weight.shape)
     key = (bucket(x.shape[0]), experts, n, k, rows, str(x.dtype), weight.form.kind, int(weight.form.turned))
-    go(TUNER.pick(_ways(tiles, rows <= DECODED_ROWS), key, x.device, go))
+    go(TUNER.pick(ways, key, x.device, go))
 
 
 def _tile(tiles: Tiles, x: Tensor, weight: Tensor, rows: int, launch: Callable[[Tile], None]) -> Tile:

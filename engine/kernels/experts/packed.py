@@ -23,8 +23,8 @@ PLAIN = "mxfp4", "nvfp4", "fp8"
 GROUPED = tuple(groups.BITS)
 """Read from files alone, and unpacked without bitsandbytes."""
 _Aten: Any = torch.ops.aten
-AHEAD = True
-"""Whether the next experts are unpacked beside the product of these."""
+PAIRED = True
+"""Whether a product begins before the one of the experts before has ended."""
 
 
 class Held(NamedTuple):
@@ -111,18 +111,18 @@ class PackedExperts(torch.Tensor):
                 _unpacked(self.held, self.form, first + place, room)
 
     @property
-    def goes_ahead(self) -> bool:
-        """Whether some experts are unpacked while those before them are multiplied: where the room holds some of them twice, and
-        not all."""
+    def can_go_ahead(self) -> bool:
+        """Whether some experts can be unpacked while those before them are multiplied: where the room holds some of them twice,
+        and not all."""
         each = self.form.rows * self.form.columns * self.element_size()
-        return AHEAD and self.device.type == "cuda" and 2 * each <= EXPERT_BUFFER < each * self.shape[0]
+        return self.device.type == "cuda" and 2 * each <= EXPERT_BUFFER < each * self.shape[0]
 
-    def in_turn(self, starts: Tensor) -> Iterator[tuple[Tensor, int]]:
+    def in_turn(self, starts: Tensor, ahead: bool = False) -> Iterator[tuple[Tensor, int]]:
         """The experts with rows, as many at a time as a bounded room holds: the weights [n, out, in] of some of them,
-        good until the next are asked for, and the number of the first."""
+        good until the next are asked for, and the number of the first. With `ahead` the room is shared by those that are
+        multiplied and the next ones, which are unpacked meanwhile."""
         form, experts = self.form, self.shape[0]
         each = form.rows * form.columns * self.element_size()
-        ahead = self.goes_ahead
         turns = -(-experts // max(1, min(EXPERT_BUFFER // (1 + ahead) // each, experts)))
         at_once = -(-experts // turns)
         rooms = torch.empty(1 + ahead, at_once, form.rows, form.columns, dtype=form.dtype, device=self.device)
@@ -180,28 +180,40 @@ class PackedExperts(torch.Tensor):
 
 
 @cache
-def _side_stream(device: torch.device) -> torch.cuda.Stream:
-    return torch.cuda.Stream(device)
+def _streams(device: torch.device) -> tuple[torch.cuda.Stream, torch.cuda.Stream]:
+    """One that unpacks, whose programs go first where there is room for them, and one for every second product."""
+    return torch.cuda.Stream(device, priority=-1), torch.cuda.Stream(device)
 
 
 def _one_ahead(unpacked: Callable[[int, bool], Tensor], turns: int, device: torch.device) -> Iterator[Tensor]:
-    """What `unpacked` gives for each turn, the next one's on another stream while the caller multiplies this one's. The caller's
+    """What `unpacked` gives for each turn, the next one's on another stream while the caller multiplies this one's. Every second
+    turn is another stream's too, so that a product begins as the last programs of the one before it end. The caller's own
     stream has waited for all of it at the end, so that rooms may be given back there."""
-    here, side = torch.cuda.current_stream(device), _side_stream(device)
+    here = torch.cuda.current_stream(device)
+    side, other = _streams(device)
+    products = (here, other) if PAIRED else (here, here)
     found = unpacked(0, False)
-    free = here.record_event()
-    for turn in range(turns):
-        following = None
-        if turn + 1 < turns:
-            side.wait_event(free)
-            with torch.cuda.stream(side):
-                following = unpacked(turn + 1, True)
-            ready = side.record_event()
-        yield found
-        free = here.record_event()
-        if following is not None:
-            here.wait_event(ready)
-            found = following
+    begun = free = ready = here.record_event()
+    other.wait_event(begun)
+    try:
+        for turn in range(turns):
+            following = None
+            if turn + 1 < turns:
+                side.wait_event(free)
+                with torch.cuda.stream(side):
+                    following = unpacked(turn + 1, True)
+                coming = side.record_event()
+            product = products[turn % 2]
+            product.wait_event(ready)
+            torch.cuda.set_stream(product)
+            yield found
+            torch.cuda.set_stream(here)
+            free = product.record_event()
+            if following is not None:
+                found, ready = following, coming
+        here.wait_stream(other)
+    finally:
+        torch.cuda.set_stream(here)
 
 
 def _again(packed: PackedExperts, held: Held, form: Form) -> PackedExperts:

@@ -79,6 +79,17 @@ def test_weights_are_listed_once_until_they_are_others(model):
     assert "parameters" not in vars(model)
 
 
+def test_weights_are_listed_anew_where_only_what_is_trained_became_others(model):
+    """As FSDP2 leaves it: parts that see and do not learn come first and stay whole."""
+    model.requires_grad_(False)
+    model.lm_head = torch.nn.Linear(2, 2)
+    undo = cache_traversals(model, Accelerator())
+    list(model.parameters())
+    model.lm_head.weight = torch.nn.Parameter(torch.ones(2, 2))
+    assert [id(each) for each in model.parameters()] == [id(each) for _, each in model.named_parameters()]
+    undo()
+
+
 def test_unwrapping_gives_the_model_as_the_library_does(model):
     accelerator = Accelerator()
     undo, wrapped = cache_traversals(model, accelerator), torch.nn.DataParallel(model)

@@ -57,7 +57,7 @@ def folders(shared_data: Path, tmp_path_factory: pytest.TempPathFactory) -> dict
 
 @pytest.fixture(scope="module")
 def processors(folders: dict[str, Path]) -> dict[str, Any]:
-    return AtFirstUse(lambda name: loaded(folders[name]))
+    return AtFirstUse(lambda name: loaded(folders[name], image_backend="pil"))
 
 
 def loaded(folder: Path, **data: Any) -> Any:
@@ -298,7 +298,7 @@ def test_a_saved_processor_has_its_video_settings_again(tmp_path: Path, processo
         kept = json.loads((tmp_path / name / "processor_config.json").read_text())
         assert kept["processor_class"] == type(processors[name]).__name__
         assert kept["video_processor"]["fps"] == 2
-        assert loaded(tmp_path / name).to_dict() == processors[name].to_dict()
+        assert loaded(tmp_path / name, image_backend="pil").to_dict() == processors[name].to_dict()
 
 
 def test_pixel_limits_decide_the_tokens_of_an_image(
@@ -379,6 +379,7 @@ def test_images_are_read_by_one_library_and_the_choice_is_kept(
         facts = Facts(model=ModelFacts("m", processor=seeing), packages={"torchvision": here})
         assert resolved(config, facts).data.image_backend == chosen
         assert ("data.image_backend" in choices(config, facts)) is seeing
+    monkeypatch.setattr(module, "installed", lambda package: None)
     with pytest.raises(ModelError, match="torchvision is asked for, which is not installed"):
         loaded(folders["idefics3"], image_backend="torchvision")
     # A run that began on Pillow goes on with it where torchvision is installed since then.

@@ -65,7 +65,8 @@ def exported(run: RunFolder, into: Path, form: str = "safetensors", **asked: Any
 
 
 @pytest.mark.parametrize(
-    "family", [pytest.param(each, marks=[pytest.mark.slow] if each == "olmoe" else []) for each in FAMILIES]
+    "family",
+    [pytest.param(each, marks=[pytest.mark.slow] if each in ("olmoe", "mixtral") else []) for each in FAMILIES],
 )
 def test_experts_leave_the_house(make_run: Make, tmp_path: Path, family: str) -> None:
     """Merged they are what PEFT merges, in the base's own layout; one by one, W + alpha / r * B A gives the same."""
@@ -221,7 +222,7 @@ def test_experts_in_mxfp4_leave_the_house_in_bfloat16(make_run: Make, tmp_path: 
     assert cut["logits_error"] < 1e-5
 
 
-@pytest.mark.parametrize("family", ["qwen3_moe", "mixtral"])
+@pytest.mark.parametrize("family", ["qwen3_moe", pytest.param("mixtral", marks=pytest.mark.slow)])
 def test_weights_in_fp8_leave_the_house_in_bfloat16(make_run: Make, tmp_path: Path, family: str) -> None:
     """Linear layers and experts with a scale for each block, adapters on both."""
     shape = {**FAMILIES[family], "dtype": torch.bfloat16}

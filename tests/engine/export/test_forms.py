@@ -57,7 +57,7 @@ FAMILIES: dict[str, dict[str, Any]] = {
                 "rope_parameters": YARN, "max_position_embeddings": 2048},
 }  # fmt: skip
 
-ALIKE = {"mistral", "qwen3", "gemma", "gemma2", "olmoe"}
+ALIKE = {"mistral", "qwen3", "gemma", "gemma2", "olmoe", "olmo2", "mixtral"}
 """Their weights go ways that those of the others go too."""
 
 

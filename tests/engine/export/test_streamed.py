@@ -36,6 +36,10 @@ ADAPTERS: dict[str, dict[str, Any]] = {
 }
 
 
+IN_LAYERS = ("qwen3_moe", "gpt_oss", "deepseek_v3")
+"""Experts one by one, turned and with biases, beside shared ones."""
+
+
 def in_layers_and_whole(run: RunFolder, monkeypatch: pytest.MonkeyPatch) -> tuple[parity.Reference, parity.Reference]:
     model = Model(source(run), _config(run))
     assert parity.in_layers(model.config, model.whole, adapted=model.source.adapted) is not None
@@ -44,7 +48,10 @@ def in_layers_and_whole(run: RunFolder, monkeypatch: pytest.MonkeyPatch) -> tupl
     return first, Model(source(run), _config(run)).reference
 
 
-@pytest.mark.parametrize("family", ADAPTERS)
+@pytest.mark.parametrize(
+    "family",
+    [pytest.param(each, marks=[pytest.mark.slow] if each in ("qwen2", "gemma3_text") else []) for each in ADAPTERS],
+)
 def test_a_layer_at_a_time_answers_as_the_whole_model(
     make_run: Make, monkeypatch: pytest.MonkeyPatch, family: str
 ) -> None:
@@ -67,7 +74,7 @@ def test_a_base_in_few_bits_is_rounded_as_training_held_it(
 
 
 @pytest.mark.parametrize(
-    "family", [pytest.param(each, marks=[pytest.mark.slow] if each == "olmoe" else []) for each in MIXTURES]
+    "family", [pytest.param(each, marks=[] if each in IN_LAYERS else [pytest.mark.slow]) for each in MIXTURES]
 )
 def test_a_mixture_is_put_together_a_layer_at_a_time(
     make_run: Make, monkeypatch: pytest.MonkeyPatch, family: str
@@ -83,8 +90,12 @@ def test_a_mixture_is_put_together_a_layer_at_a_time(
 
 
 @pytest.mark.parametrize(
-    ("family", "kind"), [("qwen3_moe", "nf4"), ("gpt_oss", "int8"), ("gpt_oss", "mxfp4"), ("mixtral", "nvfp4")]
-)
+    ("family", "kind"),
+    [
+        ("qwen3_moe", "nf4"), ("gpt_oss", "mxfp4"),
+        *(pytest.param(*each, marks=pytest.mark.slow) for each in (("gpt_oss", "int8"), ("mixtral", "nvfp4"))),
+    ],
+)  # fmt: skip
 def test_experts_in_few_bits_are_rounded_as_training_held_them(
     make_run: Make, monkeypatch: pytest.MonkeyPatch, family: str, kind: str
 ) -> None:
@@ -158,9 +169,13 @@ BUILDS: dict[str, dict[str, Any]] = {
         "head_dim": 16,
     },  # asks where its embeddings lie
 }
+UNLIKE = ("Bert", "Bloom", "OPT", "Lfm2", "Llama4Text")
+"""An encoder, a norm on the embeddings, positions of its own, layers of two kinds, a mixture."""
 
 
-@pytest.mark.parametrize("family", BUILDS)
+@pytest.mark.parametrize(
+    "family", [pytest.param(each, marks=[] if each in UNLIKE else [pytest.mark.slow]) for each in BUILDS]
+)
 def test_layers_of_every_build_find_their_weights(tmp_path: Path, family: str) -> None:
     shape = getattr(transformers, f"{family}Config")(
         vocab_size=300, hidden_size=64, intermediate_size=128, num_hidden_layers=2, num_attention_heads=4,

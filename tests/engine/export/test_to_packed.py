@@ -120,7 +120,7 @@ def test_each_number_is_the_nearest_of_those_that_its_scale_can_say(make_run: Ma
     assert torch.equal(again, found)
 
 
-@pytest.mark.parametrize("scale", ["_scale_inv", "_scale"])
+@pytest.mark.parametrize("scale", [pytest.param("_scale_inv", marks=pytest.mark.slow), "_scale"])
 def test_weights_and_experts_in_fp8_stay_in_it(make_run: Make, tmp_path: Path, scale: str) -> None:
     shape = {**FAMILIES["qwen3_moe"], "dtype": torch.bfloat16}
     adapter = on_experts("qwen3_moe", target_modules=["o_proj"])
@@ -248,7 +248,9 @@ def test_what_is_not_rounded_is_refused_by_name(
     assert ("packed" in forms_of(run)) == ("quantization" in change)
 
 
-@pytest.mark.parametrize("form", ["nf4", "nf4-once", "fp4", "int8"])
+@pytest.mark.parametrize(
+    "form", ["nf4-once", "int8", *(pytest.param(each, marks=pytest.mark.slow) for each in ("nf4", "fp4"))]
+)
 def test_a_base_in_bitsandbytes_own_files_stays_in_them(make_run: Make, tmp_path: Path, form: str) -> None:
     """Opened again by transformers with bitsandbytes, whose numbers are what the files are read as here."""
     kind, _, once = form.partition("-")

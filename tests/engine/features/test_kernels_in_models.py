@@ -30,12 +30,19 @@ def far(ours, theirs):
     return tuple(max(abs(a / b - 1) for a, b in zip(*pair, strict=True)) for pair in ((ours, theirs), parts))
 
 
-@pytest.mark.parametrize("family", FAMILIES)
+def in_turn(first):
+    """Every other family by default, so that each is met with all weights or with adapters."""
+    return [
+        pytest.param(each, marks=pytest.mark.slow if place % 2 != first else ()) for place, each in enumerate(FAMILIES)
+    ]
+
+
+@pytest.mark.parametrize("family", in_turn(0))
 def test_a_family_begins_to_learn_alike_with_kernels(family):
     alike(curve(family, True, 8), curve(family, False, 8), 1e-5, 1e-5)
 
 
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("family", in_turn(1))
 def test_adapters_of_a_family_begin_to_learn_alike_with_kernels(family):
     alike(*(curve(family, kernels, 8, adapters=True) for kernels in (True, False)), 1e-5, 1e-5)
 

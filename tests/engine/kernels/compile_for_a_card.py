@@ -25,7 +25,7 @@ from triton.runtime.jit import JITFunction
 from triton.tools.tensor_descriptor import TensorDescriptor
 
 from engine.kernels import device, tuner
-from engine.kernels.experts import ExpertLoRA, Gate, expert_mlp
+from engine.kernels.experts import ExpertLoRA, Gate, expert_mlp, launch
 from engine.kernels.experts.packed import Packer, of_groups
 from engine.kernels.fp8_rows import rounded_rows, transposed
 from engine.kernels.gated import ACTIVATIONS, gated, gated_gradients
@@ -115,7 +115,7 @@ def main(capability: int, every_tile: bool) -> None:
     ):
         __import__(f"engine.kernels.{module}")
         sys.modules[f"engine.kernels.{module}"].kernel_serves = lambda *tensors: True
-    from engine.kernels.experts import launch, packed
+    from engine.kernels.experts import packed
 
     launch.kernel_serves = packed.kernel_serves = lambda *tensors: True
     launch.copies_tiles = lambda device: capability >= 90
@@ -182,9 +182,9 @@ def packed_experts(weight: torch.Tensor, kind: str) -> torch.Tensor:
 
 
 def launch_experts(half: torch.dtype) -> None:
-    """A block as most models have it, one as gpt-oss has it, and the first packed, with tiles of 128 rows."""
-    experts, hidden, width, rank, tokens = 2, 512, 256, 16, 128
-    ids = torch.zeros(tokens, 2, dtype=torch.int64)
+    """A block as most models have it, one as gpt-oss has it, and the first packed, with tiles of 128 rows; packed also of so few
+    that products decode."""
+    experts, hidden, width, rank = 2, 512, 256, 16
     packed_experts(torch.zeros(1, 8, 40, dtype=half), "mxfp4").all_unpacked()  # rows that end in a part of a block
     for kind, wide in (("uint4", 64), ("uint8", 128)):
         codes, scales = torch.zeros(1, 8, wide, dtype=torch.uint8), torch.zeros(1, 8, 2, dtype=torch.float16)
@@ -204,7 +204,9 @@ def launch_experts(half: torch.dtype) -> None:
         (False, "nvfp4"),
         (False, "fp8"),
     )
-    for like_gpt_oss, held in kinds:
+    few = [(like_gpt_oss, held, 8) for like_gpt_oss, held in kinds if held in launch.DECODED]
+    for like_gpt_oss, held, tokens in [*((*each, 128) for each in kinds), *few]:
+        ids = torch.zeros(tokens, 2, dtype=torch.int64)
         gate_up, down = (
             torch.zeros(experts, 2 * width, hidden, dtype=half),
             torch.zeros(experts, hidden, width, dtype=half),

@@ -118,26 +118,28 @@ def held_in(kind: str, weight: torch.Tensor, turned: bool) -> torch.Tensor:
 
 
 @contextmanager
-def decoding(inside: bool) -> Iterator[list[bool]]:
-    """Products decode packed weights inside wherever they can, or nowhere; for each that was asked for whether it can."""
+def decoding(inside: bool, ahead: bool = False) -> Iterator[list[bool]]:
+    """Products decode packed weights inside wherever they can, or nowhere, and unpack some beside others or not; for each that was
+    asked for whether it can be decoded inside."""
     asked: list[bool] = []
-    rows, tiles_of = launch.DECODED_ROWS, launch.decoding
+    own = launch.DECODED_ROWS, launch.AHEAD, launch.decoding
+    tiles_of = launch.decoding
 
     def seen(*given):
         tiles = tiles_of(*given)
         asked.append(tiles is not None)
         return tiles
 
-    launch.DECODED_ROWS, launch.decoding = 1024 if inside else 0, seen
+    launch.DECODED_ROWS, launch.AHEAD, launch.decoding = 1024 if inside else 0, ahead, seen
     try:
         yield asked
     finally:
-        launch.DECODED_ROWS, launch.decoding = rows, tiles_of
+        launch.DECODED_ROWS, launch.AHEAD, launch.decoding = own
 
 
-def check_packed(kind: str, case: Case, room: int, inside: bool = False) -> None:
-    """As `check`, over packed weights, of which so many experts are unpacked at a time, or which are decoded `inside` the
-    products; the truth has their numbers."""
+def check_packed(kind: str, case: Case, room: int, inside: bool = False, ahead: bool = False) -> None:
+    """As `check`, over packed weights, of which so many experts are unpacked at a time, the next `ahead` or not, or which are
+    decoded `inside` the products; the truth has their numbers."""
     ids = case.ids()
     names, theirs = block(case, expert_mlp_reference, ids)
     given = dict(zip(names, inputs(case, names), strict=True))
@@ -154,7 +156,7 @@ def check_packed(kind: str, case: Case, room: int, inside: bool = False) -> None
     packing.EXPERT_BUFFER = room * 2 * case.width * case.hidden * case.dtype.itemsize
     way = " decoded inside" if inside else ""
     try:
-        with decoding(inside) as asked:
+        with decoding(inside, ahead) as asked:
             compare(
                 f"experts in {kind}{way} {case}", ours, theirs, list(given.values()), 1,
                 handful=INTERPRETED or case.tokens < 16,
@@ -234,7 +236,9 @@ def experts_packed() -> None:
             continue
         for more in ({"tokens": 1}, {"tokens": 5000}, {"routing": "one"}, {"routing": "empty"}, {"adapted": "none"}):
             check_packed(kind, replace(common, **more), 100)
-        check_packed(kind, replace(common, dtype=torch.float16, experts=33, hidden=130), 7)
+            check_packed(kind, replace(common, **more), 3, ahead=True)
+        for ahead in (False, True):
+            check_packed(kind, replace(common, dtype=torch.float16, experts=33, hidden=130), 7, ahead=ahead)
 
 
 def axes() -> dict[str, list[Case]]:

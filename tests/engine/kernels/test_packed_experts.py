@@ -11,8 +11,10 @@ from importlib.util import find_spec
 import pytest
 import torch
 
-from engine.kernels.experts import ExpertLoRA, Gate, expert_mlp, groups
+from engine.kernels.experts import ExpertLoRA, Gate, expert_mlp, groups, launch
 from engine.kernels.experts.packed import GROUPED, KINDS, PLAIN, PackedExperts, Packer, of_fp8, of_groups, of_mxfp4
+from engine.kernels.tuned import Kept
+from engine.kernels.tuner import Tuner
 
 pytest.importorskip("bitsandbytes", reason="bits are bitsandbytes'")
 EXPERTS, WIDTH, HIDDEN, TOKENS, TOP_K, RANK = 6, 24, 32, 11, 2, 3
@@ -259,6 +261,42 @@ def test_fp8_is_a_number_times_the_scale_of_its_block():
     assert not of_fp8(numbers, held.held.scales.view(2, 2, 2), (128, 128), torch.float32).form.finite
     with pytest.raises(ValueError, match=r"a float32 scale for each block of 64 x 128; got .* \(2, 2, 2\)"):
         of_fp8(numbers, held.held.scales.view(2, 2, 2), (64, 128), torch.float32)
+
+
+def test_products_decode_where_rows_are_few_or_where_that_was_faster(tmp_path):
+    """The way is picked by the rows of a tile, or by times of both; a weight whose blocks do not fit tiles is unpacked."""
+    fits, odd = (
+        weight_of(torch.ones(2, 64, columns, dtype=torch.bfloat16), "mxfp4" if columns % 64 else "nf4")
+        for columns in (128, 40)
+    )
+    tuner, seen = Tuner(), []
+
+    def inside(weight, rows, slots=8):
+        del seen[:]
+        x = torch.ones(slots, weight.shape[2], dtype=torch.bfloat16)
+        plan = launch.Plan(*[torch.tensor([0, slots, slots])] * 4)
+        launch._launch_all(launch.PRODUCT, x, plan, weight, rows, lambda weight, *told: seen.append(weight))
+        assert all(isinstance(each, PackedExperts) for each in seen) or torch.equal(seen[-1][0], weight[0])
+        return isinstance(seen[-1], PackedExperts)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(launch, "TUNER", tuner)
+        assert [inside(fits, 16), inside(fits, 64), inside(fits, 128), inside(odd, 16)] == [True, True, False, False]
+        asked = []
+
+        def by_the_second(runs):
+            asked.append(len(runs))
+            return [1.0] + [0.5] * (len(runs) - 1)
+
+        tuner.start(by_the_second, lambda device: Kept(tmp_path / "card.json"))
+        assert [inside(fits, 16), inside(fits, 128, 9)] == [False, True]
+        times = len(asked)
+        assert [inside(fits, 16), inside(fits, 128, 9), len(asked)] == [False, True, times]
+    words = [each.words() for each in tuner.picked if each.tiles.kernel == "packed_experts_product"]
+    assert words == [
+        "packed_experts_product: unpacked first (0.5 ms, by hand 1)",
+        "packed_experts_product: decoded inside the product (0.5 ms, by hand 1)",
+    ]
 
 
 IN_GROUPS = (

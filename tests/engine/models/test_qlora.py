@@ -132,7 +132,9 @@ def test_a_run_learns_and_its_receipt_says_what_holds_the_weights(
     assert said["effective"] == {"nf4": "Linear4bit", "int8": "Linear8bitLt"}[kind]
 
 
-@pytest.mark.parametrize("method", ["sft", "dpo", "reward", "embedding"])
+@pytest.mark.parametrize(
+    "method", ["sft", "reward", *(pytest.param(each, marks=pytest.mark.slow) for each in ("dpo", "embedding"))]
+)
 def test_adapters_beside_quantized_weights_have_the_format_that_was_asked_for(
     method: str,
     train: Any,  # noqa: F811

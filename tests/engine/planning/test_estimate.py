@@ -330,8 +330,8 @@ def test_products_of_float32_take_longer_on_a_card_and_less_of_it_in_tf32() -> N
         for dtype, tf32 in (("bfloat16", "auto"), ("float32", True), ("float32", False))
     )
     assert half is not None
-    assert rounded == pytest.approx(2 * half)
-    assert whole == pytest.approx(8 * half)
+    assert rounded == pytest.approx(2 * half, rel=0.1)
+    assert 5 * half < whole < 8 * half, "what stands between products takes twice as long, no more"
 
 
 def test_prompts_that_do_not_fill_a_sampling_are_no_step() -> None:

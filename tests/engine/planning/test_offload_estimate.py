@@ -124,16 +124,20 @@ def test_the_bus_is_hidden_where_a_layer_computes_longer(tokens: int, compiled: 
     assert (moving <= computing) is hidden
 
 
-def test_the_time_left_knows_what_the_bus_costs() -> None:
-    facts = replace(FACTS, data=DataFacts(rows=1000, tokens=2_048_000))
-    memory = {"gradient_checkpointing": True}
+@pytest.mark.parametrize(("compiled", "least", "most"), [(False, 1.02, 1.1), (True, 1.2, 1.5)])
+def test_the_time_left_knows_what_the_bus_costs(compiled: bool, least: float, most: float) -> None:
+    """7.0 ms a layer and pass over the bus, against 6 forward and 12 backward of 4,096 tokens, and 4 and 7 compiled."""
+    facts = replace(FACTS, data=DataFacts(rows=1000, tokens=1_024_000))
+    memory, kernels = {"gradient_checkpointing": True}, {"torch_compile": compiled}
     resident, streamed = (
-        estimate(config({**memory, "layer_offloading": on}, data={"max_length": 1024}), facts).seconds_left
+        estimate(
+            config({**memory, "layer_offloading": on}, data={"max_length": 1024}, kernels=kernels), facts
+        ).seconds_left
         for on in (False, True)
     )
     assert resident is not None
     assert streamed is not None
-    assert 1.15 < streamed / resident < 1.2  # 7.0 ms against 4.6 forward and 9.3 backward
+    assert least < streamed / resident < most
 
 
 def test_what_will_not_fit_is_offered_streaming_layers() -> None:

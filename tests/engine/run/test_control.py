@@ -16,7 +16,7 @@ from engine.run.async_writer import AsyncWriter
 from engine.run.control import Controls
 from engine.run.events import EventWriter
 from engine.run.tail import Tail
-from engine.run.view import RunView, fold_many
+from engine.run.view import RunView, fold
 
 
 @pytest.fixture
@@ -26,7 +26,7 @@ def worker(run):
 
 
 def view_of(run) -> RunView:
-    return fold_many(RunView(), Tail(run.events).read())
+    return fold(RunView(), Tail(run.events).read())
 
 
 def test_a_request_is_seen_once_in_order_and_its_answer_reaches_the_view(run, worker):

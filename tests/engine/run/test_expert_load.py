@@ -33,10 +33,10 @@ def test_lines_fit_and_tell_the_fullest_of_those_that_share_a_cell() -> None:
 
 
 def test_a_view_takes_the_newest_and_nothing_that_is_no_picture() -> None:
-    view = fold(RunView("a"), {"seq": 1, "t": 1.0, "kind": "experts", "load": ["57", "50"]})
+    view = fold(RunView("a"), [{"seq": 1, "t": 1.0, "kind": "experts", "load": ["57", "50"]}])
     assert view.experts == ["57", "50"]
     assert view.expert_layers == [0, 1]
-    view = fold(view, {"seq": 2, "t": 2.0, "kind": "experts", "load": ["57", "50"], "layers": [1, 12]})
+    view = fold(view, [{"seq": 2, "t": 2.0, "kind": "experts", "load": ["57", "50"], "layers": [1, 12]}])
     assert picture(view.experts, 80, layers=view.expert_layers) == [" 1 ▄▆", "12 ▄· 1"]
     for odd in ([1], "12", [1, "2"], [-1, 2], [True, 2]):
         assert numbers(odd, view.experts) == [0, 1]

@@ -14,7 +14,7 @@ from engine.run import snapshot
 from engine.run.events import EventWriter
 from engine.run.index import HEAD_BYTES, Watch, open_view, peek
 from engine.run.tail import Tail
-from engine.run.view import RunView, fold_many
+from engine.run.view import RunView, fold
 
 LONG = 12_000
 
@@ -46,7 +46,7 @@ def write(run, count, *, first=1, segment=None, final="finished"):
 def whole(run) -> RunView:
     view, tail = RunView(), Tail(run.events)
     while events := tail.read(1000):
-        fold_many(view, events)
+        fold(view, events)
     view.id, view.bad_lines = run.id, tail.bad_lines
     return view
 

@@ -24,7 +24,7 @@ HANG = Cause("hang", "Rank 1 hangs.")
 @pytest.fixture
 def ranks(run, monkeypatch):
     """An agent and a rank of two, whose heartbeats show a hang."""
-    monkeypatch.setattr(module, "Hang", lambda run, ranks: SimpleNamespace(look=lambda: HANG))
+    monkeypatch.setattr(module, "Hang", lambda run, ranks: SimpleNamespace(poll=lambda: HANG))
     run.log.touch()
     environment = {**os.environ, TOKEN: TOKEN_OF_RUN}
     started = [
@@ -61,7 +61,7 @@ def test_a_rank_alone_and_one_that_ends_anyway_are_left(run, ranks, processes, e
 def test_another_node_s_end_ends_the_ranks_here_and_is_told_in_its_words(run, ranks):
     peers, worker = begun(run, ranks[0], 1)
     theirs = Cause("cuda_oom", "node 1: the GPU ran out of memory.")
-    peers.node = SimpleNamespace(beat=lambda: None, others_end=lambda: True, blame=lambda: theirs)
+    peers.node = SimpleNamespace(beat=lambda: None, others_end=lambda: True, round_cause=lambda: theirs)
     peers.watch(worker, ended=True, asked=False)
     assert worker.exit_code() is None
     peers.watch(worker, ended=False, asked=False)

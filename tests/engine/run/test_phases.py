@@ -7,13 +7,13 @@ from typing import Any
 import pytest
 
 from engine.run.phases import before_first_step
-from engine.run.view import RunView, fold_many
+from engine.run.view import RunView, fold
 
 
 def viewed(*events: dict[str, Any]) -> RunView:
     lines = [{"v": 1, "seq": seq, "rank": 0, "segment": 0, **event} for seq, event in enumerate(events)]
     view = RunView()
-    fold_many(view, lines)
+    fold(view, lines)
     return view
 
 

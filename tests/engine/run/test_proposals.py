@@ -10,7 +10,7 @@ from engine.planning.auto import resolved
 from engine.rules import read
 from engine.run.proposals import after_divergence, after_out_of_memory, goes_on, propose, way_on
 from engine.run.series import Series
-from engine.run.view import RunView, fold_many
+from engine.run.view import RunView, fold
 
 
 @pytest.fixture(scope="module")
@@ -58,7 +58,7 @@ def test_one_change_is_proposed_and_the_next_one_where_it_is_in_force_already(st
 
 def test_what_the_worker_knows_to_mend_comes_first_unless_the_rules_refuse_it(stored):
     lines = [{"data.max_length": 10**9}, {"data.excess_length": "drop"}]
-    view = fold_many(RunView(), [{"kind": "failed", "cause": "error", "message": "row 3", "mends": lines, "v": 1}])
+    view = fold(RunView(), [{"kind": "failed", "cause": "error", "message": "row 3", "mends": lines, "v": 1}])
     assert view.mends == lines
     assert propose(view, stored).settings == {"data.excess_length": "drop"}
     assert of(stored, "error", mends=[{"data.nowhere": 1}, {"": 2}]) is None

@@ -7,7 +7,7 @@ import math
 
 from engine.run.rollouts import NAME, TEXT_CAP, Completion, Group, RolloutFile, read_group
 from engine.run.store import RunFolder
-from engine.run.view import RunView, fold_many
+from engine.run.view import RunView, fold
 
 
 def group(step: int, text: str = "2021-03-03", prompt: str = "What is 3 March 2021?") -> Group:
@@ -19,7 +19,7 @@ def group(step: int, text: str = "2021-03-03", prompt: str = "What is 3 March 20
 def test_a_group_comes_back_whole_from_its_event(run: RunFolder) -> None:
     file = RolloutFile(run)
     payloads = [file.add(group(1)), file.add(group(2, text='<img src=x onerror=alert(1)>\n"ß\ud800'))]
-    view = fold_many(RunView(), [{"kind": "rollout", **payload} for payload in payloads if payload])
+    view = fold(RunView(), [{"kind": "rollout", **payload} for payload in payloads if payload])
     assert [entry["step"] for entry in view.rollouts] == [1, 2]
     first = view.rollouts[0]
     assert (first["count"], first["cut_off"], first["reward"]) == (2, 1, 0.5)
@@ -72,7 +72,7 @@ def test_a_place_that_holds_no_group_gives_none(run: RunFolder) -> None:
 
 def test_groups_above_the_step_that_a_resume_goes_back_to_are_gone() -> None:
     events = [{"kind": "rollout", "segment": 0, "step": step, "rewards": 3} for step in (1, 2, 3)]
-    view = fold_many(
+    view = fold(
         RunView(),
         [
             {"kind": "metrics", "segment": 0, "step": 3, "loss": 1.0},

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from engine.run.view import MAX_SAMPLES, RunView, fold, fold_many
+from engine.run.view import MAX_SAMPLES, RunView, fold
 
 KINDS = [
     "started",
@@ -66,16 +66,16 @@ def same(one: RunView, other: RunView) -> bool:
 @given(st.lists(event | tidy, max_size=40), st.lists(st.integers(0, 40), max_size=5))
 @settings(max_examples=150, deadline=None)
 def test_the_same_events_give_the_same_view_in_any_batching(events, cuts):
-    at_once = fold_many(RunView(), events)
+    at_once = fold(RunView(), events)
     one_by_one = RunView()
     for entry in events:
         before = repr(one_by_one.as_json())
-        after = fold(one_by_one, entry)
+        after = fold(one_by_one.copy(), [entry])
         assert repr(one_by_one.as_json()) == before
         one_by_one = after
     batched, place = RunView(), 0
     for cut in [*sorted(cuts), len(events)]:
-        fold_many(batched, events[place:cut])
+        fold(batched, events[place:cut])
         place = max(place, cut)
     assert same(at_once, one_by_one)
     assert same(at_once, batched)
@@ -86,7 +86,7 @@ def history(*parts) -> RunView:
     view, seq = RunView(), 0
     for segment, events in enumerate(parts):
         for entry in events:
-            fold_many(view, [{"seq": seq, "t": 100.0 + seq, "segment": segment, **entry}])
+            fold(view, [{"seq": seq, "t": 100.0 + seq, "segment": segment, **entry}])
             seq += 1
     return view
 
@@ -141,7 +141,7 @@ def test_states(events, state):
 def test_time_left_follows_the_pace_and_ends_with_the_run():
     view = history([started(max_steps=200), *metrics(1, 100, 1.0)])
     assert view.eta_seconds == pytest.approx(100.0)
-    fold_many(view, [{"kind": "finished", "step": 200, "segment": 0}])
+    fold(view, [{"kind": "finished", "step": 200, "segment": 0}])
     assert view.eta_seconds is None
 
 
@@ -185,12 +185,12 @@ def test_curves_are_bounded_in_number():
 
 
 def test_time_between_two_segments_is_no_work():
-    from engine.run.view import RunView, fold_many
+    from engine.run.view import RunView, fold
 
     def event(t, kind, segment, **more):
         return {"v": 1, "seq": int(t), "t": t, "segment": segment, "kind": kind, **more}
 
-    view = fold_many(
+    view = fold(
         RunView(),
         [
             event(100.0, "started", 0, max_steps=20),
@@ -203,14 +203,14 @@ def test_time_between_two_segments_is_no_work():
 
 
 def test_a_slow_first_step_does_not_weigh_on_the_time_left_for_long():
-    from engine.run.view import RunView, fold_many
+    from engine.run.view import RunView, fold
 
     view, t = RunView(), 0.0
     events = [{"v": 1, "seq": 0, "t": t, "segment": 0, "kind": "started", "max_steps": 110}]
     for step in range(11):
         t += 20.0 if step == 1 else 1.0
         events.append({"v": 1, "seq": step + 1, "t": t, "segment": 0, "kind": "metrics", "step": step, "loss": 1.0})
-    left = fold_many(view, events).eta_seconds
+    left = fold(view, events).eta_seconds
     assert 100 <= left <= 2.0 * 100 * 1.5
 
 
@@ -228,7 +228,7 @@ def test_the_rank_that_others_wait_for_is_named_once_it_stands_out() -> None:
             {"kind": "ranks", "seq": 2, "t": 2.0, "segment": 0, "step": 3, **columns},
             *ranks,
         ]
-        return fold_many(RunView(), events)
+        return fold(RunView(), events)
 
     assert of().slowest is None
     assert of(forward_seconds=[0.2, 0.2, 0.29, 0.2]).slowest is None, "less than a tenth of the step"

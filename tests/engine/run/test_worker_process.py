@@ -10,6 +10,8 @@ import pytest
 
 from engine.run import cause
 from engine.run.lock import RunLock
+from engine.run.process import Identity, identity
+from engine.run.process_group import ProcessTree
 from engine.run.spawn import TOKEN
 from engine.run.worker_process import WorkerProcess
 
@@ -64,3 +66,21 @@ def test_an_end_for_memory_is_told_by_what_the_kernel_counted_since_the_start(ru
     assert worker.explain(-9).cause == "signal SIGKILL"
     assert worker.explain(-9).cause == "host memory"
     assert worker.explain(-11).cause == "signal SIGSEGV"
+
+
+def test_of_ranks_that_are_gone_at_once_the_one_that_fell_by_itself_is_named(run):
+    """torchrun saw the first one fail first, which had only lost the second."""
+    me = identity(os.getpid())
+    other = Identity(me.pid + 1, me.start, me.boot, me.host)
+    family = ProcessTree("token", me, 2)
+    family.ranks, family.lost_rank = {0: me, 1: other}, (0, me)
+    lost = "Traceback (most recent call last):\nRuntimeError: Connection closed by peer [127.0.0.1]:19890.\n"
+    fell = "Traceback (most recent call last):\nValueError: too small\n"
+    run.log.write_text(f"{fell}{lost}Root Cause (first observed failure):\n  exitcode  : 1 (pid: {me.pid})\n")
+    begins = f"2026-11-27 13:10:00 rank 1: process {other.pid}, local rank 1 on lab\n"
+    for own, rank, error in ((fell, 1, "ValueError: too small"), (lost, 0, "RuntimeError: Connection closed by peer")):
+        run.log_of(1).write_text(begins + own)
+        found = WorkerProcess(run, me, family).explain(1)
+        assert found.message.startswith(f"Rank {rank} (process ")
+        assert error in found.message
+        assert found.follows == (rank == 0)

@@ -11,7 +11,7 @@ import pytest
 from engine.config.facts import DataFacts, Facts
 from engine.hardware import Machine
 from engine.rules import read
-from engine.run.view import RunView, fold_many
+from engine.run.view import RunView, fold
 from engine.session.first_run import PAGES, FirstRun
 from engine.session.guided_rehearsal import ROWS, examine, judge
 
@@ -41,7 +41,7 @@ def happened(*, answers: dict[str, str], losses: list[float], end: str = "", acc
     framed = [
         {"v": 1, "seq": number, "t": 100.0 + number, "segment": 0, **event} for number, event in enumerate(events)
     ]
-    return fold_many(RunView(), framed)
+    return fold(RunView(), framed)
 
 
 def test_rows_are_read_as_questions_and_answers(tmp_path: Path) -> None:
@@ -124,7 +124,7 @@ def test_rows_that_were_known_once_stay_so_though_a_later_answer_is_another(tmp_
     found = examine(written(tmp_path, QUESTIONS), tmp_path)
     view = happened(answers={each.prompt: each.answer for each in found.pinned}, losses=[6.0, 0.3], end="stopped")
     later = {"v": 1, "seq": 99, "t": 200.0, "segment": 0, "kind": "sample", "step": 3, "index": 0}
-    view = fold_many(view, [{**later, "prompt": found.pinned[0].prompt, "completion": "No."}])
+    view = fold(view, [{**later, "prompt": found.pinned[0].prompt, "completion": "No."}])
     assert judge(view, found).state == "learned"
     first = FirstRun(None, rows="rows.jsonl", base=tmp_path)  # type: ignore[arg-type]
     first.examined = found

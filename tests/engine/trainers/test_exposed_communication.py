@@ -14,7 +14,7 @@ import pytest
 import torch
 
 from engine.run.store import RunFolder
-from engine.run.view import RunView, fold_many
+from engine.run.view import RunView, fold
 from engine.trainers.clock import StepClock
 from engine.trainers.ranks import Waits
 from tests.caches import own_cache
@@ -81,10 +81,10 @@ def seen(run: RunFolder) -> tuple[RunView, dict[str, Any]]:
     """The view of a run, and its last figures of ranks."""
     events = [json.loads(line) for line in run.events.read_text("utf-8").splitlines()]
     (*_, last) = [event for event in events if event["kind"] == "ranks"]
-    return fold_many(RunView(), events), last
+    return fold(RunView(), events), last
 
 
-@pytest.mark.parametrize("strategy", ["ddp", "fsdp2"])
+@pytest.mark.parametrize("strategy", ["ddp", pytest.param("fsdp2", marks=pytest.mark.slow)])
 def test_a_late_rank_shows_as_the_others_waiting_and_is_named(pair: Pair, strategy: str) -> None:
     chosen = {"distributed.strategy": strategy}
     calm, (view, late) = seen(pair.train(late=False, **chosen))[1], seen(pair.train(late=True, **chosen))

@@ -11,7 +11,7 @@ import pytest
 from engine.run.best import best_text
 from engine.run.ending import end_of
 from engine.run.store import RunFolder
-from engine.run.view import RunView, fold_many
+from engine.run.view import RunView, fold
 from tests.engine.trainers.conftest import BASE, CONVERSATIONS, PAIRS, lines, resumed_from
 from widgets.telling import head, summary_of
 from workbench.cli.following import ending
@@ -83,7 +83,7 @@ WORSE = {"run.eval_steps": 1, "run.greater_is_better": True, "optim.max_steps": 
 
 
 def _view(run: RunFolder) -> RunView:
-    return fold_many(RunView(), [json.loads(line) for line in run.events.read_text().splitlines()])
+    return fold(RunView(), [json.loads(line) for line in run.events.read_text().splitlines()])
 
 
 def _kept(run: RunFolder) -> list[int]:

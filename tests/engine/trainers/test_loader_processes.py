@@ -73,7 +73,7 @@ def test_other_processes_make_the_batches_and_nothing_else_changes(train, seeing
     assert len(alone) == 5
 
 
-@pytest.mark.parametrize("streaming", [False, True])
+@pytest.mark.parametrize("streaming", [pytest.param(False, marks=pytest.mark.slow), True])
 def test_a_batch_that_waits_for_the_step_before_on_its_way_to_the_device_does_not_wait_for_data(
     train, seeing, monkeypatch, streaming
 ):
@@ -217,7 +217,7 @@ def test_an_epoch_that_was_over_before_a_resume_is_not_told_again(place):
     assert [*before, *told(again, 100)] == [number % 5 == 0 for number in range(1, 16)]
 
 
-@pytest.mark.parametrize("factor", [1, 3])
+@pytest.mark.parametrize("factor", [pytest.param(1, marks=pytest.mark.slow), 3])
 def test_so_many_batches_are_made_ahead_and_no_more(train, seeing, tmp_path, monkeypatch, factor):
     from engine.trainers.run_trainer import RunTrainer
 

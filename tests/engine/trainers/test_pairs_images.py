@@ -30,11 +30,11 @@ def judged(method, chosen, rejected):
 @pytest.mark.parametrize(
     ("method", "family"),
     [
-        ("simpo", "idefics3"),
         ("orpo", "qwen2_5_vl"),
         *(
             pytest.param(method, family, marks=pytest.mark.slow)
             for method, family in (
+                ("simpo", "idefics3"),
                 ("orpo", "idefics3"),
                 ("simpo", "qwen2_5_vl"),
                 ("simpo", "gemma3"),

@@ -30,7 +30,7 @@ def detail(run):
 @pytest.mark.parametrize(
     ("kind", "rows", "saved"),
     [
-        ("dpo", PAIRS, []),
+        pytest.param("dpo", PAIRS, [], marks=pytest.mark.slow),
         ("kto", RATED, ["norm"]),
         pytest.param("ipo", PAIRS, ["lm_head"], marks=pytest.mark.slow),
         pytest.param("kto", RATED, [], marks=pytest.mark.slow),

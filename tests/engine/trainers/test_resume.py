@@ -18,7 +18,7 @@ TEXT = [{"text": f"{number} is followed by {number + 1}, and that by {number + 2
     ("settings", "rows"),
     [
         pytest.param({}, CONVERSATIONS, id="sft, full weights, over an epoch's end"),
-        pytest.param(DROPOUT, CONVERSATIONS, id="sft, LoRA with dropout"),
+        pytest.param(DROPOUT, CONVERSATIONS, id="sft, LoRA with dropout", marks=pytest.mark.slow),
         pytest.param(
             {**DROPOUT, "data.dataloader_num_workers": 2},
             CONVERSATIONS,

@@ -64,7 +64,7 @@ def same_weights(first: Any, second: Any, step: int) -> bool:
     ("settings", "rows"),
     [
         pytest.param({}, CONVERSATIONS, id="sft", marks=pytest.mark.slow),
-        pytest.param(DROPOUT, CONVERSATIONS, id="sft, LoRA with dropout"),
+        pytest.param(DROPOUT, CONVERSATIONS, id="sft, LoRA with dropout", marks=pytest.mark.slow),
         pytest.param(
             {**DROPOUT, "data.dataloader_num_workers": 2},
             CONVERSATIONS,
@@ -95,13 +95,13 @@ def test_two_epochs_of_a_stream_see_every_row_exactly_twice(train, source):
 @pytest.mark.parametrize(
     ("settings", "rows"),
     [
-        pytest.param({"data.shuffle": False}, CONVERSATIONS, id="in the order of the file"),
+        pytest.param({"data.shuffle": False}, CONVERSATIONS, id="in the order of the file", marks=pytest.mark.slow),
         pytest.param(
             {"method.kind": "pretrain", "data.packing": True, "data.packing_cross_doc_attn_mask": True},
             [{"text": f"{number} is followed by {number + 1}, and that by {number + 2}."} for number in range(99)],
             id="packs kept apart",
         ),
-        pytest.param({"method.kind": "dpo", **LORA}, PAIRS, id="dpo"),
+        pytest.param({"method.kind": "dpo", **LORA}, PAIRS, id="dpo", marks=pytest.mark.slow),
         pytest.param({"method.kind": "ipo"}, PAIRS, id="ipo", marks=pytest.mark.slow),
         pytest.param({"method.kind": "simpo"}, PAIRS, id="simpo", marks=pytest.mark.slow),
         pytest.param({"method.kind": "orpo"}, PAIRS, id="orpo", marks=pytest.mark.slow),

@@ -95,7 +95,7 @@ def told(run: RunFolder, *more: str) -> list[dict[str, float]]:
     ("rows", "settings"),
     [
         (LONGER, {}),
-        (PAIRS[:13], {"method.kind": "dpo"}),
+        pytest.param(PAIRS[:13], {"method.kind": "dpo"}, marks=pytest.mark.slow),
         (PAIRS[:15], {"method.kind": "dpo", **STREAM}),
         pytest.param(LONGER[:1] * 2 + LONGER[3:12], STREAM, marks=pytest.mark.slow),
         pytest.param(PAIRS[:13], {"method.kind": "orpo"}, marks=pytest.mark.slow),

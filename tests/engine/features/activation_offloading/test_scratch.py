@@ -17,6 +17,7 @@ from engine.errors import WorkbenchError
 from engine.features.activation_offloading.scratch import SavedOnDisk, Scratch
 from tests.engine.features.conftest import Meter, tiny_model
 from tests.engine.trainers.conftest import CONVERSATIONS, PAIRS, lines
+from tests.prestarted import prestarted
 
 
 def test_what_is_saved_leaves_memory_and_the_gradients_stay_to_the_bit(tmp_path):
@@ -170,7 +171,9 @@ def test_a_killed_run_leaves_no_bytes_and_the_next_start_no_folder(tmp_path):
         "scratch = Scratch(Path(sys.argv[1])); scratch.write(memoryview(bytes(1 << 20)))\n"
         "os.kill(os.getpid(), signal.SIGKILL)"
     )
-    done = subprocess.run([sys.executable, "-c", code, str(tmp_path)], check=False, cwd=os.getcwd())
+    prestarted.wait()
+    warm = {**os.environ, prestarted.WARM: "1"}
+    done = subprocess.run([sys.executable, "-P", "-c", code, str(tmp_path)], check=False, cwd=os.getcwd(), env=warm)
     assert done.returncode == -signal.SIGKILL
     assert [path.name for path in tmp_path.rglob("*")] == ["scratch-0"]
     Scratch(tmp_path).close()

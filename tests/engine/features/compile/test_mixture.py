@@ -71,7 +71,7 @@ def step(model):
     return [out.loss.detach(), *(each.detach() for each in out.router_logits)], gradients, counts
 
 
-@pytest.mark.parametrize("checkpointed", [False, True])
+@pytest.mark.parametrize("checkpointed", [pytest.param(False, marks=pytest.mark.slow), True])
 def test_one_graph_serves_all_layers_and_routers_say_what_they_said(model, checkpointed):
     plain, gradients, counts = step(model)
     assert len(plain) == 3

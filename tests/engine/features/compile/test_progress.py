@@ -47,7 +47,7 @@ def quick(monkeypatch):
 def viewed(events):
     view = RunView("run")
     for number, (kind, payload) in enumerate(events):
-        view = fold(view, {"v": 1, "seq": number, "t": float(number), "segment": 0, "kind": kind, **payload})
+        view = fold(view, [{"v": 1, "seq": number, "t": float(number), "segment": 0, "kind": kind, **payload}])
     return view
 
 

@@ -209,7 +209,7 @@ TEXT = [{"text": f"{number} is followed by {number + 1}, and that by {number + 2
     ("settings", "rows"),
     [
         pytest.param({}, CONVERSATIONS, marks=pytest.mark.slow),
-        ({"adapter.kind": "lora"}, CONVERSATIONS),
+        pytest.param({"adapter.kind": "lora"}, CONVERSATIONS, marks=pytest.mark.slow),
         (PACKED, TEXT),
     ],
     ids=["sft", "sft, lora", "pretrain, packed"],

@@ -146,9 +146,19 @@ def test_adapters_of_experts_by_parameter_and_frozen_bases_learn_the_same():
     done.undo()
 
 
-@pytest.mark.parametrize("family", ["qwen3_moe", "mixtral", "qwen3_5_moe"])
-@pytest.mark.parametrize("tier", [None, "selective", "full"])
-@pytest.mark.parametrize("named", [[], ["mlp.experts.down_proj"]], ids=["all weights", "an adapter by name"])
+@pytest.mark.parametrize(
+    ("named", "tier", "family"),
+    [
+        # Each pair of two of them by default.
+        pytest.param(
+            named, tier, family, id=f"{'an adapter by name' if named else 'all weights'}-{tier}-{family}",
+            marks=pytest.mark.slow if (row + column + len(named)) % 2 else (),
+        )
+        for named in ([], ["mlp.experts.down_proj"])
+        for row, tier in enumerate((None, "selective", "full"))
+        for column, family in enumerate(("qwen3_moe", "mixtral", "qwen3_5_moe"))
+    ],
+)  # fmt: skip
 def test_a_loss_that_looks_at_the_routers_hears_all_tokens(family, tier, named):
     base = made(family, output_router_logits=True, router_aux_loss_coef=10.0)
     base.set_experts_implementation("eager")

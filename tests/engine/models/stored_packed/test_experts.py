@@ -91,7 +91,7 @@ def test_experts_whose_parts_have_other_scales_stay_wide_or_are_refused(tmp_path
         load(config(packed))
 
 
-@pytest.mark.parametrize("kind", ["gptq", "packed"])
+@pytest.mark.parametrize("kind", ["gptq", pytest.param("packed", marks=pytest.mark.slow)])
 def test_a_packed_mixture_trains_and_goes_on_bit_for_bit(train, source, tmp_path, kind):  # noqa: F811
     trains_and_goes_on_bit_for_bit(train, source, tmp_path, kind)
 
