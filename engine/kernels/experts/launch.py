@@ -535,10 +535,11 @@ def _ways(tiles: Tiles, *ways: int) -> Ways:
 def decoding(tiles: Tiles, weight: PackedExperts, x: Tensor, rows: int, halves: bool) -> Tiles | None:
     """The tiles in which a product can decode this [E, N, K] weight inside: whole ones, in which blocks of scales fit, or which
     fit in a block. None where there are none."""
-    form, (_, n, k) = weight.form, weight.shape
-    numbers = 1 if form.kind == "fp8" else 2
-    whole = weight.held.numbers.shape[1] * numbers == form.rows * form.columns and form.columns % numbers == 0
-    whole = whole and (numbers == 1 or form.columns % form.block == 0)
+    held, form, (_, n, k) = weight.held, weight.form, weight.shape
+    eight, blocks = form.kind == "fp8", -(-form.columns // form.block)
+    lines = -(-form.rows // form.scale_block) if eight else form.rows
+    lengths = form.rows * form.columns // (1 if eight else 2), lines * blocks
+    whole = (held.numbers.shape[1], held.scales.shape[1]) == lengths and (eight or form.columns % form.block == 0)
     if form.kind not in DECODED or not (whole and form.finite) or x.element_size() != 2 or (form.turned and halves):
         return None
 
