@@ -101,18 +101,24 @@ PRODUCT = Tiles(
 )
 
 
-_NOT_PACKED: dict[str, Any] = {"PACKED": "", "BLOCK": 1, "SCALE_BLOCK": 1, "LANES": False}
+_NOT_PACKED: dict[str, Any] = {"PACKED": "", "BLOCK": 1, "SCALE_BLOCK": 1, "LANES": False, "SWAPPED": False}
 # Two programs on a multiprocessor, so that one decodes while the other multiplies (H100).
+_DECODED = ("columns", "depth", "warps", "stages", "swapped")
 UP_DECODED = Tiles(
-    "experts_up_decoded",
-    1,
-    _NAMES,
-    ((64, 64, 4, 3, 0), (64, 64, 4, 4, 0), (32, 128, 4, 4, 0), (64, 64, 8, 3, 0)),
+    "experts_up_decoded", 1, _DECODED,
+    (
+        (64, 64, 4, 3, 0), (64, 64, 4, 4, 0), (32, 128, 4, 4, 0), (64, 64, 8, 3, 0), (64, 64, 4, 3, 1), (64, 64, 8, 3, 1),
+        (32, 64, 4, 3, 1), (128, 64, 8, 3, 1),
+    ),
     _cost(2),
-)
+)  # fmt: skip
 PRODUCT_DECODED = Tiles(
-    "experts_product_decoded", 1, _NAMES,
-    ((128, 64, 4, 3, 0), (128, 64, 4, 4, 0), (64, 128, 4, 4, 0), (128, 128, 4, 3, 0), (128, 64, 8, 3, 0), (64, 64, 4, 4, 0)), _cost(1),
+    "experts_product_decoded", 1, _DECODED,
+    (
+        (128, 64, 4, 3, 0), (128, 64, 4, 4, 0), (64, 128, 4, 4, 0), (128, 128, 4, 3, 0), (128, 64, 8, 3, 0), (64, 64, 4, 4, 0),
+        (128, 64, 4, 3, 1), (128, 64, 8, 3, 1), (64, 64, 4, 3, 1), (256, 64, 8, 3, 1), (128, 128, 8, 3, 1),
+    ),
+    _cost(1),
 )  # fmt: skip
 
 
@@ -328,6 +334,7 @@ def _operand(
             "BLOCK": form.block,
             "SCALE_BLOCK": form.scale_block,
             "LANES": in_lanes_of(form.kind),
+            "SWAPPED": bool(tma),
         }
         flags = {"EVEN": True, "FULL": n % columns == 0, "BY_COLUMN": not form.turned, "TMA": False, **packed}
         # As the one that unpacks rounds, so does this.
