@@ -42,7 +42,7 @@ def entrants(
         return launch._product(x, some.transpose(1, 2) if turned else some, None, None, None, plan, rows, top_k=top_k)
 
     def decoded() -> Tensor:
-        with told(rows=1024):
+        with told(rows=2**20):
             return through(held)
 
     def unpacked() -> Tensor:

@@ -39,10 +39,10 @@ NF4 = (
 )  # fmt: skip
 MiB = 2**20
 WAYS: dict[str, dict[str, object]] = {
-    "decoded inside": {"rows": 1024},
-    "decoded inside, swapped": {"rows": 1024, "tiles": ((64, 64, 4, 3, 1), (128, 64, 4, 3, 1))},
-    "decoded inside, swapped, 8 warps": {"rows": 1024, "tiles": ((64, 64, 8, 3, 1), (128, 64, 8, 3, 1))},
-    "decoded inside, swapped, wide": {"rows": 1024, "tiles": ((128, 64, 8, 3, 1), (256, 64, 8, 3, 1))},
+    "decoded inside": {"rows": 2**20},
+    "decoded inside, swapped": {"rows": 2**20, "tiles": ((64, 64, 4, 3, 1), (128, 64, 4, 3, 1))},
+    "decoded inside, swapped, 8 warps": {"rows": 2**20, "tiles": ((64, 64, 8, 3, 1), (128, 64, 8, 3, 1))},
+    "decoded inside, swapped, wide": {"rows": 2**20, "tiles": ((128, 64, 8, 3, 1), (256, 64, 8, 3, 1))},
     "unpacked in turn": {"rows": 0, "ahead": False},
     "unpacked ahead": {"rows": 0, "ahead": True},
     "unpacked ahead, products in turn": {"rows": 0, "ahead": True, "paired": False},
@@ -255,7 +255,7 @@ def told(
     paired: bool | None = None,
     tiles: tuple[tuple[int, ...], tuple[int, ...]] | None = None,
 ):
-    """Other choices than our own: rows of a tile up to which products decode inside, whether the next experts are unpacked beside
+    """Other choices than our own: rows of an expert up to which products decode inside, whether the next experts are unpacked beside
     a product, MiB unpacked at a time, programs of a multiprocessor that do so beside one, bytes that each reads and how many
     on their way, whether a product begins before another has ended, and tiles of both decoding products."""
     own = launch.DECODED_ROWS, launch.AHEAD, packing.EXPERT_BUFFER, unpacking.BESIDE, packing.PAIRED

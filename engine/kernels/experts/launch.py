@@ -30,8 +30,8 @@ AHEAD = False
 """Whether the next experts are unpacked beside a product without that having been timed."""
 REGISTERS = 192
 """What a thread of a product takes at most, so that programs that unpack find room beside it."""
-DECODED_ROWS = 64
-"""Rows of a tile up to which they do so without having been timed."""
+DECODED_ROWS = 128
+"""Rows that an expert of four bits has on average up to which they do so without having been timed."""
 
 
 class Plan(NamedTuple):
@@ -539,6 +539,11 @@ def _ways(tiles: Tiles, *ways: int) -> Ways:
     return Ways(f"packed_{tiles.kernel}", 1, ("way",), tuple((way,) for way in ways), lambda way: Cost(0, 0))
 
 
+def decoded_rows(kind: str) -> int:
+    """Rows that experts of this kind have on average up to which products decode them inside without having been timed."""
+    return DECODED_ROWS * (2 if kind == "fp8" else 1)
+
+
 def decoding(tiles: Tiles, weight: PackedExperts, x: Tensor, rows: int, halves: bool) -> Tiles | None:
     """The tiles in which a product can decode this [E, N, K] weight inside: whole ones, in which blocks of scales fit, or which
     fit in a block. None where there are none."""
@@ -585,7 +590,8 @@ def _launch_all(
 
     unpacked = ([BESIDE, IN_TURN] if AHEAD else [IN_TURN, BESIDE]) if weight.can_go_ahead else [IN_TURN]
     decoded = [INSIDE] if inside is not None else []
-    ways = _ways(tiles, *(decoded + unpacked if rows <= DECODED_ROWS else unpacked + decoded))
+    few = plan.order.shape[0] <= decoded_rows(weight.form.kind) * weight.shape[0]
+    ways = _ways(tiles, *(decoded + unpacked if few else unpacked + decoded))
     experts, n, k = (bucket(side) for side in weight.shape)
     key = (bucket(x.shape[0]), experts, n, k, rows, str(x.dtype), weight.form.kind, int(weight.form.turned))
     go(TUNER.pick(ways, key, x.device, go))

@@ -130,7 +130,7 @@ def decoding(inside: bool, ahead: bool = False, swapped: bool = False) -> Iterat
         asked.append(tiles is not None)
         return tiles
 
-    launch.DECODED_ROWS, launch.AHEAD, launch.decoding = 1024 if inside else 0, ahead, seen
+    launch.DECODED_ROWS, launch.AHEAD, launch.decoding = 2**20 if inside else 0, ahead, seen
     launch.UP_DECODED, launch.PRODUCT_DECODED = (
         replace(tiles, candidates=tuple(tile for tile in tiles.candidates if tile[4] == swapped)) for tiles in own[3:]
     )
