@@ -320,6 +320,11 @@ def copies_tiles(device: torch.device) -> bool:
     return device.type == "cuda" and torch.cuda.get_device_capability(device)[0] >= 9
 
 
+def _multiplies_from_registers(device: torch.device) -> bool:
+    """Whether a product goes on beside the program whose registers its left side lies in (Hopper alone)."""
+    return device.type != "cuda" or torch.cuda.get_device_capability(device)[0] == 9
+
+
 def _operand(
     weight: Tensor, columns: int, deep: int, tma: int, halves: bool = False
 ) -> tuple[Any, dict[str, Any], list[int]]:
@@ -556,11 +561,14 @@ def decoding(tiles: Tiles, weight: PackedExperts, x: Tensor, rows: int, halves: 
         return None
 
     def fits(tile: Tile) -> bool:
-        columns, deep, *_ = _capped(tile, x, rows, n // 2 if tiles is UP else n, k)
+        columns, deep, _, _, swapped = _capped(tile, x, rows, n // 2 if tiles is UP else n, k)
         columns = 2 * columns if tiles is UP else columns
         wide = columns if form.turned else deep
         return (
-            k % deep == 0 and not (form.turned and n % columns) and (wide % form.block == 0 or form.block % wide == 0)
+            k % deep == 0
+            and not (form.turned and n % columns)
+            and (wide % form.block == 0 or form.block % wide == 0)
+            and (not swapped or _multiplies_from_registers(x.device))
         )
 
     inside = for_card(UP_DECODED if tiles is UP else PRODUCT_DECODED, x.device)
