@@ -39,7 +39,7 @@ NF4 = (
 )  # fmt: skip
 MiB = 2**20
 WAYS: dict[str, dict[str, object]] = {
-    "decoded inside": {"rows": 1024},
+    "decoded inside": {"rows": 2**20},
     "unpacked in turn": {"rows": 0, "ahead": False},
     "unpacked ahead": {"rows": 0, "ahead": True},
     "unpacked ahead, products in turn": {"rows": 0, "ahead": True, "paired": False},
@@ -251,7 +251,7 @@ def told(
     beside: tuple[int, int, int] | None = None,
     paired: bool | None = None,
 ):
-    """Other choices than our own: rows of a tile up to which products decode inside, whether the next experts are unpacked beside
+    """Other choices than our own: rows of an expert up to which products decode inside, whether the next experts are unpacked beside
     a product, MiB unpacked at a time, programs of a multiprocessor that do so beside one, bytes that each reads and how many
     on their way, and whether a product begins before another has ended."""
     own = launch.DECODED_ROWS, launch.AHEAD, packing.EXPERT_BUFFER, unpacking.BESIDE, packing.PAIRED

@@ -13,8 +13,8 @@ from torch import Tensor
 from engine.kernels.device import interpreted
 from engine.kernels.experts.decoding import e4m3, in_lanes, numbers_of, scales_of
 
-TILE, TILES = 1024, 8
-"""Bytes of packed numbers that one program reads at a time, and how often it does."""
+TILE, TILES, STAGES = 1024, 8, 1
+"""Bytes of packed numbers that one program reads at a time, how often it does, and of four bits how many are on their way."""
 BESIDE = 3, 4096, 3
 """Beside a product: programs of a multiprocessor, bytes that one reads at a time, and how many of these are on their way."""
 INT8 = tl.constexpr(7.874015718698502e-3)
@@ -177,9 +177,10 @@ def unpack(held: Any, form: Any, first: int, out: Tensor, starts: Tensor | None,
     """
     weights = form.rows * form.columns
     bytes_each, scales_each = held.numbers.shape[1], held.scales.shape[1]
-    tile, tiles = TILE, TILES
+    tile, tiles, stages = TILE, TILES, STAGES
     if beside:
-        tile, programs = BESIDE[1], BESIDE[0] * _multiprocessors(out.device)
+        programs, tile, stages = BESIDE
+        programs *= _multiprocessors(out.device)
         tiles = triton.cdiv(triton.cdiv(bytes_each, tile), max(1, programs // out.shape[0]))
     grid = triton.cdiv(bytes_each, tile * tiles), out.shape[0]
     routed = {"ROUTED": starts is not None, "TILE": tile, "TILES": tiles, "num_warps": 4}
@@ -207,6 +208,6 @@ def unpack(held: Any, form: Any, first: int, out: Tensor, starts: Tensor | None,
     row_bytes = bytes_each // form.rows if form.kind in ("mxfp4", "nvfp4") else 0
     unpack_kernel[grid](
         starts, pointers(held), out, first, bytes_each, scales_each, 0 if held.steps is None else held.steps.shape[1],
-        weights, form.columns, row_bytes, STAGES=BESIDE[2] if beside else 1, KIND=form.kind, BLOCK=form.block, SCALE_BLOCK=form.scale_block, LANES=in_lanes_of(form.kind),
+        weights, form.columns, row_bytes, STAGES=stages, KIND=form.kind, BLOCK=form.block, SCALE_BLOCK=form.scale_block, LANES=in_lanes_of(form.kind),
         PADDED=row_bytes > 0 and form.columns != 2 * row_bytes, enable_fp_fusion=False, **routed,
     )  # fmt: skip

@@ -130,7 +130,7 @@ def decoding(inside: bool, ahead: bool = False) -> Iterator[list[bool]]:
         asked.append(tiles is not None)
         return tiles
 
-    launch.DECODED_ROWS, launch.AHEAD, launch.decoding = 1024 if inside else 0, ahead, seen
+    launch.DECODED_ROWS, launch.AHEAD, launch.decoding = 2**20 if inside else 0, ahead, seen
     try:
         yield asked
     finally:
@@ -181,7 +181,10 @@ def _tiles_alike(kind: str, rows: int, columns: int, dtype: torch.dtype) -> None
             with decoding(True) as asked:
                 out = launch._product(x, packed, None, None, None, planned(ids, 2, size), size, top_k=1)
             same = torch.equal(out.view(2, depth, -1), wide.transpose(1, 2))
-            said(same and asked == [True], f"{kind} tiles of {rows} x {columns}, turned {turned}, {size} rows")
+            said(
+                same and asked == [True],
+                f"{kind} tiles of {rows} x {columns}, turned {turned}, {size} rows",
+            )
             if INTERPRETED:
                 break
 

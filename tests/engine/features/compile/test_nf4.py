@@ -143,7 +143,11 @@ OTHERS = [(False, True, WIDEST["medium"]), (False, True, WIDEST["selective"]), (
 
 
 @pytest.mark.parametrize(
-    ("products", "checkpointed", "widest"), [*itertools.product([True, False], [True, False], [None]), *OTHERS]
+    ("products", "checkpointed", "widest"),
+    [
+        pytest.param(*each, marks=pytest.mark.slow if each[0] != each[1] and each[2] is None else ())
+        for each in [*itertools.product([True, False], [True, False], [None]), *OTHERS]
+    ],
 )
 def test_no_unpacked_weight_waits_for_the_backward_pass_and_a_tier_holds_its_products(products, checkpointed, widest):
     layer = quantized(torch.nn.Linear(64, 96, bias=False), torch.bfloat16)
