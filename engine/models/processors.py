@@ -58,8 +58,14 @@ def load_processor(config: RunConfig, source: str, folder: Path, revision: str |
     if backend == "torchvision" and not installed("torchvision"):
         raise _needs_torchvision("data.image_backend", "torchvision is asked for, which is not installed")
     if backend == "torchvision" or kind is None or (not _dummy(kind) and not set(kind.get_attributes()) <= _PARTS):
+        asked: dict[str, Any] = {"revision": revision, "trust_remote_code": False}
         with _without_number_words(kind):
-            loaded = transformers.AutoProcessor.from_pretrained(source, revision=revision, trust_remote_code=False)
+            loaded = transformers.AutoProcessor.from_pretrained(source, **asked)
+        # By itself transformers before 5.18 stays with the class for Pillow where the files name it.
+        if backend == "torchvision" and getattr(loaded.image_processor, "backend", "") == "pil":
+            from transformers.models.auto.image_processing_auto import AutoImageProcessor
+
+            loaded.image_processor = AutoImageProcessor.from_pretrained(source, backend=backend, **asked)
     elif _dummy(kind) or needs_torchvision(kind.__name__, model_files.image_processor(folder)):
         name = visible(redact(source))
         raise _needs_torchvision("model.name", f"the processor of {name} reads images by torchvision alone")

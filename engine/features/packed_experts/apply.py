@@ -17,7 +17,7 @@ from engine.features.built import Built
 from engine.features.fused_experts.apply import Block, blocks, fuse
 from engine.features.packed_experts import SETTING
 from engine.kernels.device import kernel_serves
-from engine.kernels.experts.launch import DECODED, DECODED_ROWS
+from engine.kernels.experts.launch import DECODED, decoded_rows
 from engine.kernels.experts.packed import PackedExperts
 from engine.kernels.requirements import EXPERT_BUFFER
 
@@ -39,8 +39,8 @@ def prepare(config: RunConfig, built: Built) -> Applied | None:
     room = "one"
     if kernel_serves(held[0].held.numbers):
         room = f"at most {figures.size(EXPERT_BUFFER)} of them"
-        if set(kinds) & set(DECODED):
-            room = f"decoded inside the products where experts have {DECODED_ROWS} tokens or fewer, else {room}"
+        if (kind := next(iter(kinds))) in DECODED:
+            room = f"decoded inside the products where an expert gets {decoded_rows(kind)} tokens or fewer, else {room}"
     detail = (
         f"experts in {len(found)} layers, {figures.size(sum(weight.packed_bytes for weight in held))} instead of "
         f"{figures.size(wide)}; {room} unpacked at a time, in each pass anew; "

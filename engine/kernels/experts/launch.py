@@ -30,8 +30,8 @@ AHEAD = False
 """Whether the next experts are unpacked beside a product without that having been timed."""
 REGISTERS = 192
 """What a thread of a product takes at most, so that programs that unpack find room beside it."""
-DECODED_ROWS = 64
-"""Rows of a tile up to which they do so without having been timed."""
+DECODED_ROWS = 128
+"""Rows that an expert of four bits has on average up to which they do so without having been timed."""
 
 
 class Plan(NamedTuple):
@@ -101,18 +101,24 @@ PRODUCT = Tiles(
 )
 
 
-_NOT_PACKED: dict[str, Any] = {"PACKED": "", "BLOCK": 1, "SCALE_BLOCK": 1, "LANES": False}
+_NOT_PACKED: dict[str, Any] = {"PACKED": "", "BLOCK": 1, "SCALE_BLOCK": 1, "LANES": False, "SWAPPED": False}
 # Two programs on a multiprocessor, so that one decodes while the other multiplies (H100).
+_DECODED = ("columns", "depth", "warps", "stages", "swapped")
 UP_DECODED = Tiles(
-    "experts_up_decoded",
-    1,
-    _NAMES,
-    ((64, 64, 4, 3, 0), (64, 64, 4, 4, 0), (32, 128, 4, 4, 0), (64, 64, 8, 3, 0)),
+    "experts_up_decoded", 1, _DECODED,
+    (
+        (64, 64, 4, 3, 0), (64, 64, 4, 4, 0), (32, 128, 4, 4, 0), (64, 64, 8, 3, 0), (64, 64, 4, 3, 1), (64, 64, 8, 3, 1),
+        (32, 64, 4, 3, 1), (128, 64, 8, 3, 1),
+    ),
     _cost(2),
-)
+)  # fmt: skip
 PRODUCT_DECODED = Tiles(
-    "experts_product_decoded", 1, _NAMES,
-    ((128, 64, 4, 3, 0), (128, 64, 4, 4, 0), (64, 128, 4, 4, 0), (128, 128, 4, 3, 0), (128, 64, 8, 3, 0), (64, 64, 4, 4, 0)), _cost(1),
+    "experts_product_decoded", 1, _DECODED,
+    (
+        (128, 64, 4, 3, 0), (128, 64, 4, 4, 0), (64, 128, 4, 4, 0), (128, 128, 4, 3, 0), (128, 64, 8, 3, 0), (64, 64, 4, 4, 0),
+        (128, 64, 4, 3, 1), (128, 64, 8, 3, 1), (64, 64, 4, 3, 1), (256, 64, 8, 3, 1), (128, 128, 8, 3, 1),
+    ),
+    _cost(1),
 )  # fmt: skip
 
 
@@ -314,6 +320,11 @@ def copies_tiles(device: torch.device) -> bool:
     return device.type == "cuda" and torch.cuda.get_device_capability(device)[0] >= 9
 
 
+def _multiplies_from_registers(device: torch.device) -> bool:
+    """Whether a product goes on beside the program whose registers its left side lies in (Hopper alone)."""
+    return device.type != "cuda" or torch.cuda.get_device_capability(device)[0] == 9
+
+
 def _operand(
     weight: Tensor, columns: int, deep: int, tma: int, halves: bool = False
 ) -> tuple[Any, dict[str, Any], list[int]]:
@@ -328,6 +339,7 @@ def _operand(
             "BLOCK": form.block,
             "SCALE_BLOCK": form.scale_block,
             "LANES": in_lanes_of(form.kind),
+            "SWAPPED": bool(tma),
         }
         flags = {"EVEN": True, "FULL": n % columns == 0, "BY_COLUMN": not form.turned, "TMA": False, **packed}
         # As the one that unpacks rounds, so does this.
@@ -532,22 +544,31 @@ def _ways(tiles: Tiles, *ways: int) -> Ways:
     return Ways(f"packed_{tiles.kernel}", 1, ("way",), tuple((way,) for way in ways), lambda way: Cost(0, 0))
 
 
+def decoded_rows(kind: str) -> int:
+    """Rows that experts of this kind have on average up to which products decode them inside without having been timed."""
+    return DECODED_ROWS * (2 if kind == "fp8" else 1)
+
+
 def decoding(tiles: Tiles, weight: PackedExperts, x: Tensor, rows: int, halves: bool) -> Tiles | None:
     """The tiles in which a product can decode this [E, N, K] weight inside: whole ones, in which blocks of scales fit, or which
     fit in a block. None where there are none."""
-    form, (_, n, k) = weight.form, weight.shape
-    numbers = 1 if form.kind == "fp8" else 2
-    whole = weight.held.numbers.shape[1] * numbers == form.rows * form.columns and form.columns % numbers == 0
-    whole = whole and (numbers == 1 or form.columns % form.block == 0)
+    held, form, (_, n, k) = weight.held, weight.form, weight.shape
+    eight, blocks = form.kind == "fp8", -(-form.columns // form.block)
+    lines = -(-form.rows // form.scale_block) if eight else form.rows
+    lengths = form.rows * form.columns // (1 if eight else 2), lines * blocks
+    whole = (held.numbers.shape[1], held.scales.shape[1]) == lengths and (eight or form.columns % form.block == 0)
     if form.kind not in DECODED or not (whole and form.finite) or x.element_size() != 2 or (form.turned and halves):
         return None
 
     def fits(tile: Tile) -> bool:
-        columns, deep, *_ = _capped(tile, x, rows, n // 2 if tiles is UP else n, k)
+        columns, deep, _, _, swapped = _capped(tile, x, rows, n // 2 if tiles is UP else n, k)
         columns = 2 * columns if tiles is UP else columns
         wide = columns if form.turned else deep
         return (
-            k % deep == 0 and not (form.turned and n % columns) and (wide % form.block == 0 or form.block % wide == 0)
+            k % deep == 0
+            and not (form.turned and n % columns)
+            and (wide % form.block == 0 or form.block % wide == 0)
+            and (not swapped or _multiplies_from_registers(x.device))
         )
 
     inside = for_card(UP_DECODED if tiles is UP else PRODUCT_DECODED, x.device)
@@ -577,7 +598,8 @@ def _launch_all(
 
     unpacked = ([BESIDE, IN_TURN] if AHEAD else [IN_TURN, BESIDE]) if weight.can_go_ahead else [IN_TURN]
     decoded = [INSIDE] if inside is not None else []
-    ways = _ways(tiles, *(decoded + unpacked if rows <= DECODED_ROWS else unpacked + decoded))
+    few = plan.order.shape[0] <= decoded_rows(weight.form.kind) * weight.shape[0]
+    ways = _ways(tiles, *(decoded + unpacked if few else unpacked + decoded))
     experts, n, k = (bucket(side) for side in weight.shape)
     key = (bucket(x.shape[0]), experts, n, k, rows, str(x.dtype), weight.form.kind, int(weight.form.turned))
     go(TUNER.pick(ways, key, x.device, go))

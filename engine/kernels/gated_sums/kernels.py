@@ -50,17 +50,28 @@ def _outer(
 
 
 @triton.jit
-def _added(x, inner, outer):
-    """A tile of the sum in float32, `x + inner @ outer.T`."""
-    return tl.dot(inner, tl.trans(outer), x.to(tl.float32), input_precision="ieee")
+def _sum(
+    wide_ptr, place, inside, inner, outer_ptr, column_stride, rank_stride, c, columns,
+    RANK: tl.constexpr, RANKS: tl.constexpr, EVEN: tl.constexpr, WIDE: tl.constexpr,
+):  # fmt: skip
+    """A tile of `wide + inner @ outer.T` in float32, and `outer` of its columns."""
+    x = tl.load(wide_ptr + place, mask=inside, other=0.0).to(tl.float32)
+    outer = _outer(outer_ptr, column_stride, rank_stride, c, columns, RANK, RANKS, EVEN, WIDE)
+    if RANK > 0:
+        x = tl.dot(inner, tl.trans(outer), x, input_precision="ieee")
+    return x, outer
 
 
 @triton.jit
-def _led_inwards(acc, tile, outer, WIDE: tl.constexpr):
-    """`acc + tile @ outer`, of a tile as it is written."""
-    if WIDE:
-        tile = tile.to(tl.float32)
-    return tl.dot(tile, outer, acc, input_precision="ieee")
+def _write(ptr, place, inside, x, acc, outer, RANK: tl.constexpr, WIDE: tl.constexpr):
+    """Writes a tile; `acc + tile @ outer` of it as it is written."""
+    tile = x.to(ptr.dtype.element_ty)
+    tl.store(ptr + place, tile, mask=inside)
+    if RANK > 0:
+        if WIDE:
+            tile = tile.to(tl.float32)
+        acc = tl.dot(tile, outer, acc, input_precision="ieee")
+    return acc
 
 
 @triton.jit
@@ -87,12 +98,9 @@ def gated_sums_fwd_kernel(
     parts = tl.cdiv(columns, steps * PIECES * COLUMNS)
     part = tl.program_id(0) % parts
     first = (tl.program_id(0) // parts).to(tl.int64) * ROWS
-    if GATE_RANK > 0:
-        gate_inner = _inner(gate_inner_ptr, gate_inner_stride, first, rows, ROWS, GATE_RANK, GATE_RANKS, WIDE)
-    if UP_RANK > 0:
-        up_inner = _inner(up_inner_ptr, up_inner_stride, first, rows, ROWS, UP_RANK, UP_RANKS, WIDE)
-    if DOWN_RANK > 0:
-        acc = tl.zeros((ROWS, DOWN_RANKS), tl.float32)
+    gate_inner = _inner(gate_inner_ptr, gate_inner_stride, first, rows, ROWS, GATE_RANK, GATE_RANKS, WIDE)
+    up_inner = _inner(up_inner_ptr, up_inner_stride, first, rows, ROWS, UP_RANK, UP_RANKS, WIDE)
+    of_down = tl.zeros((ROWS, DOWN_RANKS), tl.float32)
     r, begin = tl.arange(0, ROWS), first * columns
     for step in tl.range(steps, num_stages=STAGES):
         for piece in tl.static_range(PIECES):
@@ -100,27 +108,19 @@ def gated_sums_fwd_kernel(
             place, inside = r[:, None] * columns + c[None, :], (r < rows - first)[:, None]
             if not EVEN:
                 inside = inside & (c < columns)[None, :]
-            gate = tl.load(gate_ptr + begin + place, mask=inside, other=0.0).to(tl.float32)
-            up = tl.load(up_ptr + begin + place, mask=inside, other=0.0).to(tl.float32)
-            if GATE_RANK > 0:
-                outer = _outer(
-                    gate_outer_ptr, gate_column_stride, gate_rank_stride, c, columns, GATE_RANK, GATE_RANKS, EVEN, WIDE
-                )
-                gate = _added(gate, gate_inner, outer)
-            if UP_RANK > 0:
-                outer = _outer(
-                    up_outer_ptr, up_column_stride, up_rank_stride, c, columns, UP_RANK, UP_RANKS, EVEN, WIDE
-                )
-                up = _added(up, up_inner, outer)
-            product = (gate * _share(gate, ACTIVATION) * up).to(out_ptr.dtype.element_ty)
-            tl.store(out_ptr + begin + place, product, mask=inside)
-            if DOWN_RANK > 0:
-                outer = _outer(
-                    down_ptr, down_column_stride, down_rank_stride, c, columns, DOWN_RANK, DOWN_RANKS, EVEN, WIDE
-                )
-                acc = _led_inwards(acc, product, outer, WIDE)
+            gate, _ = _sum(
+                gate_ptr + begin, place, inside, gate_inner, gate_outer_ptr, gate_column_stride, gate_rank_stride, c, columns,
+                GATE_RANK, GATE_RANKS, EVEN, WIDE,
+            )  # fmt: skip
+            up, _ = _sum(
+                up_ptr + begin, place, inside, up_inner, up_outer_ptr, up_column_stride, up_rank_stride, c, columns,
+                UP_RANK, UP_RANKS, EVEN, WIDE,
+            )  # fmt: skip
+            down = _outer(down_ptr, down_column_stride, down_rank_stride, c, columns, DOWN_RANK, DOWN_RANKS, EVEN, WIDE)
+            product = gate * _share(gate, ACTIVATION) * up
+            of_down = _write(out_ptr + begin, place, inside, product, of_down, down, DOWN_RANK, WIDE)
     if DOWN_RANK > 0:
-        _keep(shares_ptr, acc, part, first, rows, ROWS, DOWN_RANK, DOWN_RANKS, 0, DOWN_RANK)
+        _keep(shares_ptr, of_down, part, first, rows, ROWS, DOWN_RANK, DOWN_RANKS, 0, DOWN_RANK)
 
 
 @triton.jit(do_not_specialize=["rows", "steps"])
@@ -137,12 +137,9 @@ def gated_sums_bwd_kernel(
     parts = tl.cdiv(columns, steps * PIECES * COLUMNS)
     part = tl.program_id(0) % parts
     first = (tl.program_id(0) // parts).to(tl.int64) * ROWS
-    if GRAD_RANK > 0:
-        grad_inner = _inner(grad_inner_ptr, grad_inner_stride, first, rows, ROWS, GRAD_RANK, GRAD_RANKS, WIDE)
-    if GATE_RANK > 0:
-        gate_inner = _inner(gate_inner_ptr, gate_inner_stride, first, rows, ROWS, GATE_RANK, GATE_RANKS, WIDE)
-    if UP_RANK > 0:
-        up_inner = _inner(up_inner_ptr, up_inner_stride, first, rows, ROWS, UP_RANK, UP_RANKS, WIDE)
+    grad_inner = _inner(grad_inner_ptr, grad_inner_stride, first, rows, ROWS, GRAD_RANK, GRAD_RANKS, WIDE)
+    gate_inner = _inner(gate_inner_ptr, gate_inner_stride, first, rows, ROWS, GATE_RANK, GATE_RANKS, WIDE)
+    up_inner = _inner(up_inner_ptr, up_inner_stride, first, rows, ROWS, UP_RANK, UP_RANKS, WIDE)
     of_product = tl.zeros((ROWS, GRAD_RANKS), tl.float32)
     of_gate, of_up = tl.zeros((ROWS, GATE_RANKS), tl.float32), tl.zeros((ROWS, UP_RANKS), tl.float32)
     r, begin = tl.arange(0, ROWS), first * columns
@@ -152,38 +149,27 @@ def gated_sums_bwd_kernel(
             place, inside = r[:, None] * columns + c[None, :], (r < rows - first)[:, None]
             if not EVEN:
                 inside = inside & (c < columns)[None, :]
-            grad = tl.load(grad_ptr + begin + place, mask=inside, other=0.0).to(tl.float32)
-            gate = tl.load(gate_ptr + begin + place, mask=inside, other=0.0).to(tl.float32)
-            up = tl.load(up_ptr + begin + place, mask=inside, other=0.0).to(tl.float32)
-            if GRAD_RANK > 0:
-                grad_outer = _outer(
-                    grad_outer_ptr, grad_column_stride, grad_rank_stride, c, columns, GRAD_RANK, GRAD_RANKS, EVEN, WIDE
-                )
-                grad = _added(grad, grad_inner, grad_outer)
-            if GATE_RANK > 0:
-                gate_outer = _outer(
-                    gate_outer_ptr, gate_column_stride, gate_rank_stride, c, columns, GATE_RANK, GATE_RANKS, EVEN, WIDE
-                )
-                gate = _added(gate, gate_inner, gate_outer)
-            if UP_RANK > 0:
-                up_outer = _outer(
-                    up_outer_ptr, up_column_stride, up_rank_stride, c, columns, UP_RANK, UP_RANKS, EVEN, WIDE
-                )
-                up = _added(up, up_inner, up_outer)
+            grad, grad_outer = _sum(
+                grad_ptr + begin, place, inside, grad_inner, grad_outer_ptr, grad_column_stride, grad_rank_stride, c, columns,
+                GRAD_RANK, GRAD_RANKS, EVEN, WIDE,
+            )  # fmt: skip
+            gate, gate_outer = _sum(
+                gate_ptr + begin, place, inside, gate_inner, gate_outer_ptr, gate_column_stride, gate_rank_stride, c, columns,
+                GATE_RANK, GATE_RANKS, EVEN, WIDE,
+            )  # fmt: skip
+            up, up_outer = _sum(
+                up_ptr + begin, place, inside, up_inner, up_outer_ptr, up_column_stride, up_rank_stride, c, columns,
+                UP_RANK, UP_RANKS, EVEN, WIDE,
+            )  # fmt: skip
             share = _share(gate, ACTIVATION)
             act = gate * share
-            dgate = (grad * up * _slope(gate, share, ACTIVATION)).to(dgate_ptr.dtype.element_ty)
-            dup = (grad * act).to(dup_ptr.dtype.element_ty)
-            tl.store(dgate_ptr + begin + place, dgate, mask=inside)
-            tl.store(dup_ptr + begin + place, dup, mask=inside)
-            if GATE_RANK > 0:
-                of_gate = _led_inwards(of_gate, dgate, gate_outer, WIDE)
-            if UP_RANK > 0:
-                of_up = _led_inwards(of_up, dup, up_outer, WIDE)
+            slope = grad * up * _slope(gate, share, ACTIVATION)
+            of_gate = _write(dgate_ptr + begin, place, inside, slope, of_gate, gate_outer, GATE_RANK, WIDE)
+            of_up = _write(dup_ptr + begin, place, inside, grad * act, of_up, up_outer, UP_RANK, WIDE)
             if GRAD_RANK > 0:
-                product = (act * up).to(product_ptr.dtype.element_ty)
-                tl.store(product_ptr + begin + place, product, mask=inside)
-                of_product = _led_inwards(of_product, product, grad_outer, WIDE)
+                of_product = _write(
+                    product_ptr + begin, place, inside, act * up, of_product, grad_outer, GRAD_RANK, WIDE
+                )
     every: tl.constexpr = GATE_RANK + UP_RANK + GRAD_RANK
     _keep(shares_ptr, of_gate, part, first, rows, ROWS, GATE_RANK, GATE_RANKS, 0, every)
     _keep(shares_ptr, of_up, part, first, rows, ROWS, UP_RANK, UP_RANKS, GATE_RANK, every)

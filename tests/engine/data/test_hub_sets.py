@@ -115,7 +115,7 @@ def said(rows: Any, tokenizer: Any) -> list[str]:
     return [tokenizer.decode(row["input_ids"]).split(" x")[0].removesuffix("<|endoftext|>").strip() for row in rows]
 
 
-@pytest.mark.parametrize("kind", ["parquet", "jsonl", "jsonl.gz"])
+@pytest.mark.parametrize("kind", ["parquet", pytest.param("jsonl", marks=pytest.mark.slow), "jsonl.gz"])
 def test_a_set_is_streamed_from_any_row_and_never_fetched_first(hub, opened, gpt2, monkeypatch, kind):
     monkeypatch.setattr("engine.data.streaming.producer.AHEAD", 2)
     put(hub, kind)

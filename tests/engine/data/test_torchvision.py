@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from packaging.version import Version
 
 from engine.run.store import RunFolder
 from tests.caches import own_cache
@@ -74,9 +75,11 @@ def test_families_train_a_step_and_see_what_pillow_sees(found: tuple[Path, list[
             continue
         assert row["tokens_equal"], name
         # A level of 255 is 0.008 to 0.015 once it is normalized; at the edges of noise a resize is some levels apart.
-        assert row["apart"] < 0.01, name
+        # transformers before 5.18 resizes those two less alike.
+        older = name in ("idefics3", "smolvlm") and Version(version("transformers")) < Version("5.18")
+        assert row["apart"] < (0.03 if older else 0.01), name
         for by_torchvision, by_pillow in zip(row["losses"], row["losses_pil"], strict=True):
-            assert by_torchvision == pytest.approx(by_pillow, abs=2e-4), name
+            assert by_torchvision == pytest.approx(by_pillow, abs=1e-3 if older else 2e-4), name
         assert row["own_cache"], name
 
 

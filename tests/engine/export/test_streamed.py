@@ -266,7 +266,7 @@ print(before, peak, sum(map(len, ids)), len(ids) * max(map(len, ids)))
 
 LARGE: dict[str, tuple[dict[str, Any], int]] = {
     "qwen3": (
-        {"hidden_size": 512, "intermediate_size": 2048, "num_hidden_layers": 12, "num_attention_heads": 8, "head_dim": 64},
+        {"hidden_size": 512, "intermediate_size": 2048, "num_hidden_layers": 8, "num_attention_heads": 8, "head_dim": 64},
         512 * 64 * (8 * 2 + 2 * 2) + 3 * 512 * 2048,
     ),
     "qwen3_moe": (

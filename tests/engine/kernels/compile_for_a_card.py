@@ -119,13 +119,16 @@ def main(capability: int, every_tile: bool) -> None:
 
     launch.kernel_serves = packed.kernel_serves = lambda *tensors: True
     launch.copies_tiles = lambda device: capability >= 90
-    limits = tuner.Limits(shared_bytes=SHARED[capability])
+    limits, of_a_cpu = tuner.Limits(shared_bytes=SHARED[capability]), tuner.limits_of
     tuner.limits_of = sys.modules["engine.kernels.gated_sums"].limits_of = lambda device: limits
     assert not device.interpreted()
     with tempfile.TemporaryDirectory() as folder:
         if every_tile:
             tuner.TUNER.start(every, lambda device: Kept(Path(folder) / "card.json"))
         launch_everything()
+        # Of the experts' largest tiles one spills 120 bytes: the timed choice takes it where it is faster all the same.
+        tuner.limits_of = of_a_cpu
+        launch_experts(torch.bfloat16)
 
 
 def launch_everything() -> None:
@@ -169,7 +172,6 @@ def launch_everything() -> None:
         rounded_rows(torch.zeros(2, width, dtype=half), torch.ones(1, width))
         transposed(numbers)
         gated_gradients(*(torch.zeros(2, words, dtype=half) for _ in range(3)), activation, with_product=True)
-    launch_experts(half)
 
 
 def packed_experts(weight: torch.Tensor, kind: str) -> torch.Tensor:

@@ -271,17 +271,17 @@ def test_products_decode_where_rows_are_few_or_where_that_was_faster(tmp_path):
     )
     tuner, seen = Tuner(), []
 
-    def inside(weight, rows, slots=8):
+    def inside(weight, slots):
         del seen[:]
         x = torch.ones(slots, weight.shape[2], dtype=torch.bfloat16)
-        plan = launch.Plan(*[torch.tensor([0, slots, slots])] * 4)
-        launch._launch_all(launch.PRODUCT, x, plan, weight, rows, lambda weight, *told: seen.append(weight))
+        plan = launch.Plan(torch.empty(slots), *[torch.tensor([0, slots, slots])] * 3)
+        launch._launch_all(launch.PRODUCT, x, plan, weight, 16, lambda weight, *told: seen.append(weight))
         assert all(isinstance(each, PackedExperts) for each in seen) or torch.equal(seen[-1][0], weight[0])
         return isinstance(seen[-1], PackedExperts)
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(launch, "TUNER", tuner)
-        assert [inside(fits, 16), inside(fits, 64), inside(fits, 128), inside(odd, 16)] == [True, True, False, False]
+        assert [inside(fits, 2), inside(fits, 256), inside(fits, 257), inside(odd, 2)] == [True, True, False, False]
         asked = []
 
         def by_the_second(runs):
@@ -289,9 +289,9 @@ def test_products_decode_where_rows_are_few_or_where_that_was_faster(tmp_path):
             return [1.0] + [0.5] * (len(runs) - 1)
 
         tuner.start(by_the_second, lambda device: Kept(tmp_path / "card.json"))
-        assert [inside(fits, 16), inside(fits, 128, 9)] == [False, True]
+        assert [inside(fits, 2), inside(fits, 300)] == [False, True]
         times = len(asked)
-        assert [inside(fits, 16), inside(fits, 128, 9), len(asked)] == [False, True, times]
+        assert [inside(fits, 2), inside(fits, 300), len(asked)] == [False, True, times]
     words = [each.words() for each in tuner.picked if each.tiles.kernel == "packed_experts_product"]
     assert words == [
         "packed_experts_product: unpacked first (0.5 ms, by hand 1)",

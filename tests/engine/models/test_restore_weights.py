@@ -34,7 +34,9 @@ def moved(model):
     return model
 
 
-@pytest.mark.parametrize("unfrozen", [[], [r"model\.layers\.1\."]], ids=["all weights", "one layer"])
+@pytest.mark.parametrize(
+    "unfrozen", [pytest.param([], marks=pytest.mark.slow), [r"model\.layers\.1\."]], ids=["all weights", "one layer"]
+)
 def test_experts_that_were_trained_go_on_as_they_were(train, source, tmp_path, experts, unfrozen):  # noqa: F811
     rows = [{"path": source(CONVERSATIONS)}]
     whole = train({"model.name": str(experts), "data.train": rows, "adapter.unfrozen_parameters": unfrozen})

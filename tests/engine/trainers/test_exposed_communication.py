@@ -23,7 +23,7 @@ from tests.engine.trainers.test_fsdp2 import Place
 from tests.engine.trainers.test_fsdp2_mixtures import ON_EXPERTS, mixture
 from tests.engine.trainers.two_ranks import TwoRanks, run_folder
 
-LATE = 0.15
+LATE = 0.4
 SETTINGS = {"run.devices": 2, "optim.per_device_train_batch_size": 2, "optim.max_steps": 12, "run.save_steps": 100}
 SETTINGS["optim.gradient_accumulation_steps"] = 1
 

@@ -50,7 +50,7 @@ def rows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
     return "mine.jsonl"
 
 
-@pytest.mark.parametrize("size", [(80, 24), (200, 50)])
+@pytest.mark.parametrize("size", [(80, 24), pytest.param((200, 50), marks=pytest.mark.slow)])
 async def test_the_guide_leads_to_a_rehearsal_that_is_stopped_once_and_to_a_config(
     rows: str, size: tuple[int, int], make_run: Callable[..., RunFolder], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -14,6 +14,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 from functorch.compile import make_boxed_func, min_cut_rematerialization_partition
+from packaging.version import Version
 from peft import LoraConfig, get_peft_model
 from torch._dynamo.backends.common import aot_autograd
 from torch._dynamo.utils import counters
@@ -142,7 +143,11 @@ OTHERS = [(False, True, WIDEST["medium"]), (False, True, WIDEST["selective"]), (
 
 
 @pytest.mark.parametrize(
-    ("products", "checkpointed", "widest"), [*itertools.product([True, False], [True, False], [None]), *OTHERS]
+    ("products", "checkpointed", "widest"),
+    [
+        pytest.param(*each, marks=pytest.mark.slow if each[0] != each[1] and each[2] is None else ())
+        for each in [*itertools.product([True, False], [True, False], [None]), *OTHERS]
+    ],
 )
 def test_no_unpacked_weight_waits_for_the_backward_pass_and_a_tier_holds_its_products(products, checkpointed, widest):
     layer = quantized(torch.nn.Linear(64, 96, bias=False), torch.bfloat16)
@@ -175,7 +180,8 @@ def test_no_unpacked_weight_waits_for_the_backward_pass_and_a_tier_holds_its_pro
         return held, (out, *torch.autograd.grad(out.float().square().sum(), x))
 
     held, wanted = run(lambda graph: None)
-    assert (96, 64) in held  # what torch would hold by itself
+    # What torch would hold by itself; 2.15 unpacks it again.
+    assert ((96, 64) in held) == (Version(torch.__version__) < Version("2.15"))
     held, found = run(Recompute4bit(products=products, widest=widest))
     assert (96, 64) not in held
     results = sum(torch.Size(shape).numel() == 2 * 5 * 96 for shape in held)
