@@ -40,9 +40,6 @@ NF4 = (
 MiB = 2**20
 WAYS: dict[str, dict[str, object]] = {
     "decoded inside": {"rows": 2**20},
-    "decoded inside, swapped": {"rows": 2**20, "tiles": ((64, 64, 4, 3, 1), (128, 64, 4, 3, 1))},
-    "decoded inside, swapped, 8 warps": {"rows": 2**20, "tiles": ((64, 64, 8, 3, 1), (128, 64, 8, 3, 1))},
-    "decoded inside, swapped, wide": {"rows": 2**20, "tiles": ((128, 64, 8, 3, 1), (256, 64, 8, 3, 1))},
     "unpacked in turn": {"rows": 0, "ahead": False},
     "unpacked ahead": {"rows": 0, "ahead": True},
     "unpacked ahead, products in turn": {"rows": 0, "ahead": True, "paired": False},
@@ -253,27 +250,20 @@ def told(
     room: int | None = None,
     beside: tuple[int, int, int] | None = None,
     paired: bool | None = None,
-    tiles: tuple[tuple[int, ...], tuple[int, ...]] | None = None,
 ):
     """Other choices than our own: rows of an expert up to which products decode inside, whether the next experts are unpacked beside
     a product, MiB unpacked at a time, programs of a multiprocessor that do so beside one, bytes that each reads and how many
-    on their way, whether a product begins before another has ended, and tiles of both decoding products."""
+    on their way, and whether a product begins before another has ended."""
     own = launch.DECODED_ROWS, launch.AHEAD, packing.EXPERT_BUFFER, unpacking.BESIDE, packing.PAIRED
     launch.DECODED_ROWS = own[0] if rows is None else rows
     launch.AHEAD = own[1] if ahead is None else ahead
     packing.EXPERT_BUFFER = own[2] if room is None else room * MiB
     unpacking.BESIDE = beside or own[3]
     packing.PAIRED = own[4] if paired is None else paired
-    decoded = launch.UP_DECODED, launch.PRODUCT_DECODED
-    if tiles is not None:
-        launch.UP_DECODED, launch.PRODUCT_DECODED = (
-            replace(of, candidates=(tile,)) for of, tile in zip(decoded, tiles, strict=True)
-        )
     try:
         yield
     finally:
         launch.DECODED_ROWS, launch.AHEAD, packing.EXPERT_BUFFER, unpacking.BESIDE, packing.PAIRED = own
-        launch.UP_DECODED, launch.PRODUCT_DECODED = decoded
 
 
 def otherwise(step: Step, **choices: object) -> Step:

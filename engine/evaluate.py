@@ -178,12 +178,14 @@ def _config(run: RunFolder, data: str | None) -> RunConfig:
     Raises WorkbenchError where there are none.
     """
     from engine.config.files import parse
+    from engine.config.kinds import BUILTIN_ROWS
     from engine.data.gather_facts import resolved_config
 
     mapping = dict(parse(run.read_config(), path=run.config).mapping)
     if data is not None:
         section = dict(mapping.get("data") or {})
-        section["eval"] = [{**_shape(section), "path": data}]
+        how = {"split": "eval"} if data in BUILTIN_ROWS else _shape(section)
+        section["eval"] = [{**how, "path": data}]
         section.pop("val_set_size", None)
         mapping["data"] = section
     # What is for training alone: a tracker would begin a run of its own.

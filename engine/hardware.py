@@ -94,6 +94,8 @@ CARDS: dict[str, tuple[tuple[int, ...], tuple[int, int]]] = {
     "V100": ((32, 16), (7, 0)),
     "P100": ((16,), (6, 0)),
 }
+TAKEN_FOR = "A100"
+"""Whose compute capability a described card has that is none of these."""
 
 PEAK_FLOPS = {"H100": 989e12, "H200": 989e12, "B200": 2250e12, "A100": 312e12, "L40S": 362e12, "4090": 165e12}
 """Dense bfloat16 products in FLOP/s by the vendor's data sheets, by a part of a card's name; other cards show no MFU."""
@@ -126,7 +128,7 @@ def parse_machine(text: str) -> Machine:
     card = re.sub(r"[ _-]", "", match["card"]).upper().removeprefix("NVIDIA").removeprefix("GEFORCE")
     if card not in CARDS and f"RTX{card}" in CARDS:
         card = f"RTX{card}"
-    sizes, capability = CARDS.get(card, ((), (8, 0)))
+    sizes, capability = CARDS.get(card, ((), CARDS[TAKEN_FOR][1]))
     if not sizes and not match["size"]:
         close = nearest(card, CARDS)
         todo = f"Did you mean {close}?" if close else "Give its memory too, as in `1xMyCard-48GB`."
@@ -137,6 +139,11 @@ def parse_machine(text: str) -> Machine:
     gpu = Gpu(card, _usable(size), capability)
     several = "" if nodes is None else f"{nodes}x"
     return Machine(gpus=(gpu,) * count, name=f"{several}{count}x{card}-{size:g}GB", nodes=nodes)
+
+
+def is_unknown(gpu: Gpu) -> bool:
+    """Whether it is only described (`--for`), by a name that stands for no card here: it is taken for TAKEN_FOR."""
+    return " " not in gpu.name and gpu.name not in CARDS
 
 
 def _usable(size: float) -> int:

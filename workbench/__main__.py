@@ -144,6 +144,12 @@ def _run(*, as_json: bool) -> int:
         context = wrong.ctx if isinstance(wrong, click.UsageError) else None
         close = nearest(context.info_name or "", COMMANDS) if context else None
         hint = f"Try `{context.command_path} --help`." if context else ""
+        if (
+            isinstance(wrong, click.MissingParameter)
+            and wrong.param is not None
+            and wrong.param.human_readable_name == "RUN"
+        ):
+            hint = f"`workbench runs` lists them. {hint}"
         if close and context and context.info_name not in COMMANDS:
             hint = f"Did you mean the command `workbench {close}`?"
         elif context:

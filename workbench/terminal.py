@@ -24,29 +24,30 @@ PLAIN = (
     "Without the app: `workbench demo`, `workbench new -o my.yaml`, `workbench check my.yaml`, `workbench train my.yaml`,"
     " `workbench runs`."
 )
+PLAIN_CHAT = 'Without the app: `workbench chat RUN --prompt "..."` answers and exits.'
 UNFIT = ("", "dumb", "unknown")
 KITTY = ("xterm-kitty", "xterm-ghostty")  # terminals with Kitty's graphics and its placeholders
 IMAGES = ("kitty", "sixel", "blocks", "none")
 """How an image can be drawn, as WORKBENCH_IMAGES names it: in pixels by one of two protocols, as half blocks, not at all."""
 
 
-def require_terminal(environ: Mapping[str, str] = os.environ) -> None:
+def require_terminal(environ: Mapping[str, str] = os.environ, *, plain: str = PLAIN) -> None:
     """Return if the app can run here.
 
-    Raises: UsageError with the reason and the plain commands.
+    Raises: UsageError with the reason and `plain`, the commands that do without.
     """
     for stream, name, why in ((sys.stdin, "input", "reads keys from"), (sys.stderr, "error", "draws on")):
         if stream is None or not stream.isatty():
-            raise UsageError(f"The app {why} standard {name}, and that is not a terminal here.", PLAIN)
+            raise UsageError(f"The app {why} standard {name}, and that is not a terminal here.", plain)
     term = environ.get("TERM", "")
     if term in UNFIT:
         raise UsageError(
-            f"TERM is {term or 'not set'}: this terminal cannot move its cursor, which the app needs.", PLAIN
+            f"TERM is {term or 'not set'}: this terminal cannot move its cursor, which the app needs.", plain
         )
     if not speaks_unicode(environ):
         raise UsageError(
             f"The locale is {_spoken(environ) or locale.getencoding()}, and the app writes UTF-8.",
-            "Set it for this call: `LC_ALL=C.UTF-8 workbench`. " + PLAIN,
+            "Set it for this call: `LC_ALL=C.UTF-8 workbench`. " + plain,
         )
     if (images := environ.get("WORKBENCH_IMAGES", "")) and images not in IMAGES:
         raise UsageError(f"WORKBENCH_IMAGES is {visible(images)!r}.", f"It is one of {', '.join(IMAGES)}, or not set.")

@@ -48,8 +48,9 @@ def bound(name: str, port: int, interface: str = "") -> socket.socket:
     """A socket that is bound to what the name is here. Many a machine calls itself 127.0.1.1, where no other reaches it: then it
     is the address of the interface, if one other than the loopback was chosen."""
     family, kind, _, _, address = socket.getaddrinfo(name, port, type=socket.SOCK_STREAM)[0]
-    if ipaddress.ip_address(address[0]).is_loopback and interface not in ("", "lo"):
-        known = psutil.net_if_addrs().get(interface, [])
+    first = interface.partition(",")[0]  # gloo takes several
+    if ipaddress.ip_address(address[0]).is_loopback and first not in ("", "lo"):
+        known = psutil.net_if_addrs().get(first, [])
         own = next((each.address for each in known if each.family == socket.AF_INET), None)
         family, address = (socket.AF_INET, (own, port)) if own is not None else (family, address)
     found = socket.socket(family, kind)

@@ -131,7 +131,8 @@ def _sentence(where: str, text: str, problem: MarkedYAMLError) -> str:
         hint = "Indent with spaces, not with tabs."
     elif "mapping values are not allowed" in what:
         hint = "Put a space after the colon, and quote texts that hold a colon."
-    return f"{place}: must be YAML; got a line where {visible(what)}. {hint}"
+    what = what.replace("'<stream end>'", "the end of the file")
+    return f"{place}: must be YAML, and cannot be read there: {visible(what)}. {hint}"
 
 
 def _unprintable(where: str, text: str, problem: ReaderError) -> str:

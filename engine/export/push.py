@@ -13,7 +13,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from engine.errors import WorkbenchError, first_line, redact, visible
+from engine.errors import UsageError, WorkbenchError, first_line, redact, visible
 
 Report = Callable[[str, int, int], None]
 PATIENCE = float(os.environ.get("WORKBENCH_HUB_PATIENCE", "60"))
@@ -22,9 +22,9 @@ NAME = re.compile(r"[A-Za-z0-9][\w.-]{0,95}/[A-Za-z0-9][\w.-]{0,95}")
 
 
 def refuse_name(name: str) -> None:
-    """Raises WorkbenchError for what is no `owner/name`."""
+    """Raises UsageError for what is no `owner/name`."""
     if not NAME.fullmatch(name) or ".." in name or "--" in name:
-        raise WorkbenchError(f"--to: {visible(name)[:100]} is no name of a repository.", "Write it as owner/name.")
+        raise UsageError(f"--to: must be the repository as owner/name; got {visible(name)[:100]}.")
 
 
 def upload(folder: Path, name: str, *, private: bool, report: Report) -> str:

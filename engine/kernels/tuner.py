@@ -102,7 +102,7 @@ class Tuner:
 
     on: bool = False
     picked: list[Picked] = field(default_factory=list)
-    _known: dict[tuple[str, int, str, Key], Tile] = field(default_factory=dict)
+    _known: dict[tuple[str, int, str, Key, tuple[Tile, ...]], Tile] = field(default_factory=dict)
     _kept: dict[str, Kept] = field(default_factory=dict)
     _measure: Callable[[Sequence[Callable[[], object]]], list[float]] | None = None
     _keep_in: Callable[[torch.device], Kept] = Kept.of
@@ -139,7 +139,8 @@ class Tuner:
         """
         if not self.on or not self._can_time(device):
             return tiles.default
-        place = (tiles.kernel, tiles.version, str(device), key)
+        # A shape in the same bucket may have fewer tiles that serve it.
+        place = (tiles.kernel, tiles.version, str(device), key, tiles.candidates)
         if (known := self._known.get(place)) is None:
             known = self._known[place] = self._find(tiles, key, device, run, work)
         return known

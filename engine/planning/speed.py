@@ -17,6 +17,7 @@ from engine.config.tree import RunConfig
 from engine.facts import step_speeds, step_times
 from engine.facts.counts import Parameters, batch_tokens, device_count, known_model
 from engine.features import attention_backend
+from engine.hardware import TAKEN_FOR, is_unknown
 from engine.planning.memory_model import layer_operations, layers_bytes, may_see
 
 # dense bfloat16 throughput by compute capability, in FLOP/s, as published for the usual card
@@ -107,9 +108,12 @@ def time_source(config: RunConfig, facts: Facts, parameters: Parameters, tokens:
     asked = _batch_of(config, facts, parameters, tokens / device_count(config))
     few = len(facts.step_times) < step_times.FEWEST
     if asked is None or _speeds(facts) is None or (few and len(facts.shipped_times) < step_times.FEWEST):
-        return f"by the published speed of {name}; no steps like these were measured on it"
+        whose = f"{TAKEN_FOR}, which {name} is taken for" if is_unknown(facts.machine.gpus[0]) else name
+        return f"by the published speed of {whose}; no steps like these were measured on it"
     if few:
         other = facts.shipped_times[0].card
+        if is_unknown(facts.machine.gpus[0]):
+            return f"by steps measured on {other} and the published speeds of it and {TAKEN_FOR}, which {name} is taken for"
         return f"by steps measured on {other} and the published speeds of both; none were measured on {name}"
     card = facts.step_times[0].card
     alike = any(

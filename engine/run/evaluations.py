@@ -64,14 +64,15 @@ class Evaluation(Task):
         step: int,
         *,
         base: bool = False,
-        data: Path | None = None,
+        data: str | None = None,
         tasks: Sequence[Path] = (),
         device: str = "auto",
         command: Sequence[str] = COMMAND,
     ) -> None:
-        """`base` measures the model as training began with it, too; `data` is a file in the place of the run's own
-        held-out rows; `tasks` are files of lm-evaluation-harness, by which it is measured instead; `device` is `auto` or `cpu`."""
-        asked = {"run": str(run.path), "step": step, "base": base, "data": str(data) if data else None}
+        """`base` measures the model as training began with it, too; `data` is a file, by its whole path, or built-in rows in the
+        place of the run's own held-out ones; `tasks` are files of lm-evaluation-harness, by which it is measured instead;
+        `device` is `auto` or `cpu`."""
+        asked = {"run": str(run.path), "step": step, "base": base, "data": data}
         asked["tasks"] = [str(task) for task in tasks]
         super().__init__(asked, command, _placed(run, device), (*ALL_TOKENS, *for_rewards(os.environ)))
         self._folder = run

@@ -369,7 +369,8 @@ def _about_machine(machine: Machine | None) -> Iterator[Block]:
     else:
         yield _text(
             "There is no GPU: a tiny model learns here in a minute, one of half a billion parameters in hours. A config "
-            "made here runs on a machine with a GPU as it is; `check --for 1xH100-80GB` tells whether it fits there."
+            "made here runs on a machine with a GPU as it is; `workbench check FILE --for 1xH100-80GB` tells whether "
+            "it fits there."
         )
 
 

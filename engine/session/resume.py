@@ -13,9 +13,12 @@ from pathlib import Path
 from typing import Any
 
 from engine.client import ask_once
+from engine.config.adapter import Lora
 from engine.config.files import absolute, load, parse, put
+from engine.config.findings import shown
 from engine.config.tree import fields
 from engine.errors import RunBusy, UsageError, WorkbenchError, visible
+from engine.model_files import ADAPTER
 from engine.run import checkpoint, data_record, inside, launch, slurm
 from engine.run.data_record import DataChanged
 from engine.run.store import ENDED, RunFolder
@@ -38,6 +41,7 @@ def resume(
     is as it was.
     """
     refuse_what_no_longer_fits(run, settings or {})
+    refuse_another_adapter(run, settings or {})
     if not settings:
         return _go_on(run, accept_data, on_progress)
     before = run.read_config()
@@ -84,6 +88,34 @@ def refuse_what_no_longer_fits(run: RunFolder, settings: Mapping[str, Any]) -> N
             raise WorkbenchError(
                 f"run {visible(run.id)} cannot go on so: {finding.message}",
                 "It stays as it is, with its checkpoints.",
+            )
+
+
+def refuse_another_adapter(run: RunFolder, settings: Mapping[str, Any]) -> None:
+    """Raises UsageError where a changed config describes an adapter whose matrices the newest checkpoint's do not fit."""
+    if not (settings or launch.changed_settings(run)):
+        return
+    from engine.rules import read
+
+    newest, _ = checkpoint.newest_valid(run, hashes=False)
+    stored = inside.read_json(run, newest / ADAPTER, 1 << 20) if newest is not None else {}
+    if newest is None or not stored:
+        return
+    try:
+        adapter = read(parse(changed_config(run, settings)).mapping).config.adapter
+    except UsageError:
+        return  # said where it is taken
+    now: dict[str, object] = {"kind": adapter.kind}
+    if isinstance(adapter, Lora):
+        now |= {"r": adapter.r, "use_dora": adapter.use_dora, "bias": adapter.bias}
+    for name, value in now.items():
+        trained = "lora" if name == "kind" else stored.get(name, value)
+        if trained != value:
+            before, given = shown(trained), shown(value)
+            raise UsageError(
+                f"run {visible(run.id)} cannot go on so: adapter.{name}: must stay {before}, which {newest.name} was trained with; "
+                f"got {given}.",
+                f"Leave it at {before}, or start a new run with {given}.",
             )
 
 

@@ -21,6 +21,12 @@ def test_a_form_edit_shows_a_finding_its_fix_mends_it_and_the_preview_shows_toke
         first, second = page.tab.locator(".ftw").nth(0), page.tab.locator(".ftw").nth(1)
         page.tab.set_viewport_size({"width": 1100, "height": 1400})  # beside the file browser all steps are in view
         assert first.locator(".ftw-tabs").evaluate("tabs => tabs.scrollWidth - tabs.clientWidth") == 0
+        counting = """name => {
+            name.parentElement.querySelector('.ftw-quiet').textContent = 'counting the rows of builtin/dates …';
+            name.parentElement.querySelector('.ftw-plain').hidden = false;
+            return [name.textContent, name.scrollWidth - name.clientWidth];
+        }"""
+        assert first.locator(".ftw-name").evaluate(counting) == ["demo", 0], "it is whole while rows are counted"
         first.locator("[data-recipe=kto]").hover()
         page.sees(".ftw-explain code", has_text='"label"')
         first.locator("[data-tab=method]").click()

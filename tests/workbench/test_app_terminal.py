@@ -13,7 +13,9 @@ from typing import Any
 import pytest
 
 from engine.errors import UsageError
-from workbench.terminal import few_colours, require_terminal, settle_colour, speaks_unicode, wants_light
+from engine.run.store import create
+from workbench.cli.app import open_app
+from workbench.terminal import PLAIN_CHAT, few_colours, require_terminal, settle_colour, speaks_unicode, wants_light
 
 Spawn = Callable[..., Any]
 READY = (b"Launch", b"Training data")
@@ -70,8 +72,16 @@ def test_the_terminal_is_judged_by_what_it_says() -> None:
     assert not settle_colour(empty)
     assert empty == {}
     assert settle_colour({"NO_COLOR": "1"})
-    with pytest.raises(UsageError):
-        require_terminal({"TERM": "xterm"})  # a test's own input is no terminal
+    with pytest.raises(UsageError) as refused:
+        require_terminal({"TERM": "xterm"}, plain=PLAIN_CHAT)  # a test's own input is no terminal
+    assert refused.value.hint == PLAIN_CHAT
+
+
+def test_without_a_terminal_a_run_is_watched(tmp_path: Path) -> None:
+    run = create(tmp_path, "version: 1\n", {"name": "mine", "method": "sft", "model": "builtin/tiny"})
+    with pytest.raises(UsageError, match="not a terminal") as refused:
+        open_app(run=run)
+    assert refused.value.hint == f"Without the app: `workbench watch {run.path}`."
 
 
 @pytest.mark.parametrize(

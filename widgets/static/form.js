@@ -50,6 +50,7 @@ export function formParts(stage, link, more = null) {
   const draw = (now) => {
     say(title, now.name + (now.dirty ? " *" : ""));
     title.title = now.path;
+    title.style.minWidth = `${Math.min(title.textContent.length, 12) + 1}ch`; // a short name is not cut, however full the head
     const count = (severity) => now.findings.filter((finding) => finding.severity === severity).length;
     const [bad, soft] = [count("error"), count("warning") + count("hint")];
     say(state, bad ? `✗ ${bad} ${bad === 1 ? "error" : "errors"}` : soft ? `? ${soft} to look at` : "✓ ready");

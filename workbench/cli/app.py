@@ -14,9 +14,10 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from engine.errors import RunNotFound, UsageError, nearest, visible
+from workbench.calling import run_name
 from workbench.cli.output import echo
 from workbench.guard import guarded_terminal
-from workbench.terminal import require_terminal
+from workbench.terminal import PLAIN, PLAIN_CHAT, require_terminal
 
 if TYPE_CHECKING:
     from engine.bridge.ledger import Ledger
@@ -68,7 +69,7 @@ def open_app(
     Raises UsageError in an unfit terminal, RunNotFound, ConfigUnreadable.
     """
     folder = _find(run, runs_dir)
-    require_terminal()
+    require_terminal(plain=_without(folder, chat))
     # A size that something exported once would hold the app at that size, however the window changes.
     for name in ("COLUMNS", "LINES"):
         os.environ.pop(name, None)
@@ -152,3 +153,10 @@ def _first_step(draft: Draft | None, config: Path | None) -> str:
     from engine.session.opening import open_step
 
     return open_step(draft)
+
+
+def _without(folder: RunFolder | None, chat: ChatSession | None) -> str:
+    """The command that shows the same without the app."""
+    if chat is not None:
+        return PLAIN_CHAT
+    return PLAIN if folder is None else f"Without the app: `workbench watch {run_name(folder)}`."

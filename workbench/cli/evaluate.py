@@ -7,6 +7,7 @@ from typing import Any
 
 import click
 
+from engine.config.kinds import BUILTIN_ROWS
 from engine.errors import UsageError, redact, visible
 from engine.figures import progress
 from engine.run import store
@@ -22,7 +23,7 @@ from workbench.cli.output import clear, echo, print_json, rewrite
 )
 @click.option("--base", is_flag=True, help="Measure the model as training began with it, too.")
 @click.option(
-    "--data", "data", type=click.Path(path_type=Path), metavar="FILE", help="Rows to measure, not the run's own."
+    "--data", "data", metavar="FILE", help="Rows to measure, not the run's own; or those held out of builtin/dates."
 )
 @click.option(
     "--tasks",
@@ -38,7 +39,7 @@ def command(
     name: str,
     wanted: str | None,
     base: bool,
-    data: Path | None,
+    data: str | None,
     tasks: tuple[str, ...],
     device: str,
     runs: str | None,
@@ -53,13 +54,7 @@ def command(
     workbench evaluate my-0001 --tasks dates.yaml --base
     """
     run = store.find(name, store.runs_dir(runs))
-    if data is not None:
-        data = data.expanduser().absolute()
-        if not data.exists():
-            raise UsageError(
-                f"--data: must be a file with rows; got nothing there: {visible(redact(str(data)))}.",
-                "Give its path, or leave --data out for the rows that the run held out.",
-            )
+    rows = rows_of(data)
     if tasks and data is not None:
         raise UsageError("--tasks: a task names its own rows; got --data beside it.", "Leave one of them out.")
     files = tasks_of(tasks)
@@ -70,7 +65,7 @@ def command(
         rewrite(state["what"] + (f" {progress({**state, 'unit': 'rows'})} rows" if state["total"] > 1 else " …"))
 
     try:
-        record, path = Evaluation(run, step, base=base, data=data, tasks=files, device=device).measure(show)
+        record, path = Evaluation(run, step, base=base, data=rows, tasks=files, device=device).measure(show)
     finally:
         clear()
     if as_json:
@@ -80,6 +75,21 @@ def command(
             echo(line)
         echo(f"kept in {visible(redact(str(path)))}", err=True)
     return 0
+
+
+def rows_of(data: str | None) -> str | None:
+    """What --data names: a file by its whole path, built-in rows by their name. Raises UsageError where neither is there."""
+    if data is None or data in BUILTIN_ROWS:
+        return data
+    file = Path(data).expanduser().absolute()
+    if not file.exists():
+        builtin = data.startswith("builtin/")
+        raise UsageError(
+            f"--data: must be a file with rows; got nothing there: {visible(redact(data if builtin else str(file)))}.",
+            f"Give {' or '.join(BUILTIN_ROWS)}, or a file." if builtin
+            else "Give its path, or leave --data out for the rows that the run held out.",
+        )  # fmt: skip
+    return str(file)
 
 
 def lines(name: str, record: dict[str, Any]) -> list[str]:

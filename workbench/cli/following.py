@@ -153,7 +153,8 @@ class Follower:
             return
         now = time.monotonic()
         text = status_line(view)
-        told = view.segment > self._after  # what stands there from before a resume is no news
+        # What stands there from before a resume is no news, and its phases until it trains are said already.
+        told = view.segment > self._after and view.state != "starting"
         if told and view.step and text and view.step != self._said_step and now - self._said_at >= SAY_SECONDS:
             self._said_at, self._said_step = now, view.step
             echo(text, err=True)

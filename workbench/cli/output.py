@@ -20,7 +20,6 @@ from typing import Any, NamedTuple
 import click
 
 from engine.errors import WorkbenchError, visible
-from engine.figures import doing
 from workbench.calling import program
 
 _NAMED = re.compile(r"`workbench(?=[ `])")
@@ -140,6 +139,8 @@ def rewrite(text: str) -> None:
 
 def on_stderr(state: Mapping[str, Any]) -> None:
     """Show the progress of a long task, `what: done of total`, over the line before."""
+    from engine.figures import doing  # not for `--help`
+
     rewrite(doing(state))
 
 

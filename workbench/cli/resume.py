@@ -21,10 +21,9 @@ from workbench.cli.train import attach, hold_container, meeting_of, meets
 
 @click.command(short_help="Go on from the newest whole checkpoint.")
 @click.argument("run")
+@click.argument("overrides", nargs=-1, metavar="[KEY=VALUE ...]")
 @click.option("--detach", is_flag=True, help="Return once training has begun; the run goes on.")
-@click.option(
-    "--set", "pairs", multiple=True, metavar="KEY=VALUE", help="Another value for a setting of its config.yaml."
-)
+@click.option("--set", "pairs", multiple=True, metavar="KEY=VALUE", help="The same as KEY=VALUE alone.")
 @click.option("--fix", "mend", is_flag=True, help="Make the change that a failed run proposes, and go on with it.")
 @click.option("--changed", is_flag=True, help="Go on although config.yaml was changed since the run began.")
 @click.option("--accept-data", is_flag=True, help="Go on although the rows are not those the run was trained on.")
@@ -33,6 +32,7 @@ from workbench.cli.train import attach, hold_container, meeting_of, meets
 @click.option("--json", "as_json", is_flag=True, help="Print the result as JSON.")
 def command(
     run: str,
+    overrides: tuple[str, ...],
     detach: bool,
     pairs: tuple[str, ...],
     mend: bool,
@@ -49,10 +49,11 @@ def command(
 
     \b
     workbench resume my-0001
-    workbench resume my-0001 --set optim.num_train_epochs=4
+    workbench resume my-0001 optim.num_train_epochs=4
 
-    A finished run trains on where a setting makes it longer. With --fix the change that a failed run proposes is made: it goes
-    on from its last good checkpoint where the change allows that, else a new run starts that says where it comes from.
+    KEY=VALUE is another value for a setting of its config.yaml; a finished run trains on where one makes it longer. With --fix
+    the change that a failed run proposes is made: it goes on from its last good checkpoint where the change allows that, else
+    a new run starts that says where it comes from.
 
     Settings and rows are compared first: a changed config.yaml is shown and needs --changed, rows that teach otherwise are
     named and need --accept-data.
@@ -73,10 +74,12 @@ def command(
     launch.attend(folder)
     launch.settle(folder)
     differences = _changes(folder, changed)
-    settings = dict(map(parse_pair, pairs))
+    settings = dict(map(parse_pair, (*overrides, *pairs)))
     if mend:
         if settings:
-            raise UsageError("--fix: must be left out beside --set.", "The one proposes what the other says.")
+            raise UsageError(
+                "--fix: must be left out beside KEY=VALUE and --set.", "The one proposes what the other says."
+            )
         return attach(_mended(folder, accept_data), detach=detach, as_json=as_json)
     if folder.state != "finished" or differences or settings:
         report_versions(folder)

@@ -64,7 +64,7 @@ def command(
     \b
     workbench sweep my.yaml optim.learning_rate=1e-4,2e-4 run.seed=1,2,3
     workbench sweep my.yaml adapter.r=4,8,16 optim.max_steps=100 --detach
-    workbench sweep my.yaml adapter.r=4,8,16 --to slurm --time 4:00:00 --array-limit 2
+    workbench sweep my.yaml adapter.r=4,8,16 --to slurm --array-limit 2
     workbench sweep my-3fa2c1
 
     As the first process of a container it saves and stops its runs on SIGTERM and Ctrl-C, and --detach is refused.

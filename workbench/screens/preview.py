@@ -244,7 +244,7 @@ def why_shown(wanted: Mapping[str, Any]) -> str:
 
 
 def lengths_text(draft: Draft) -> str:
-    """The lengths of all rows as bars with the cut, and the rows that are cut or have nothing trained."""
+    """The lengths of all rows as bars with the limit, and the rows that are longer or have nothing trained."""
     facts, limit = draft.facts.data, draft.config.data.max_length
     if facts is None or not facts.lengths:
         if of_prompts(draft):
@@ -252,7 +252,9 @@ def lengths_text(draft: Draft) -> str:
         return "trained tokens are underlined and stand between " + ("[ ]" if ascii_only() else "▌ ▐")
     bars, end = histogram(facts.lengths, limit if isinstance(limit, int) else 0)
     parts = [f"lengths {bars} to {count(end)}"]
-    parts += [f"{count(facts.truncated)} rows cut at {count(limit)}" if facts.truncated else f"cut at {count(limit)}"]
+    edge = f"{'cut at' if draft.config.data.excess_length == 'truncate' else 'longer than'} {count(limit)}"
+    rows = "row" if facts.truncated == 1 else "rows"
+    parts += [f"{count(facts.truncated)} {rows} {edge}" if facts.truncated else f"at most {count(limit)}"]
     parts += [f"{count(facts.masked)} rows untrained"] if facts.masked else []
     return "   ".join(parts)
 

@@ -36,10 +36,11 @@ from engine.facts.model_shape import model_facts
 from engine.features import failures
 from engine.features.applied import Applied, left_out
 from engine.features.built import Built, base_model, cards_here
-from engine.features.compile import fallback, stack_graph
-from engine.features.compile.fallback import FEATURE, TURN_OFF, Compiling, Switch, as_many_graphs, watch_first_step
+from engine.features.compile import recompiles, stack_graph
+from engine.features.compile.fallback import FEATURE, Compiling, Switch, as_many_graphs, watch_first_step
 from engine.features.compile.gate import Gate, gated
 from engine.features.compile.one_graph import OneGraph
+from engine.features.compile.recompiles import TURN_OFF
 from engine.features.gradient_checkpointing.tiers import WIDEST, decoder_layers_of
 from engine.models.expert_shards import is_divided
 
@@ -353,10 +354,10 @@ def _unless_generating(
                 out, said = one.call(recorded, layer, args, kwargs)
             records.extend(said)
             return out
-        except fallback.limit_hit():
+        except recompiles.limit_hit():
             if switch.give_up is None:
-                raise fallback.too_many(switch) from None
-            switch.give_up(fallback.too_many(switch))
+                raise recompiles.too_many(switch.requested) from None
+            switch.give_up(recompiles.too_many(switch.requested))
         except failures.known() as error:
             if switch.give_up is None:
                 raise

@@ -29,16 +29,13 @@ from engine.errors import ModelError, WorkbenchError
 from engine.features import failures
 from engine.features.applied import Applied
 from engine.features.built import Built, Training
+from engine.features.compile import recompiles
 from engine.features.compile.progress import CompileProgress, Paces
+from engine.features.compile.recompiles import TURN_OFF, LaterGraphs, graphs_and_breaks
 
 FEATURE = "torch.compile"
-TURN_OFF = "Set kernels.torch_compile to false."
 EARNED = "the first batch waits, all others are computed faster"
 NONE_COMPILED = "the first batch was computed without a compiled layer"
-MANY_BATCHES = 5
-"""Batches after the first that may wait for the compiler (one row, the last of an epoch, held-out rows) before it is told."""
-MOST_GRAPHS = 64
-"""Kinds of layers, times the forms that batches come in (one row or several, padded or not, trained on or held out)."""
 
 
 @dataclass
@@ -54,32 +51,6 @@ class Switch:
     """Whether a person asked for it; a run with them ends where it fails."""
     counting: bool = False
     """Whether the calls are inside of `as_many_graphs` already."""
-
-
-@dataclass
-class LaterGraphs:
-    """The batches after the first for which layers were compiled anew, and the seconds they took; told once there are many."""
-
-    built: Built
-    batches: int = 0
-    waited: int = 0
-    seconds: float = 0.0
-
-    @contextlib.contextmanager
-    def batch(self) -> Iterator[None]:
-        before, begun = _graphs()[0], time.monotonic()
-        yield
-        self.batches += 1
-        if _graphs()[0] == before:
-            return
-        self.waited += 1
-        self.seconds += time.monotonic() - begun
-        if self.waited == MANY_BATCHES:
-            self.built.warn(
-                "kernels.torch_compile",
-                f"{self.waited} of {self.batches} batches after the first waited {self.seconds:.0f} s for layers to be compiled "
-                "again, as batches come in many forms. Set kernels.torch_compile to false, or data.packing to true where rows may be packed.",
-            )
 
 
 @dataclass(frozen=True)
@@ -103,7 +74,7 @@ class Compiling:
 
 def watch_first_step(built: Built, switch: Switch, compiling: Compiling) -> Callable[[], None]:
     """Wraps the instance's `training_step`, whose first call is told and under `auto` survived whole; returns the undo."""
-    trainer, graphs = built.training, _graphs()
+    trainer, graphs = built.training, graphs_and_breaks()
     step = trainer.training_step
     told, together = False, _others_train_along()
     progress = CompileProgress(built.events, compiling.auto or EARNED, compiling.expected)
@@ -157,7 +128,7 @@ def _first(
         return step(*args, **kwargs)
     if not switch.on:  # a call failed, was made again and is told already
         return loss
-    made, broken = (now - then for now, then in zip(_graphs(), before, strict=True))
+    made, broken = (now - then for now, then in zip(graphs_and_breaks(), before, strict=True))
     seconds = f"first batch {time.monotonic() - begun:.1f} s"
     if made:
         _MADE.update(switch.ran)
@@ -186,7 +157,7 @@ def _backward_at_once() -> contextlib.AbstractContextManager[Any]:
 
 
 def as_many_graphs(switch: Switch) -> contextlib.AbstractContextManager[Any]:
-    """Inside, in this thread, torch makes up to `MOST_GRAPHS` graphs of a layer's call and raises where one more is wanted.
+    """Inside, in this thread, torch makes up to `recompiles.MOST_GRAPHS` graphs of a layer's call and raises where one more is wanted.
 
     A layer's plain numbers (scales, epsilons) are constants of its graph: taken as inputs, as torch has it for any length at
     once, they make it trace and compile the graph twice, the first time in vain.
@@ -199,7 +170,7 @@ def _counting(switch: Switch) -> Iterator[None]:
     from torch._dynamo import config
 
     switch.counting = True
-    limits = {"recompile_limit": MOST_GRAPHS, "fail_on_recompile_limit_hit": True, "specialize_float": True}
+    limits = {"recompile_limit": recompiles.MOST_GRAPHS, "fail_on_recompile_limit_hit": True, "specialize_float": True}
     # DistributedDataParallel would have each graph cut where a bucket of gradients is full, the first after 1 MiB. Layers are
     # graphs of their own: messages pass between them as it is.
     limits["optimize_ddp"] = False
@@ -209,19 +180,6 @@ def _counting(switch: Switch) -> Iterator[None]:
             yield
     finally:
         switch.counting = False
-
-
-def limit_hit() -> type[Exception]:
-    """What torch raises there."""
-    from torch._dynamo.exc import FailOnRecompileLimitHit
-
-    return FailOnRecompileLimitHit
-
-
-def too_many(switch: Switch) -> Exception:
-    """What to raise in place of torch's word for it."""
-    sentence = f"batches come in so many forms that more than {MOST_GRAPHS} graphs of a layer would be compiled"
-    return ModelError(f"kernels.torch_compile: {sentence}.", TURN_OFF) if switch.requested else RuntimeError(sentence)
 
 
 def _number(trainer: Training) -> int:
@@ -307,13 +265,6 @@ def _report_failure(built: Built, compiling: Compiling, problem: str, when: str 
     print(f"kernels.torch_compile: {sentence}.", file=sys.stderr, flush=True)
     built.warn("kernels.torch_compile", f"{sentence[0].upper()}{sentence[1:]}.")
     built.report(compiling.applied(f"{sentence}; auto had taken it: {compiling.auto}", "off"))
-
-
-def _graphs() -> tuple[int, int]:
-    """Graphs compiled and graph breaks so far in this process."""
-    from torch._dynamo.utils import counters
-
-    return counters["stats"].get("unique_graphs", 0), sum(counters["graph_break"].values())
 
 
 _MADE = set[CodeType]()

@@ -125,21 +125,18 @@ def _weight(w, expert, w_expert, w_column, w_inner, n, k, WIDE: tl.constexpr):
 def _product(
     acc, x_ptrs, real, w, expert, n, there, first, columns, depth, w_rows, w_expert, w_column, w_inner,
     EVEN: tl.constexpr, FULL: tl.constexpr, HALVES: tl.constexpr, BY_COLUMN: tl.constexpr, TMA: tl.constexpr,
-    PACKED: tl.constexpr, BLOCK: tl.constexpr, SCALE_BLOCK: tl.constexpr, LANES: tl.constexpr, SWAPPED: tl.constexpr,
+    PACKED: tl.constexpr, BLOCK: tl.constexpr, SCALE_BLOCK: tl.constexpr, LANES: tl.constexpr,
     COLUMNS: tl.constexpr, DEPTH: tl.constexpr, WIDE: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     """`acc` and the product of rows with columns `n` of an expert's weight, of which those `there` count.
 
     `w` is a pointer or a descriptor of tiles from column `first` on; with HALVES those of both halves of the columns. Of a
-    PACKED weight it is the parts that it is held in, whose tiles are decoded one after the other; SWAPPED these stay in registers as
-    the left side of a turned product, which goes on while the next are decoded (Hopper).
+    PACKED weight it is the parts that it is held in, whose tiles are decoded one after the other.
     """
     k = tl.arange(0, DEPTH)
     if PACKED != "":
         table = in_lanes(w[4]) if LANES else w[4]
         line = tl.minimum(n, columns - 1)
-        if SWAPPED:
-            turned = tl.zeros([COLUMNS, x_ptrs.shape[0]], tl.float32)
         for at in range(0, depth, DEPTH):
             x = tl.load(x_ptrs, mask=real[:, None], other=0.0)
             if BY_COLUMN:
@@ -150,13 +147,8 @@ def _product(
                 w_tile = decoded_tile(
                     w, table, expert, at + k, first, depth, columns, x.dtype, DEPTH, COLUMNS, PACKED, BLOCK, SCALE_BLOCK, LANES
                 )  # fmt: skip
-            if SWAPPED:
-                turned = _dot(w_tile.T, x.T, turned, PRECISION)
-            else:
-                acc = _dot(x, w_tile, acc, PRECISION)
+            acc = _dot(x, w_tile, acc, PRECISION)
             x_ptrs += DEPTH
-        if SWAPPED:
-            acc = turned.T
     elif TMA:
         for at in range(0, depth, DEPTH):
             x = tl.load(x_ptrs, mask=real[:, None], other=0.0)
@@ -279,7 +271,7 @@ def up_kernel(
     limit, alpha,
     HAS_BIAS: tl.constexpr, RANK: tl.constexpr, ACTIVATION: tl.constexpr, INTERLEAVED: tl.constexpr,
     EVEN: tl.constexpr, FULL: tl.constexpr, BY_COLUMN: tl.constexpr, TMA: tl.constexpr,
-    PACKED: tl.constexpr, BLOCK: tl.constexpr, SCALE_BLOCK: tl.constexpr, LANES: tl.constexpr, SWAPPED: tl.constexpr,
+    PACKED: tl.constexpr, BLOCK: tl.constexpr, SCALE_BLOCK: tl.constexpr, LANES: tl.constexpr,
     GROUP: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr, DEPTH: tl.constexpr, WIDE: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     """Gate and up of gathered tokens [S, 2 width], and what goes down of them [S, width]. Grid (tiles * blocks,).
@@ -308,7 +300,7 @@ def up_kernel(
     acc = tl.zeros([ROWS, 2 * COLUMNS], tl.float32)
     acc = _product(
         acc, x_ptrs, real, w, expert - opens, n, there, begun, 2 * width, depth, w_rows, w_expert, w_column, w_inner,
-        EVEN, FULL, not INTERLEAVED, BY_COLUMN, TMA, PACKED, BLOCK, SCALE_BLOCK, LANES, SWAPPED, 2 * COLUMNS, DEPTH, WIDE, PRECISION,
+        EVEN, FULL, not INTERLEAVED, BY_COLUMN, TMA, PACKED, BLOCK, SCALE_BLOCK, LANES, 2 * COLUMNS, DEPTH, WIDE, PRECISION,
     )  # fmt: skip
     if RANK:
         acc = _adapted(
@@ -333,7 +325,7 @@ def product_kernel(
     opens, closes, tiles, depth, columns, top_k, x_row, w_rows, w_expert, w_column, w_inner, rank, b_expert, b_column, b_rank,
     HAS_BIAS: tl.constexpr, WEIGHTED: tl.constexpr, GATHERED: tl.constexpr, BY_SLOT: tl.constexpr, RANK: tl.constexpr,
     EVEN: tl.constexpr, FULL: tl.constexpr, BY_COLUMN: tl.constexpr, TMA: tl.constexpr,
-    PACKED: tl.constexpr, BLOCK: tl.constexpr, SCALE_BLOCK: tl.constexpr, LANES: tl.constexpr, SWAPPED: tl.constexpr,
+    PACKED: tl.constexpr, BLOCK: tl.constexpr, SCALE_BLOCK: tl.constexpr, LANES: tl.constexpr,
     GROUP: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr, DEPTH: tl.constexpr, WIDE: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     """Rows, or the tokens they are of, through a projection, stored by row or by slot [S, columns]. Grid (tiles * blocks,).
@@ -357,7 +349,7 @@ def product_kernel(
     acc = tl.zeros([ROWS, COLUMNS], tl.float32)
     acc = _product(
         acc, x_ptrs, real, w, expert - opens, n, there, first, columns, depth, w_rows, w_expert, w_column, w_inner,
-        EVEN, FULL, False, BY_COLUMN, TMA, PACKED, BLOCK, SCALE_BLOCK, LANES, SWAPPED, COLUMNS, DEPTH, WIDE, PRECISION,
+        EVEN, FULL, False, BY_COLUMN, TMA, PACKED, BLOCK, SCALE_BLOCK, LANES, COLUMNS, DEPTH, WIDE, PRECISION,
     )  # fmt: skip
     if RANK:
         acc = _adapted(

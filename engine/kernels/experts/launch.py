@@ -101,24 +101,15 @@ PRODUCT = Tiles(
 )
 
 
-_NOT_PACKED: dict[str, Any] = {"PACKED": "", "BLOCK": 1, "SCALE_BLOCK": 1, "LANES": False, "SWAPPED": False}
+_NOT_PACKED: dict[str, Any] = {"PACKED": "", "BLOCK": 1, "SCALE_BLOCK": 1, "LANES": False}
 # Two programs on a multiprocessor, so that one decodes while the other multiplies (H100).
-_DECODED = ("columns", "depth", "warps", "stages", "swapped")
 UP_DECODED = Tiles(
-    "experts_up_decoded", 1, _DECODED,
-    (
-        (64, 64, 4, 3, 0), (64, 64, 4, 4, 0), (32, 128, 4, 4, 0), (64, 64, 8, 3, 0), (64, 64, 4, 3, 1), (64, 64, 8, 3, 1),
-        (32, 64, 4, 3, 1), (128, 64, 8, 3, 1),
-    ),
-    _cost(2),
+    "experts_up_decoded", 1, _NAMES,
+    ((64, 64, 4, 3, 0), (64, 64, 4, 4, 0), (32, 128, 4, 4, 0), (64, 64, 8, 3, 0)), _cost(2),
 )  # fmt: skip
 PRODUCT_DECODED = Tiles(
-    "experts_product_decoded", 1, _DECODED,
-    (
-        (128, 64, 4, 3, 0), (128, 64, 4, 4, 0), (64, 128, 4, 4, 0), (128, 128, 4, 3, 0), (128, 64, 8, 3, 0), (64, 64, 4, 4, 0),
-        (128, 64, 4, 3, 1), (128, 64, 8, 3, 1), (64, 64, 4, 3, 1), (256, 64, 8, 3, 1), (128, 128, 8, 3, 1),
-    ),
-    _cost(1),
+    "experts_product_decoded", 1, _NAMES,
+    ((128, 64, 4, 3, 0), (128, 64, 4, 4, 0), (64, 128, 4, 4, 0), (128, 128, 4, 3, 0), (128, 64, 8, 3, 0), (64, 64, 4, 4, 0)), _cost(1),
 )  # fmt: skip
 
 
@@ -320,11 +311,6 @@ def copies_tiles(device: torch.device) -> bool:
     return device.type == "cuda" and torch.cuda.get_device_capability(device)[0] >= 9
 
 
-def _multiplies_from_registers(device: torch.device) -> bool:
-    """Whether a product goes on beside the program whose registers its left side lies in (Hopper alone)."""
-    return device.type != "cuda" or torch.cuda.get_device_capability(device)[0] == 9
-
-
 def _operand(
     weight: Tensor, columns: int, deep: int, tma: int, halves: bool = False
 ) -> tuple[Any, dict[str, Any], list[int]]:
@@ -339,7 +325,6 @@ def _operand(
             "BLOCK": form.block,
             "SCALE_BLOCK": form.scale_block,
             "LANES": in_lanes_of(form.kind),
-            "SWAPPED": bool(tma),
         }
         flags = {"EVEN": True, "FULL": n % columns == 0, "BY_COLUMN": not form.turned, "TMA": False, **packed}
         # As the one that unpacks rounds, so does this.
@@ -561,14 +546,11 @@ def decoding(tiles: Tiles, weight: PackedExperts, x: Tensor, rows: int, halves: 
         return None
 
     def fits(tile: Tile) -> bool:
-        columns, deep, _, _, swapped = _capped(tile, x, rows, n // 2 if tiles is UP else n, k)
+        columns, deep, *_ = _capped(tile, x, rows, n // 2 if tiles is UP else n, k)
         columns = 2 * columns if tiles is UP else columns
         wide = columns if form.turned else deep
         return (
-            k % deep == 0
-            and not (form.turned and n % columns)
-            and (wide % form.block == 0 or form.block % wide == 0)
-            and (not swapped or _multiplies_from_registers(x.device))
+            k % deep == 0 and not (form.turned and n % columns) and (wide % form.block == 0 or form.block % wide == 0)
         )
 
     inside = for_card(UP_DECODED if tiles is UP else PRODUCT_DECODED, x.device)

@@ -187,8 +187,8 @@ def _streams(device: torch.device) -> tuple[torch.cuda.Stream, torch.cuda.Stream
 
 def _one_ahead(unpacked: Callable[[int, bool], Tensor], turns: int, device: torch.device) -> Iterator[Tensor]:
     """What `unpacked` gives for each turn, the next one's on another stream while the caller multiplies this one's. Every second
-    turn is another stream's too, so that a product begins as the last programs of the one before it end. The caller's own
-    stream has waited for all of it at the end, so that rooms may be given back there."""
+    turn is another stream's too, so that a product begins as the last programs of the one before it end. However it ends, the
+    caller's own stream has waited for all of it, so that rooms may be given back there."""
     here = torch.cuda.current_stream(device)
     side, other = _streams(device)
     products = (here, other) if PAIRED else (here, here)
@@ -211,9 +211,10 @@ def _one_ahead(unpacked: Callable[[int, bool], Tensor], turns: int, device: torc
             free = product.record_event()
             if following is not None:
                 found, ready = following, coming
-        here.wait_stream(other)
-    finally:
+    finally:  # also of a product that found no room, after which another way is tried
         torch.cuda.set_stream(here)
+        here.wait_stream(side)
+        here.wait_stream(other)
 
 
 def _again(packed: PackedExperts, held: Held, form: Form) -> PackedExperts:

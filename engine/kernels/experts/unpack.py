@@ -76,27 +76,23 @@ def unpack_int8_kernel(
 
 @triton.jit(do_not_specialize=["first"])
 def unpack_fp8_kernel(
-    starts, numbers, scales, out, first, scales_each, rows, columns, across, rows_of_block,
-    BLOCK: tl.constexpr, RUN: tl.constexpr, ROUTED: tl.constexpr, TILE: tl.constexpr, TILES: tl.constexpr,
+    starts, numbers, scales, out, first, scales_each, weights_each, columns, across, rows_of_block, columns_of_block,
+    ROUTED: tl.constexpr, TILE: tl.constexpr, TILES: tl.constexpr,
 ):  # fmt: skip
-    """As `unpack_kernel` for FP8, with a scale for each block of so many rows and BLOCK columns; `across` of them lie side by side.
-    TILES rows a program; RUN columns side by side are never of two blocks."""
+    """As `unpack_kernel` for FP8, with a scale for each block; `across` of them lie side by side."""
     place = tl.program_id(1).to(tl.int64)
     expert = first + place
     if ROUTED:  # noqa: SIM102  # the first is known when it is compiled
         if tl.load(starts + expert) == tl.load(starts + expert + 1):
             return
-    for row in range(tl.program_id(0) * TILES, tl.minimum(tl.program_id(0) * TILES + TILES, rows)):
-        held = numbers + (expert * rows + row) * columns
-        to = out + (place * rows + row) * columns
-        of_row = scales + expert * scales_each + row // rows_of_block * across
-        for begun in range(0, columns, TILE):
-            run = begun + tl.arange(0, TILE // RUN) * RUN
-            column = run[:, None] + tl.arange(0, RUN)[None, :]
-            scale = tl.load(of_row + run // BLOCK, mask=run < columns, other=0.0)
-            code = tl.load(held + column, mask=column < columns, other=0).to(tl.int32)
-            value = (e4m3(code) * scale[:, None]).to(out.dtype.element_ty)
-            tl.store(to + column, value, mask=column < columns)
+    for tile in range(tl.program_id(0) * TILES, tl.program_id(0) * TILES + TILES):
+        at = tile * TILE + tl.arange(0, TILE)
+        there = at < weights_each
+        held = tl.load(numbers + expert * weights_each + at, mask=there, other=0).to(tl.int32)
+        row = at // columns
+        block = row // rows_of_block * across + (at - row * columns) // columns_of_block
+        scale = tl.load(scales + expert * scales_each + block, mask=there, other=0.0)
+        tl.store(out + place * weights_each + at, (e4m3(held) * scale).to(out.dtype.element_ty), mask=there)
 
 
 @triton.jit(do_not_specialize=["first"])
@@ -181,7 +177,7 @@ def unpack(held: Any, form: Any, first: int, out: Tensor, starts: Tensor | None,
     """
     weights = form.rows * form.columns
     bytes_each, scales_each = held.numbers.shape[1], held.scales.shape[1]
-    tile, tiles, stages, programs = TILE, TILES, STAGES, 0
+    tile, tiles, stages = TILE, TILES, STAGES
     if beside:
         programs, tile, stages = BESIDE
         programs *= _multiprocessors(out.device)
@@ -190,11 +186,9 @@ def unpack(held: Any, form: Any, first: int, out: Tensor, starts: Tensor | None,
     routed = {"ROUTED": starts is not None, "TILE": tile, "TILES": tiles, "num_warps": 4}
     starts = held.scales if starts is None else starts
     if form.kind == "fp8":
-        lines = triton.cdiv(form.rows * out.shape[0], programs) if beside else 4
-        unpack_fp8_kernel[triton.cdiv(form.rows, lines), out.shape[0]](
-            starts, held.numbers, held.scales, out, first, scales_each, form.rows, form.columns,
-            triton.cdiv(form.columns, form.block), form.scale_block, BLOCK=form.block, RUN=min(form.block & -form.block, TILE),
-            **{**routed, "TILE": TILE, "TILES": lines},
+        unpack_fp8_kernel[grid](
+            starts, held.numbers, held.scales, out, first, scales_each, weights, form.columns,
+            triton.cdiv(form.columns, form.block), form.scale_block, form.block, **routed,
         )  # fmt: skip
         return
     if form.kind in ("uint4", "uint8"):

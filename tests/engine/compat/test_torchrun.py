@@ -44,7 +44,14 @@ def test_a_store_listens_at_its_own_address_alone(name):
 
 
 @pytest.mark.parametrize(
-    ("interface", "address"), [("net0", "127.0.0.3"), ("lo", "127.0.1.1"), ("", "127.0.1.1"), ("net9", "127.0.1.1")]
+    ("interface", "address"),
+    [
+        ("net0", "127.0.0.3"),
+        ("net0,net1", "127.0.0.3"),
+        ("lo", "127.0.1.1"),
+        ("", "127.0.1.1"),
+        ("net9", "127.0.1.1"),
+    ],
 )
 def test_a_machine_that_calls_itself_the_loopback_listens_where_its_interface_is(monkeypatch, interface, address):
     known = {"net0": [SimpleNamespace(family=socket.AF_INET, address="127.0.0.3")]}

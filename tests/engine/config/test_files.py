@@ -37,6 +37,10 @@ HOSTILE = {
     "colon": ("a: b: c\n", "colon"),
     "list": ("- a\n- b\n", "a list. Start from a recipe"),
     "text": ("hello\n", "text"),
+    "list that is not closed": (
+        "a: [b\n",
+        "cannot be read there: expected ',' or ']', but got the end of the file. Check",
+    ),
     "two documents": ("a: 1\n---\nb: 2\n", "second one after `---`. Keep one"),
     "merge key": ("a: &a {b: 1}\nc:\n  <<: *a\n", "merge"),
     "long number": ("a: " + "9" * 5000, "of 5,000. Shorten it"),

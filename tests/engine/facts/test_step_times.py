@@ -204,6 +204,12 @@ def test_the_estimate_tells_the_time_that_was_measured() -> None:
         "by steps measured on NVIDIA H200 and the published speeds"
     )
     assert plain.seconds_by.endswith("no steps like these were measured on it")
+    for known, whose in (
+        (elsewhere, "of it and A100, which MYCARD is taken for"),
+        (facts, "of A100, which MYCARD is taken for;"),
+    ):
+        unknown = replace(known, machine=parse_machine("1xMyCard-80GB"))
+        assert whose in estimate(config, unknown).seconds_by, "nobody knows its speed"
     mixture = replace(QWEN, experts=128)
     assert "no steps like these" in estimate(config, replace(measured, model=mixture)).seconds_by
     of_two = estimate(read({**mapping, "run": {"devices": 2}}).config, both).seconds_left

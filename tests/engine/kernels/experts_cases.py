@@ -118,11 +118,11 @@ def held_in(kind: str, weight: torch.Tensor, turned: bool) -> torch.Tensor:
 
 
 @contextmanager
-def decoding(inside: bool, ahead: bool = False, swapped: bool = False) -> Iterator[list[bool]]:
+def decoding(inside: bool, ahead: bool = False) -> Iterator[list[bool]]:
     """Products decode packed weights inside wherever they can, or nowhere, and unpack some beside others or not; for each that was
     asked for whether it can be decoded inside."""
     asked: list[bool] = []
-    own = launch.DECODED_ROWS, launch.AHEAD, launch.decoding, launch.UP_DECODED, launch.PRODUCT_DECODED
+    own = launch.DECODED_ROWS, launch.AHEAD, launch.decoding
     tiles_of = launch.decoding
 
     def seen(*given):
@@ -131,18 +131,13 @@ def decoding(inside: bool, ahead: bool = False, swapped: bool = False) -> Iterat
         return tiles
 
     launch.DECODED_ROWS, launch.AHEAD, launch.decoding = 2**20 if inside else 0, ahead, seen
-    launch.UP_DECODED, launch.PRODUCT_DECODED = (
-        replace(tiles, candidates=tuple(tile for tile in tiles.candidates if tile[4] == swapped)) for tiles in own[3:]
-    )
     try:
         yield asked
     finally:
-        launch.DECODED_ROWS, launch.AHEAD, launch.decoding, launch.UP_DECODED, launch.PRODUCT_DECODED = own
+        launch.DECODED_ROWS, launch.AHEAD, launch.decoding = own
 
 
-def check_packed(
-    kind: str, case: Case, room: int, inside: bool = False, ahead: bool = False, swapped: bool = False
-) -> None:
+def check_packed(kind: str, case: Case, room: int, inside: bool = False, ahead: bool = False) -> None:
     """As `check`, over packed weights, of which so many experts are unpacked at a time, the next `ahead` or not, or which are
     decoded `inside` the products; the truth has their numbers."""
     ids = case.ids()
@@ -161,7 +156,7 @@ def check_packed(
     packing.EXPERT_BUFFER = room * 2 * case.width * case.hidden * case.dtype.itemsize
     way = " decoded inside" if inside else ""
     try:
-        with decoding(inside, ahead, swapped) as asked:
+        with decoding(inside, ahead) as asked:
             compare(
                 f"experts in {kind}{way} {case}", ours, theirs, list(given.values()), 1,
                 handful=INTERPRETED or case.tokens < 16,
@@ -179,18 +174,18 @@ def _tiles_alike(kind: str, rows: int, columns: int, dtype: torch.dtype) -> None
     for turned in (False, True):
         packed, wide = (each.transpose(1, 2) if turned else each for each in (held, every))
         depth = wide.shape[2]
-        for some, swapped in ((16, False), (16, True), (128, False), (128, True)):
+        for some in (16, 128):
             x = torch.eye(depth, dtype=dtype, device=DEVICE).repeat(2, 1)
             ids = torch.arange(2, device=DEVICE).repeat_interleave(depth)[:, None]
             size = 16 if INTERPRETED else some
-            with decoding(True, swapped=swapped) as asked:
+            with decoding(True) as asked:
                 out = launch._product(x, packed, None, None, None, planned(ids, 2, size), size, top_k=1)
             same = torch.equal(out.view(2, depth, -1), wide.transpose(1, 2))
             said(
                 same and asked == [True],
-                f"{kind} tiles of {rows} x {columns}, turned {turned}, {size} rows, swapped {swapped}",
+                f"{kind} tiles of {rows} x {columns}, turned {turned}, {size} rows",
             )
-            if INTERPRETED and swapped:
+            if INTERPRETED:
                 break
 
 
@@ -212,15 +207,14 @@ def experts_decoded() -> None:
             _tiles_alike(kind, rows, columns, torch.float16 if INTERPRETED else torch.bfloat16)
         both = common, other
         for case in both[place % 2 :][:1] if "PAIRWISE" in os.environ else both:
-            check_packed(kind, case, 100, inside=True, swapped=case is other)
+            check_packed(kind, case, 100, inside=True)
         if INTERPRETED:
             continue
-        check_packed(kind, common, 100, inside=True, swapped=True)
         for more in (
             {"tokens": 1}, {"tokens": 40}, {"tokens": 5000}, {"routing": "one"}, {"routing": "empty"}, {"adapted": "none"},
             {"dtype": torch.float16, "experts": 33}, {"experts": 128, "hidden": 2048, "width": 768, "top_k": 8},
         ):  # fmt: skip
-            check_packed(kind, replace(common, **more), 100, inside=True, swapped="tokens" in more)
+            check_packed(kind, replace(common, **more), 100, inside=True)
 
 
 def experts_packed() -> None:

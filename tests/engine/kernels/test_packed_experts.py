@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import os
 import subprocess
@@ -11,7 +12,7 @@ from importlib.util import find_spec
 import pytest
 import torch
 
-from engine.kernels.experts import ExpertLoRA, Gate, expert_mlp, groups, launch
+from engine.kernels.experts import ExpertLoRA, Gate, expert_mlp, groups, launch, packed
 from engine.kernels.experts.packed import GROUPED, KINDS, PLAIN, PackedExperts, Packer, of_fp8, of_groups, of_mxfp4
 from engine.kernels.tuned import Kept
 from engine.kernels.tuner import Tuner
@@ -456,3 +457,59 @@ def test_the_kernels_take_groups_of_unpacked_experts(call):
         env={**os.environ, "TRITON_INTERPRET": "1"}, capture_output=True, text=True, check=False,
     )  # fmt: skip
     assert (done.returncode, done.stdout.strip()) == (0, "agree"), done.stderr[-2000:]
+
+
+class Ordered:
+    """A stream, or an event, by what is sure to be over before what it is given next."""
+
+    current = None
+
+    def __init__(self, over=()):
+        self.over = set(over)
+
+    def record_event(self):
+        return Ordered(self.over)
+
+    def wait_event(self, event):
+        self.over |= event.over
+
+    wait_stream = wait_event
+
+
+@pytest.mark.parametrize("fails_at", [None, 0, 1, 3])
+def test_what_is_unpacked_ahead_waits_for_its_room_and_is_waited_for_also_by_one_that_fails(monkeypatch, fails_at):
+    here, side, other = Ordered(), Ordered(), Ordered()
+    Ordered.current = here
+    monkeypatch.setattr(packed, "_streams", lambda device: (side, other))
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda device: Ordered.current)
+    monkeypatch.setattr(torch.cuda, "set_stream", lambda stream: setattr(Ordered, "current", stream))
+    begun = []
+
+    @contextlib.contextmanager
+    def within(stream):
+        before, Ordered.current = Ordered.current, stream
+        yield
+        Ordered.current = before
+
+    def does(what, turn, *before):
+        assert set(before) <= Ordered.current.over, (what, turn)
+        Ordered.current.over.add((what, turn))
+        begun.append((what, turn))
+
+    monkeypatch.setattr(torch.cuda, "stream", within)
+
+    def unpacked(turn, beside):
+        does("unpacked", turn, *([("product", turn - 2)] if turn >= 2 else []))
+        return turn
+
+    def multiplied():
+        for turn in packed._one_ahead(unpacked, 5, torch.device("cuda", 0)):
+            does("product", turn, ("unpacked", turn))
+            if turn == fails_at:
+                raise torch.OutOfMemoryError
+
+    with contextlib.suppress(torch.OutOfMemoryError):
+        multiplied()
+    assert Ordered.current is here
+    assert len(begun) == (10 if fails_at is None else 2 * fails_at + 3)
+    assert set(begun) <= here.over

@@ -63,6 +63,14 @@ def test_off_and_without_a_card_the_hand_picked_tiles_are_taken_and_nothing_runs
     assert (ran, on.picked) == ([], [])
 
 
+def test_a_shape_of_the_same_bucket_never_gets_a_tile_that_is_none_of_its_own(tuner):
+    made = tuner(2.0, 1.0, 3.0)
+    assert made.pick(TILES, (1024,), CPU, lambda tile: None) == (2048, 4)
+    fewer = replace(TILES, candidates=((1024, 4), (4096, 8)))
+    assert made.pick(fewer, (1024,), CPU, lambda tile: None) in fewer.candidates
+    assert made.pick(TILES, (1024,), CPU, lambda tile: None) == (2048, 4)
+
+
 @pytest.mark.parametrize(
     ("times", "taken"),
     [

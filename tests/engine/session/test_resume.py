@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 
 from engine.config.files import as_yaml
-from engine.errors import WorkbenchError
+from engine.errors import UsageError, WorkbenchError
 from engine.hardware import parse_machine
-from engine.run import launch
+from engine.run import checkpoint, launch
 from engine.run.store import RunFolder, create
 from engine.session import resume as resuming
 
@@ -100,3 +100,28 @@ def test_a_job_of_a_cluster_is_not_judged_by_this_machine(run: RunFolder, resume
     run.update_json(cluster="slurm")
     resuming.resume(run, settings=FEWER)
     assert "devices: 1" in resumed[0]
+
+
+@pytest.mark.parametrize(
+    ("settings", "sentence"),
+    [
+        ({"adapter.r": 8}, "adapter.r: must stay 16, which checkpoint-4 was trained with; got 8."),
+        ({"adapter.bias": "all"}, "adapter.bias: must stay none, which checkpoint-4 was trained with; got all."),
+        ({"adapter": {"kind": "none"}}, "adapter.kind: must stay lora, which checkpoint-4 was trained with; got none."),
+    ],
+)
+def test_another_adapter_than_the_checkpoints_is_refused_before_it_starts(
+    run: RunFolder, resumed: list[str], settings: dict[str, Any], sentence: str
+) -> None:
+    run.config.write_text(run.read_config() + "adapter: {kind: lora, r: 16}\n")
+    run.update_json(config=run.read_config())
+    before = run.read_config()
+    tmp = checkpoint.begin(run, 4)
+    (tmp / "adapter_config.json").write_text('{"peft_type": "LORA", "r": 16, "use_dora": false, "bias": "none"}')
+    checkpoint.commit(tmp, {"step": 4})
+    with pytest.raises(UsageError) as refused:
+        resuming.resume(run, settings=settings)
+    assert refused.value.message == f"run {run.id} cannot go on so: {sentence}"
+    assert (run.read_config(), resumed) == (before, [])
+    resuming.resume(run, settings={"adapter.lora_alpha": 8})
+    assert "lora_alpha: 8" in resumed[0]

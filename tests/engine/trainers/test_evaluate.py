@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from engine.errors import RunBusy, UsageError, WorkbenchError
+from engine.evaluate import _config as measures
 from engine.evaluate import answer
 from engine.run import checkpoint
 from engine.run.evaluations import NOT_MEASURED, step_of
@@ -70,6 +71,8 @@ def test_the_base_is_the_model_before_training_and_other_rows_are_measured_on_re
     there = measured(run, 4, data=other)
     assert (there["rows"], there["data"]) == (5, other)
     assert there["metrics"] != found["metrics"]
+    (generated,) = measures(run, "builtin/dates").data.eval
+    assert (generated.path, generated.split) == ("builtin/dates", "eval"), "its days that no run trains on"
     # The same file with other rows held out would be another question.
     Path(rows).write_text(Path(rows).read_text().replace("What comes", "Tell me what comes"))
     with pytest.raises(WorkbenchError, match=r"held-out rows are others now.*data\.eval"):

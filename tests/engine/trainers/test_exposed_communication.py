@@ -135,12 +135,15 @@ def test_what_is_measured_takes_microseconds() -> None:
 def test_a_step_is_measured_so_often_and_pauses_are_no_part_of_it() -> None:
     clock = StepClock()
     waits = Waits(clock, every=0.2)
+    begun = time.monotonic()
     with waits.span():
         time.sleep(0.01)
+    outside = time.monotonic() - begun
     with clock.pause(), waits.span():
         time.sleep(0.05)
     waits.step_over()
-    assert (waits.steps, waits.spent()[0]) == (1, pytest.approx(0.01, abs=0.008))
+    assert waits.steps == 1
+    assert 0.01 <= waits.spent()[0] <= outside
     with waits.span():
         time.sleep(0.05)
     waits.step_over()
@@ -151,7 +154,7 @@ def test_a_step_is_measured_so_often_and_pauses_are_no_part_of_it() -> None:
         pass
     waits.step_over()
     assert waits.steps == 2
-    assert waits.spent()[0] < 0.04
+    assert waits.spent()[0] < outside + 0.04
 
 
 def test_a_loss_without_gradients_fails_as_it_did() -> None:

@@ -15,6 +15,7 @@ from engine.run.evaluations import records_of, summary, tasks_of
 from engine.run.store import RunFolder
 from tests.chats import make_run
 from tests.warm import command
+from workbench.cli.evaluate import rows_of
 
 
 @pytest.fixture(scope="module")
@@ -61,6 +62,14 @@ def test_a_wrong_call_is_one_sentence_and_keeps_nothing(run: RunFolder, tmp_path
         assert re.search(sentence, f"{error['message']} {error['hint']}"), ended.stderr
         assert ended.stderr.count("Error: ") == 1
     assert records_of(run) == []
+
+
+def test_built_in_rows_are_named_as_in_a_config(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert rows_of("builtin/dates") == "builtin/dates"
+    with pytest.raises(UsageError, match=r"got nothing there: builtin/dots\.") as refused:
+        rows_of("builtin/dots")
+    assert refused.value.hint == "Give builtin/dates or builtin/shapes or builtin/synthetic, or a file."
 
 
 def task(folder: Path, name: str) -> Path:

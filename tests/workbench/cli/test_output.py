@@ -320,6 +320,13 @@ def test_a_wrong_call_is_json(
     assert document["error"]["message"] in err
 
 
+def test_a_run_that_is_not_named_is_looked_up(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    _, document, _ = call(monkeypatch, capsys, "stop", "--json")
+    assert document["error"]["hint"] == "`workbench runs` lists them. Try `workbench stop --help`."
+
+
 @pytest.mark.parametrize("command", MISSING)
 def test_what_is_not_there_is_json(
     command: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]

@@ -203,8 +203,10 @@ def test_detach_returns_once_training_has_begun_and_the_run_is_stopped_and_resum
     assert stopped.returncode == 0, stopped.stderr
     assert "Kept: the checkpoint of step" in stopped.stdout
     monkeypatch.setenv("SMALL_WORKER", '{"steps": 300}')
-    resumed = workbench(place, "resume", "my-0001")
+    resumed = workbench(place, "resume", "my-0001", "run.save_steps=40", "--set", "optim.learning_rate=0.5")
     assert resumed.returncode == 0, resumed.stderr
+    config = only_run(place).read_config()
+    assert ("save_steps: 40" in config, "learning_rate: 0.5" in config) == (True, True), config
     assert "my-0001 goes on from step" in resumed.stderr
     assert "✓ finished: my-0001, 300 steps" in resumed.stderr
 
@@ -394,10 +396,12 @@ def test_who_follows_a_run_is_told_of_the_slowest_rank_once(tmp_path, capsys, mo
 def test_who_resumes_is_told_of_the_new_start_alone(tmp_path, capsys, monkeypatch):
     monkeypatch.setattr(launch, "unattended", lambda run: False)
     run = create(tmp_path, "version: 1\n", {"name": "again", "method": "sft", "model": "builtin/tiny"})
-    run.update_json(state="running")
+    run.update_json(state="starting", segment=1)
+    before = EventWriter(run, segment=0)
+    before.write("metrics", step=8, loss=1.0)
+    before.write("stopped", step=8)
     with open_view(run) as watch:
         follower = Follower(watch, after=0)
-        before = EventWriter(run, segment=0)
         before.write("phase", name="Training")
         follower.until(lambda view: True)
         EventWriter(run, segment=1).write("phase", name="Reading the config")

@@ -23,7 +23,7 @@ from engine.session.rows import ASK_SECONDS
 from workbench.app import WorkbenchApp
 from workbench.panels.bars import fitting
 from workbench.panels.tokens import TokenView
-from workbench.screens.preview import PreviewScreen, histogram
+from workbench.screens.preview import PreviewScreen, histogram, lengths_text
 
 Shown = Callable[[Any], str]
 
@@ -326,8 +326,10 @@ async def test_lengths_of_all_rows_are_bars_with_the_cut(tmp_path: Path, shown: 
         assert "trained tokens are underlined" in shown(app)
         lengths = tuple([40] * 50 + [100] * 10 + [400])
         draft.learn(replace(draft.facts, data=DataFacts(rows=61, lengths=lengths, truncated=1, masked=3)))
-        await until(pilot, lambda: "1 rows cut at" in shown(app))
+        await until(pilot, lambda: "1 row longer than 128" in shown(app))
         assert "3 rows untrained" in shown(app)
+        draft.set(fields.data.excess_length.path, "truncate")
+        assert "1 row cut at 128" in lengths_text(draft)
 
 
 def test_the_cut_stands_where_rows_are_cut() -> None:

@@ -16,7 +16,7 @@ from transformers.modeling_layers import GradientCheckpointingLayer
 
 from engine.errors import ModelError
 from engine.features.compile import apply as compiled
-from engine.features.compile import fallback
+from engine.features.compile import fallback, recompiles
 from engine.features.layer_offloading.apply import LayerOffloading
 from engine.features.layer_offloading.layer_stream import LayerStream
 from engine.features.sequence import Features
@@ -233,7 +233,7 @@ def test_a_real_compiler_that_stops_leaves_the_plain_step(tmp_path, monkeypatch)
 @pytest.mark.parametrize(("auto", "effective"), [(WHY, "off"), (None, "inductor")])
 def test_layers_in_pieces_are_kept_by_those_alone_who_asked_for_them(monkeypatch, auto, effective):
     counted = itertools.chain([(0, 0)], itertools.repeat((9, 7)))
-    monkeypatch.setattr(fallback, "_graphs", lambda: next(counted))
+    monkeypatch.setattr(fallback, "graphs_and_breaks", lambda: next(counted))
     trainer, calls = Trainer(Told()), []
 
     def compile_(function, **_):
@@ -249,7 +249,7 @@ def test_layers_in_pieces_are_kept_by_those_alone_who_asked_for_them(monkeypatch
 
 
 def test_graphs_of_an_earlier_run_in_this_process_are_taken_for_compiled_layers(monkeypatch):
-    monkeypatch.setattr(fallback, "_graphs", lambda: (5, 0))  # none is new
+    monkeypatch.setattr(fallback, "graphs_and_breaks", lambda: (5, 0))  # none is new
     monkeypatch.setattr(fallback, "_known", lambda code: code is compiled._call.__code__)
     monkeypatch.setattr(compiled.torch, "compile", lambda function, **_: function)
     trainer = Trainer(Told())
@@ -322,7 +322,7 @@ def test_batches_in_more_forms_than_torch_would_compile_are_all_compiled(monkeyp
 
 @pytest.mark.parametrize("held_out", [False, True])
 def test_one_graph_too_many_is_told_and_ends_the_run_of_who_asked(monkeypatch, capsys, held_out):
-    monkeypatch.setattr(fallback, "MOST_GRAPHS", 2)
+    monkeypatch.setattr(recompiles, "MOST_GRAPHS", 2)
     as_torch_traces(monkeypatch)
     plain, ours, asked = (InForms(Told()) for _ in range(3))
     stepped(plain, steps=4)
@@ -439,17 +439,3 @@ def test_a_real_compiler_that_stops_at_a_later_shape_forward_or_backward_leaves_
     assert len(made) == graph
     effective = [payload["entries"][0]["effective"] for kind, payload in trainer.writer if kind == "receipt"]
     assert effective == ["inductor", "off"]
-
-
-def test_batches_that_compile_again_and_again_are_told_once(monkeypatch):
-    told, made = Told(), 0
-    trainer = Stepping(torch.nn.Linear(1, 1))
-    trainer.writer = told
-    monkeypatch.setattr(fallback, "_graphs", lambda: (made, 0))
-    later = fallback.LaterGraphs(built_of(trainer))
-    for at in range(20):
-        with later.batch():
-            made += at in (0, 3, 4, 8, 11, 12, 13)
-    ((kind, finding),) = told
-    assert (kind, finding["path"]) == ("finding", "kernels.torch_compile")
-    assert finding["message"].startswith("5 of 12 batches after the first waited 0 s for layers to be compiled again")
