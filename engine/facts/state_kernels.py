@@ -13,7 +13,7 @@ import re
 from collections.abc import Mapping, Sequence
 
 FLA, FLA_MODULE = "flash-linear-attention", "fla"
-GATED_DELTA = frozenset({"olmo_hybrid", "qwen3_5", "qwen3_5_moe", "qwen3_next", "qwen4_exp"})
+GATED_DELTA = frozenset({"lara_mini", "olmo_hybrid", "qwen3_5", "qwen3_5_moe", "qwen3_next", "qwen4_exp"})
 """Model types, without the ending `_text`, whose linear attention is the gated delta rule (arXiv:2412.06464)."""
 LINEAR = GATED_DELTA | {"bailing_hybrid", "glm5_next", "kimi_linear"}
 """Those and the ones of Kimi delta attention (arXiv:2510.26692): what flash-linear-attention computes."""

@@ -26,6 +26,7 @@ from peft import PeftModel
 from transformers import DynamicCache, PreTrainedModel, StaticCache
 from transformers.cache_utils import StaticLayer
 
+from engine.compat.cache_names import CACHE, cache_in
 from engine.compat.instances import put
 from engine.config.rollouts import Rollouts
 from engine.config.tree import RunConfig, method_of
@@ -205,9 +206,9 @@ def sampling_recorded(model: PreTrainedModel | PeftModel, base: Any, longest: in
         prompt = input_ids.shape[1]
         places, limit = (-(-(prompt + each) // TILE) * TILE for each in (min(longest, FIRST), longest))
         cache = StaticCache(config=base.config, max_cache_len=places)
-        _take_over(cache, more.get("past_key_values"))
+        _take_over(cache, cache_in(more))
         passes.append(RecordedPass(base.__call__, Room(cache, places, prompt, limit)))
-        return plain(input_ids=input_ids, **{**more, "past_key_values": cache})
+        return plain(input_ids=input_ids, **{**more, CACHE: cache})
 
     plain: Any = model.generate
     undos = [

@@ -22,6 +22,7 @@ from peft import PeftModel
 from transformers import DynamicCache, PreTrainedModel
 from transformers.cache_utils import DynamicLayer
 
+from engine.compat.cache_names import CACHE
 from engine.compat.instances import put
 from engine.config.tree import RunConfig
 from engine.features.attention_backend.sdpa_cudnn_workaround import NAME as WHOLE_TILES
@@ -95,7 +96,7 @@ def read_answers(
     own = ids[:, prompt:]
     labels = own.masked_fill(mask[:, prompt:] == 0, -100)
     labels[:, 0] = -100
-    out = model(input_ids=own, attention_mask=mask, past_key_values=cache, labels=labels, fused_lm_head=True)
+    out = model(input_ids=own, attention_mask=mask, labels=labels, fused_lm_head=True, **{CACHE: cache})
     return out.log_probs[:, -width:], None if out.entropy is None else out.entropy[:, -width:]
 
 
@@ -107,7 +108,7 @@ def sampling_once(model: PreTrainedModel | PeftModel, base: Any, each: int) -> I
         ids, mask = input_ids[::each, :-1], attention_mask[::each, :-1]
         # `generate` counts positions from a prompt's first token, without its padding
         places = (mask.long().cumsum(1) - 1).clamp(min=0)
-        more["past_key_values"] = _prompts(base, ids, mask, each, position_ids=places)
+        more[CACHE] = _prompts(base, ids, mask, each, position_ids=places)
         return plain(input_ids=input_ids, attention_mask=attention_mask, **more)
 
     plain: Any = model.generate
@@ -121,7 +122,7 @@ def sampling_once(model: PreTrainedModel | PeftModel, base: Any, each: int) -> I
 def _prompts(base: Any, ids: torch.Tensor, mask: torch.Tensor, each: int, **more: Any) -> DynamicCache:
     """Keys and values of prompts (B / G, P), one for each of the answers to come."""
     cache = DynamicCache(config=base.config)
-    base(input_ids=ids, attention_mask=mask, past_key_values=cache, use_cache=True, **more)
+    base(input_ids=ids, attention_mask=mask, use_cache=True, **{CACHE: cache}, **more)
     layers: list[Any] = cache.layers
     for layer in layers:
         layer.keys, layer.values = _repeat_prompts(layer.keys, each), _repeat_prompts(layer.values, each)

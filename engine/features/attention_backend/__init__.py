@@ -71,8 +71,8 @@ MASKED_HERE = frozenset({"afmoe", "gpt_oss", "granitemoehybrid"})
 """Types whose own mask forgets the documents, so that `apart` makes it."""
 NOT_APART = frozenset({
     # A state is carried on by layers in which nobody has shown where it could begin anew.
-    "bailing_hybrid", "deepseek_v4", "inkling2", "inkling2_text", "inkling_text", "lfm3", "minimax", "qwen4_exp_text",
-    "rwkv", "xlstm", "zamba", "zaya",
+    "bailing_hybrid", "deepseek_v4", "inkling2", "inkling2_loop_text", "inkling2_text", "inkling_text", "lara_mini", "lfm3",
+    "minimax", "qwen4_exp_text", "rwkv", "xlstm", "zamba", "zaya",
     # Their mask is made without positions.
     "bart", "bert", "bert-generation", "big_bird", "bigbird_pegasus", "biogpt", "blenderbot", "blenderbot-small", "bloom",
     "camembert", "cohere_compass_text", "cpmant", "data2vec-text", "electra", "ernie", "falcon", "marian", "mbart",

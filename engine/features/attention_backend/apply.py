@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 
+from engine.compat.cache_names import cache_in
 from engine.config.tree import RunConfig
 from engine.errors import ModelError
 from engine.features.applied import Applied
@@ -60,7 +61,7 @@ def prepare(config: RunConfig, built: Built) -> Applied | None:
 
 def _with_beginnings(module: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     positions = kwargs.get("position_ids")
-    known = kwargs.get("attention_mask") is not None or kwargs.get("past_key_values") is not None
+    known = kwargs.get("attention_mask") is not None or cache_in(kwargs) is not None
     if known or positions is None or positions.dim() != 2:
         return None
     return args, {**kwargs, **beginnings(positions)}

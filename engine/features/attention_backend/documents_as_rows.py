@@ -19,6 +19,7 @@ from typing import Any
 import torch
 from transformers.masking_utils import create_causal_mask, create_sliding_window_causal_mask
 
+from engine.compat.cache_names import CACHE, NAMES, cache_in
 from engine.compat.instances import put
 from engine.compat.state_kernels import computed_by
 from engine.errors import ModelError
@@ -28,7 +29,7 @@ from engine.features.attention_backend.positions import on_host
 from engine.features.built import base_model
 
 _BORDERS = ("cu_seq_lens_q", "cu_seq_lens_k", "max_length_q", "max_length_k", "seq_idx")
-_WHOLE = {"attention_mask": None, "cache_params": None, "past_key_values": None, "use_cache": False}
+_WHOLE = {"attention_mask": None, **dict.fromkeys(NAMES), "use_cache": False}
 """What a layer is told of rows that are whole and remembered by nobody."""
 
 
@@ -150,10 +151,10 @@ def kept_apart(model: torch.nn.Module, attention: str) -> tuple[list[str], Calla
 def _with_masks(module: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """A forward pre-hook: the masks of all kinds of layers by positions [B, T] that begin at 0 in each document."""
     positions = kwargs.get("position_ids")
-    if kwargs.get("attention_mask") is not None or kwargs.get("past_key_values") is not None or positions is None:
+    if kwargs.get("attention_mask") is not None or cache_in(kwargs) is not None or positions is None:
         return None
     like = torch.empty(*positions.shape, 1, dtype=next(module.parameters()).dtype, device=positions.device)
-    given = {"config": module.config, "inputs_embeds": like, "attention_mask": None, "past_key_values": None}
+    given = {"config": module.config, "inputs_embeds": like, "attention_mask": None, CACHE: None}
     masks = {"full_attention": create_causal_mask(**given, position_ids=positions), "linear_attention": None}
     if getattr(module.config, "sliding_window", None):
         masks["sliding_attention"] = create_sliding_window_causal_mask(**given, position_ids=positions)

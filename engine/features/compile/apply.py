@@ -24,6 +24,7 @@ import torch.distributed as dist
 from transformers import PreTrainedModel
 from transformers.modeling_layers import GradientCheckpointingLayer
 
+from engine.compat.cache_names import cache_in
 from engine.compat.instances import all_of, atomic, noted, put
 from engine.compat.router_outputs import call_with_router_logits, install_graph_hooks, recording
 from engine.config.files import place_of
@@ -338,7 +339,7 @@ def _unless_generating(
 
     def call(*args: Any, **kwargs: Any) -> Any:
         nonlocal hearing
-        if kwargs.get("past_key_values") is not None and not torch.is_grad_enabled():
+        if cache_in(kwargs) is not None and not torch.is_grad_enabled():
             return layer._call_impl(*args, **kwargs) if part is WHOLE_CALL else plain(layer, *args, **kwargs)
         if not switch.on:
             return plain(layer, *args, **kwargs)

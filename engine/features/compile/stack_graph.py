@@ -25,6 +25,7 @@ from typing import Any, Protocol
 import torch
 from torch.utils._pytree import tree_flatten, tree_unflatten
 
+from engine.compat.cache_names import cache_in
 from engine.compat.instances import all_of, put
 from engine.compat.router_outputs import recording
 from engine.config.kernels import STACK_GRAPH
@@ -279,7 +280,7 @@ class StackGraph:
         return (
             self.layers[0].training
             and torch.is_grad_enabled()
-            and kwargs.get("past_key_values") is None
+            and cache_in(kwargs) is None
             and recording() is None
             and not torch.is_autocast_enabled()
         )

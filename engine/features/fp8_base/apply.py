@@ -15,6 +15,7 @@ from typing import Any
 
 import torch
 
+from engine.compat.cache_names import NAMES, cache_in
 from engine.compat.instances import in_mode, put
 from engine.config.tree import RunConfig
 from engine.features.applied import Applied
@@ -81,12 +82,12 @@ def _alone(kwargs: dict[str, Any]) -> dict[str, Any] | None:
 
     Answers that share a prompt are trained with a cache, which a second call would fill twice.
     """
-    cache = kwargs.get("past_key_values")
+    cache = cache_in(kwargs)
     if cache is None:
         return kwargs
     if not torch.is_grad_enabled() or cache.get_seq_length():
         return None
-    return {**kwargs, "past_key_values": None}
+    return {name: None if name in NAMES else value for name, value in kwargs.items()}
 
 
 def _first(out: Any) -> torch.Tensor:

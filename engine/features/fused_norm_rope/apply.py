@@ -18,6 +18,7 @@ from typing import Any, Literal
 import torch
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
+from engine.compat.cache_names import CACHE
 from engine.compat.instances import all_of, in_mode, put
 from engine.config.kernels import NORM_ROPE_MODELS, ROPE_MODELS
 from engine.config.tree import RunConfig
@@ -198,7 +199,6 @@ def _usual(family: Family, turned: Turned, attended: Callable[..., Any]) -> Call
         hidden_states: torch.Tensor,
         position_embeddings: tuple[torch.Tensor, torch.Tensor],
         attention_mask: torch.Tensor | None = None,
-        past_key_values: Any = None,
         **kwargs: Any,
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
         """Attention with queries and keys normed and rotated at once; arguments and results are the class's own."""
@@ -210,8 +210,8 @@ def _usual(family: Family, turned: Turned, attended: Callable[..., Any]) -> Call
             q = self.q_proj(hidden_states).view(heads)
         q, k = turned(self, q, self.k_proj(hidden_states).view(heads), position_embeddings)
         v = self.v_proj(hidden_states).view(heads).transpose(1, 2)
-        if past_key_values is not None:
-            k, v = past_key_values.update(k, v, self.layer_idx)
+        if (cache := kwargs.pop(CACHE, None)) is not None:
+            k, v = cache.update(k, v, self.layer_idx)
         out, weights = attended(self, q, k, v, attention_mask, kwargs)
         if family.gated:
             out = out * torch.sigmoid(gate.reshape(*rows, -1))
@@ -227,12 +227,11 @@ def _sharing(attended: Callable[..., Any]) -> Callable[..., Any]:
         position_embeddings: tuple[torch.Tensor, torch.Tensor],
         attention_mask: torch.Tensor | None,
         shared_kv_states: Any,
-        past_key_values: Any = None,
         **kwargs: Any,
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
         """The same where a layer may have no keys and values of its own; then the kernel turns queries alone."""
         heads = (*hidden_states.shape[:-1], -1, self.head_dim)
-        alone = self.is_kv_shared_layer
+        alone, cache = self.is_kv_shared_layer, kwargs.pop(CACHE, None)
         q = self.q_proj(hidden_states).view(heads)
         raw = q[:, :, :0] if alone else self.k_proj(hidden_states).view(heads)
         q, k = norm_rope(
@@ -244,8 +243,8 @@ def _sharing(attended: Callable[..., Any]) -> Callable[..., Any]:
         else:
             k = k.transpose(1, 2)
             v = self.v_norm(raw if self.v_proj is None else self.v_proj(hidden_states).view(heads)).transpose(1, 2)
-            if past_key_values is not None:
-                k, v = past_key_values.update(k, v, self.layer_idx)
+            if cache is not None:
+                k, v = cache.update(k, v, self.layer_idx)
         if self.store_full_length_kv:
             shared_kv_states[self.layer_type] = k, v
         out, weights = attended(self, q.transpose(1, 2), k, v, attention_mask, kwargs)

@@ -25,6 +25,8 @@ UNSERVED = {
     "deepseek_v4": _GATE,
     "glm5_next_text": _GATE,
     "hy_v4": _GATE,
+    "hy_v4_vl_text": _GATE,
+    "inkling2_loop_text": _GATE,
     "inkling2_text": _GATE,
     "muse_spark_text": "a norm follows each expert",
     "nemotron_h": "its experts have no gate",

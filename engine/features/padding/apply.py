@@ -15,6 +15,7 @@ from typing import Any
 import torch
 from transformers import PreTrainedModel
 
+from engine.compat.cache_names import cache_in
 from engine.compat.causal_masks import none_needed
 from engine.compat.instances import all_of
 from engine.config.tree import RunConfig
@@ -48,7 +49,7 @@ class _Unmasked:
 
     def __call__(self, module: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         mask = kwargs.get("attention_mask")
-        given = any(kwargs.get(name) is not None for name in ("past_key_values", "position_ids"))
+        given = cache_in(kwargs) is not None or kwargs.get("position_ids") is not None
         if given or not isinstance(mask, torch.Tensor) or mask.dim() != 2:
             return None
         if self.behind is None or not mask.is_cuda:

@@ -414,8 +414,8 @@ def combine_kernel(
     for j in tl.static_range(TOP_K):
         slot = token * TOP_K + j
         expert = tl.load(ids_ptr + slot)
-        known = (expert >= 0) & (expert < experts)
-        acc += tl.load(rows_ptr + slot * width + n, mask=(n < width) & known, other=0.0).to(tl.float32)
+        here = tl.where((expert >= 0) & (expert < experts), width, 0)
+        acc += tl.load(rows_ptr + slot * width + n, mask=n < here, other=0.0).to(tl.float32)
     tl.store(out_ptr + token * width + n, acc.to(out_ptr.dtype.element_ty), mask=n < width)
 
 

@@ -36,6 +36,7 @@ from transformers.modeling_layers import GradientCheckpointingLayer
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 from trl.trainer import utils as trl_utils
 
+from engine.compat.cache_names import CACHE
 from engine.compat.causal_masks import none_needed
 from engine.compat.collective_waits import time_model, when_computed
 from engine.compat.flight_recorder import SIZE
@@ -94,7 +95,7 @@ def test_trls_fused_head_has_the_settings_and_answers_that_ours_stands_for():
 def test_a_fused_attention_class_is_called_as_our_forward_is(module):
     kind = getattr(importlib.import_module(module), CLASSES[module].name)
     # Decoder layers name every argument, and classes with positions of three axes have them in another order.
-    known = ("position_embeddings", "attention_mask", "past_key_values")
+    known = ("position_embeddings", "attention_mask", CACHE)
     known += ("shared_kv_states",) if CLASSES[module].sharing else ()
     asked(kind.forward, ("self", "hidden_states"), known)
     source = inspect.getsource(importlib.import_module(module))
@@ -214,7 +215,7 @@ def test_torch_has_a_ring_and_accelerate_deals_batches_by_what_we_set():
     before = model.config._attn_implementation
     told = {
         "inputs_embeds": torch.zeros(1, 4, 8),
-        "past_key_values": None,
+        CACHE: None,
         "position_ids": torch.tensor([[0, 1, 6, 7]]),
     }
     torch.distributed.init_process_group("gloo", store=torch.distributed.HashStore(), rank=0, world_size=1)

@@ -13,6 +13,7 @@ from torch._inductor import config as inductor
 from transformers import PreTrainedConfig, PreTrainedModel
 from transformers.modeling_layers import GradientCheckpointingLayer
 
+from engine.compat.cache_names import NAMES
 from engine.config.kernels import COMPILE_OPTIONS
 from engine.errors import ModelError
 from engine.features.compile import apply as compiled
@@ -77,7 +78,7 @@ class Layer(GradientCheckpointingLayer):
         super().__init__()
         self.up = torch.nn.Linear(8, 16)
 
-    def forward(self, x, past_key_values=None):
+    def forward(self, x, **kwargs):
         return torch.nn.functional.silu(self.up(x)).sum()
 
 
@@ -118,12 +119,13 @@ def test_the_options_are_in_force_while_layers_are_compiled_and_at_no_other_time
     assert trainer.model.config.use_cache
 
 
-def test_generation_with_a_cache_runs_the_plain_layer():
+@pytest.mark.parametrize("name", NAMES)
+def test_generation_with_a_cache_runs_the_plain_layer(name):
     model, x = Small(), torch.randn(2, 8)
     plain, graphs = model.layers[0](x), counters["stats"]["unique_graphs"]
     compiled.apply(config(), built_of(Stepping(model)))
     with torch.no_grad():
-        assert torch.equal(model.layers[0](x, past_key_values="a cache"), plain)
+        assert torch.equal(model.layers[0](x, **{name: "a cache"}), plain)
     assert counters["stats"]["unique_graphs"] == graphs
 
 

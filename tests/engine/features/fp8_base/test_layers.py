@@ -278,7 +278,8 @@ def test_a_compiled_layer_rounds_one_input_once_for_all_that_read_it_and_keeps_n
     assert forward.count("aten.amax.default") == 4  # for q, k and v; o; gate and up; down
     assert backward.count("aten._scaled_mm.default") == 7 + 6  # all but the last are computed again
     kept = [name for name in forward if name.startswith("kept ") and "primals" not in name]
-    assert len(kept) == 2  # the result and the state of the random numbers
+    # The result, and before torch 2.15 the state of the random numbers.
+    assert len(kept) == 1 + any("rng_state" in name for name in forward), forward
 
 
 def in_fp8_here(monkeypatch):

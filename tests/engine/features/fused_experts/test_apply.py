@@ -287,7 +287,7 @@ IN_THE_INTERPRETER = """
 import torch
 from tests.engine.features.families import batches, made
 from tests.engine.features.fused_experts.test_apply import fused, learned, targets
-from engine.trainers.sharded import whole
+from engine.trainers.sharded import full_tensor
 from peft import LoraConfig, get_peft_model
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
@@ -304,7 +304,7 @@ if SHARED:
     for layer in model.get_base_model().model.layers:
         fully_shard(layer, mesh=init_device_mesh("cpu", (1,)), reshard_after_forward=True)
 loss, found = learned(model)
-ours = loss, {name: whole(gradient) for name, gradient in found.items()}
+ours = loss, {name: full_tensor(gradient) for name, gradient in found.items()}
 assert abs(ours[0] - theirs[0]) < 1e-4 * theirs[0]
 assert ours[1].keys() == theirs[1].keys()
 for name, gradient in theirs[1].items():
