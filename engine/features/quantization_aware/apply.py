@@ -53,6 +53,12 @@ def apply(config: RunConfig, built: Built, *, emulate: bool = False) -> Applied 
         )
     models = list(built.models())
     _refuse_a_second_kind(models)
+    if kind == "int8" and not _bounds_pass_gradients():
+        raise ModelError(
+            f"kernels.quantization_aware: must be false or fp8 with torch {torch.__version__}; got true. Its clamp gives what lies on "
+            "a bound no gradient, and torchao's rounding puts the least and greatest number of each token there.",
+            "Install torch below 2.15, or set kernels.quantization_aware to false.",
+        ).mended_by(_OFF)
     if kind == "fp8" and not emulate:
         refuse(quantization_aware, config, cards_here(built.device), machine_alone=True)
     places, left_out = _places(models, MULTIPLE if kind == "fp8" else 1)
@@ -73,6 +79,13 @@ def apply(config: RunConfig, built: Built, *, emulate: bool = False) -> Applied 
     detail = f"linear layers{_left_out(left_out)}; {words}; saved weights are plain"
     how = f"fp8, {recipe}" if kind == "fp8" else "int8 fake quantization"
     return Applied(FEATURE, asked, f"{how} (torchao)", len(places), detail, undo)
+
+
+def _bounds_pass_gradients() -> bool:
+    """Whether a number on a bound of torch's `clamp` gets its gradient, as it did before torch 2.15."""
+    number = torch.ones((), requires_grad=True)
+    (gradient,) = torch.autograd.grad(number.clamp(-1, 1), number)
+    return gradient.item() == 1
 
 
 _INT8_WORDS = (

@@ -87,6 +87,13 @@ def test_int8_rounds_weights_by_row_and_inputs_by_token_and_gradients_pass_strai
     assert inside_x.float().mean() > 0.95
 
 
+def test_int8_is_refused_where_a_bound_takes_the_gradient(monkeypatch):
+    clamp = torch.Tensor.clamp
+    monkeypatch.setattr(torch.Tensor, "clamp", lambda x, low, high: clamp(x, low, high) * (x.detach() < high))
+    with pytest.raises(ModelError, match=r"must be false or fp8 with torch .*; got true"):
+        one_layer(True)
+
+
 @pytest.mark.parametrize("recipe", ["tensorwise", "rowwise"])
 def test_fp8_multiplies_the_rounded_numbers_in_all_three_products(recipe):
     layer, x, weights = one_layer("fp8", recipe)
