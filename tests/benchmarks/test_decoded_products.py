@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pytest
+
 from tests.benchmarks.interpreted import needs_triton, run
 
 CODE = """
@@ -28,5 +30,6 @@ for turned in (False, True):
 
 
 @needs_triton
+@pytest.mark.slow
 def test_what_is_decoded_inside_is_the_unpacked_product() -> None:
     run(CODE)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pytest
+
 from tests.benchmarks.interpreted import needs_triton, run
 
 CODE = """
@@ -39,5 +41,6 @@ assert all(map(torch.equal, narrow, wide))
 
 
 @needs_triton
+@pytest.mark.slow
 def test_offsets_are_wide_where_they_must_be() -> None:
     run(CODE)

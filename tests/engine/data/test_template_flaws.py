@@ -161,7 +161,7 @@ def test_a_real_template_asks_with_closed_reasoning_unless_it_is_opened(
 
 
 @pytest.mark.parametrize(
-    "name", ["minimind", "qwen3", *(pytest.param(each, marks=pytest.mark.slow) for each in ("phi-3", "qwen2.5"))]
+    "name", ["qwen3", *(pytest.param(each, marks=pytest.mark.slow) for each in ("minimind", "phi-3", "qwen2.5"))]
 )
 @settings(max_examples=25, deadline=None)
 @given(messages=conversations(), trained=st.sampled_from(["assistant", "last", "all"]))
