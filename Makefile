@@ -8,7 +8,7 @@ STAMP := $(VENV)/.installed
 export OMP_WAIT_POLICY := PASSIVE
 export PYTHONSAFEPATH := 1
 # Tests go side by side, one thread a process; each file stays whole in one of them. tests/conftest.py says how many.
-SIDE_BY_SIDE ?= -n logical --maxprocesses 4
+SIDE_BY_SIDE ?= -n logical --maxprocesses 5
 
 .PHONY: help workbench demo test test-all test-oldest check lint types contracts format docs pictures clean
 help:                ## this list
