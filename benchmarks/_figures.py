@@ -29,6 +29,10 @@ class Results:
         versions = [_version(name) if name in packages else "" for name in ("torch", "triton")]
         self._first = [datetime.date.today().isoformat(), given.commit, device, *versions]
 
+    def under(self, work: str, shape: str, impl: str, ms: Sequence[float], peak_mib: float | None) -> tuple[str, str]:
+        """The work and the shape that a row stands under; scripts that say or keep its figures as they come do so here."""
+        return work, shape
+
     def add(
         self,
         work: str,
@@ -40,6 +44,7 @@ class Results:
         floor_ms: float | None = None,
     ) -> None:
         """One row: the median of `ms` and its 10th and 90th percentile, each left out where there is nothing to tell."""
+        work, shape = self.under(work, shape, impl, ms, peak_mib)
         if self.file is None:
             return
         new = not self.file.exists()

@@ -51,8 +51,8 @@ def bare() -> Start:
 
 
 def ours(folder: str) -> Start:
-    """Until rail and review are painted."""
-    terminal = Terminal(_argv(folder))
+    """Until rail and review are painted. What the app keeps, as the configs that were opened, lies beside the folder."""
+    terminal = Terminal(_argv(folder), env={"XDG_STATE_HOME": str(Path(folder).parent / "state")})
     seconds = terminal.wait_for(*PAINTED) - terminal.started
     processor = terminal.processor_seconds()
     terminal.forget()

@@ -85,19 +85,10 @@ class Kept(Results):
         super().__init__(given, device, "torch", "triton")
         self.name, self.arms = name, dict[str, tuple[list[float], float]]()
 
-    def add(
-        self,
-        work: str,
-        shape: str,
-        impl: str = "ours",
-        *,
-        ms: Sequence[float] = (),
-        peak_mib: float | None = None,
-        floor_ms: float | None = None,
-    ) -> None:
-        """As `Results.add`, under the name of the work."""
+    def under(self, work: str, shape: str, impl: str, ms: Sequence[float], peak_mib: float | None) -> tuple[str, str]:
+        """Under the name of the work."""
         self.arms[impl.split(" ", 1)[1] if impl.split(" ", 1)[-1] in PEERS else impl] = list(ms), peak_mib or 0.0
-        super().add("by_default", f"{self.name}: {work}, {shape}", impl, ms=ms, peak_mib=peak_mib)
+        return "by_default", f"{self.name}: {work}, {shape}"
 
 
 def measure(name: str, given: argparse.Namespace, device: str) -> tuple[Kept, int]:

@@ -130,20 +130,11 @@ class Figures(Results):
         fewer = f", {given.layers} of {RECIPES[name][2]['num_hidden_layers']} layers" if given.layers else ""
         self.name, self.tokens = f"recipe {name}{', tiny' if given.tiny else fewer}", given.rows * given.tokens
 
-    def add(
-        self,
-        work: str,
-        shape: str,
-        impl: str = "ours",
-        *,
-        ms: Sequence[float] = (),
-        peak_mib: float | None = None,
-        floor_ms: float | None = None,
-    ) -> None:
-        """As `Results.add`, whatever name the arms' script has for the work."""
+    def under(self, work: str, shape: str, impl: str, ms: Sequence[float], peak_mib: float | None) -> tuple[str, str]:
+        """Under our name of the work, whatever the arms' script has."""
         speed, gib = self.tokens / statistics.median(ms) * 1e3, (peak_mib or 0) / 1024
         say(f"{self.name} {impl}: {speed:,.0f} tokens/s in {gib:.2f} GiB")
-        super().add(self.name, shape, impl, ms=ms, peak_mib=peak_mib, floor_ms=floor_ms)
+        return self.name, shape
 
 
 def run(name: str, given: argparse.Namespace, device: str) -> bool:

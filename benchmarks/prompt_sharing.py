@@ -58,18 +58,8 @@ class OfPrompts(Results):
 
     prompt = 0
 
-    def add(
-        self,
-        work: str,
-        shape: str,
-        impl: str = "ours",
-        *,
-        ms: Sequence[float] = (),
-        peak_mib: float | None = None,
-        floor_ms: float | None = None,
-    ) -> None:
-        """As `Results.add`."""
-        super().add("prompt_sharing", f"{work}, {shape}; prompts of {self.prompt}", impl, ms=ms, peak_mib=peak_mib)
+    def under(self, work: str, shape: str, impl: str, ms: Sequence[float], peak_mib: float | None) -> tuple[str, str]:
+        return "prompt_sharing", f"{work}, {shape}; prompts of {self.prompt}"
 
 
 def main() -> int:

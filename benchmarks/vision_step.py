@@ -260,21 +260,12 @@ class Figures(Results):
         self.tokens = given.rows * given.tokens
         self.times: dict[str, Sequence[float]] = {}
 
-    def add(
-        self,
-        work: str,
-        shape: str,
-        impl: str = "ours",
-        *,
-        ms: Sequence[float] = (),
-        peak_mib: float | None = None,
-        floor_ms: float | None = None,
-    ) -> None:
-        """As `Results.add`, whatever name the arms' script has for the work."""
+    def under(self, work: str, shape: str, impl: str, ms: Sequence[float], peak_mib: float | None) -> tuple[str, str]:
+        """Under our name of the work, whatever the arms' script has."""
         self.times[impl] = ms
         speed = self.tokens / statistics.median(ms) * 1e3
         say(f"{self.work:20} {impl:26} {speed:8,.0f} tokens/s {(peak_mib or 0) / 1024:6.2f} GiB")
-        super().add(self.work, f"{shape}; one image a row", impl, ms=ms, peak_mib=peak_mib, floor_ms=floor_ms)
+        return self.work, f"{shape}; one image a row"
 
     def judge(self) -> None:
         """Says how our fastest arm stands to the goal."""

@@ -127,17 +127,8 @@ class Figures(Results):
         self.case, self.tokens = case, case.rows * given.tokens
         self.plain: float | None = None
 
-    def add(
-        self,
-        work: str,
-        shape: str,
-        impl: str = "ours",
-        *,
-        ms: Sequence[float] = (),
-        peak_mib: float | None = None,
-        floor_ms: float | None = None,
-    ) -> None:
-        """As `Results.add`, whatever name the arms' script has for the work."""
+    def under(self, work: str, shape: str, impl: str, ms: Sequence[float], peak_mib: float | None) -> tuple[str, str]:
+        """Under our name of the work, whatever the arms' script has."""
         speed, gib = self.tokens / statistics.median(ms) * 1e3, (peak_mib or 0) / 1024
         self.plain = speed if impl.endswith(" plain") else self.plain
         goals = [goal.words(speed, gib) for goal in self.case.goals]
@@ -148,7 +139,7 @@ class Figures(Results):
             )
         beside = "; ".join(goals) if self.judged else "no goal at this shape"
         say(f"{self.name:20} {impl:26} {speed:8,.0f} tokens/s {gib:6.2f} GiB  {beside}")
-        super().add(self.name, shape, impl, ms=ms, peak_mib=peak_mib, floor_ms=floor_ms)
+        return self.name, shape
 
 
 def run(name: str, given: argparse.Namespace, device: str) -> bool:

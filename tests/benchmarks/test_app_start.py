@@ -19,6 +19,9 @@ def test_a_config_is_opened_soon_and_the_first_key_arrives(monkeypatch: pytest.M
     app_start = importlib.import_module("app_start")
     app_start.ours(str(tmp_path / "runs"))  # compiles what was never imported
     starts = [(app_start.ours(str(tmp_path / "runs")), app_start.bare()) for _ in range(3)]
+    assert "demo.yaml" in (tmp_path / "state/workbench/recent.json").read_text(), (
+        "it stands among a person's own configs"
+    )
     assert all(0 < mine.seconds < 60 and mine.kept for mine, _ in starts)
     mine, bare = (min(start.processor for start in column) for column in zip(*starts, strict=True))
     assert math.isnan(mine) or mine < MOST * bare, (

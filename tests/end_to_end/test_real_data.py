@@ -147,13 +147,11 @@ def test_lora_teaches_a_story_teller_grade_school_maths(desk: Desk, shared_data:
     assert max(value.abs().max() for name, value in moved.items() if "lora_B" in name) > 1e-3
 
 
-@pytest.mark.parametrize("seeds", [pytest.param(SEEDS, marks=pytest.mark.slow)], ids=["all"])
-def test_a_story_teller_goes_on_with_shakespeare_with_each_seed(
-    desk: Desk, shakespeare: dict[str, Any], seeds: tuple[int, ...]
-) -> None:
+@pytest.mark.slow
+def test_a_story_teller_goes_on_with_shakespeare_with_each_seed(desk: Desk, shakespeare: dict[str, Any]) -> None:
     settings = {**shakespeare, **pace(20, 1e-2, batch=16), **LORA}
     frozen = desk.train_here({**settings, **FROZEN}).held_out
-    learned = [desk.train_here({**settings, "run.seed": seed}) for seed in seeds]
+    learned = [desk.train_here({**settings, "run.seed": seed}) for seed in SEEDS]
     for run in learned:
         whole(run, 20)
     beaten_by_more_than_the_spread([run.held_out for run in learned], frozen)

@@ -261,6 +261,21 @@ def test_timing_kernels_is_not_waited_for_by_who_wants_the_run_to_stop(runs, pro
     assert not is_held(run)
 
 
+@pytest.fixture
+def hooked(tmp_path, monkeypatch):
+    """Has every process of a run that starts from now on run this code first; the folder that it lies in."""
+
+    def hook(code: str) -> Path:
+        folder = tmp_path / "hook"
+        folder.mkdir()
+        (folder / "sitecustomize.py").write_text(code)
+        monkeypatch.setenv("PYTHONPATH", str(folder))
+        monkeypatch.setenv("WORKBENCH_TESTS_COLD", "1")
+        return folder
+
+    return hook
+
+
 BREAKS = """
 import errno, os, pathlib
 if os.environ.get("RANK") == "0":
@@ -274,13 +289,9 @@ if os.environ.get("RANK") == "0":
 """
 
 
-def test_a_commit_that_fails_on_the_first_rank_costs_no_told_step_and_is_the_cause(runs, tmp_path, monkeypatch):
+def test_a_commit_that_fails_on_the_first_rank_costs_no_told_step_and_is_the_cause(runs, hooked):
     """The other rank has written its part and goes on until it needs the first: what it computes there, nobody keeps or tells."""
-    hook = tmp_path / "hook"
-    hook.mkdir()
-    (hook / "sitecustomize.py").write_text(BREAKS)
-    monkeypatch.setenv("PYTHONPATH", str(hook))
-    monkeypatch.setenv("WORKBENCH_TESTS_COLD", "1")
+    hook = hooked(BREAKS)
     run = demo(runs, "two", "run.devices=2", "run.max_restarts=2")
     until(lambda: over(run))
     view = view_of(run)
@@ -310,13 +321,9 @@ if os.environ.get("RANK") == "1":
 """
 
 
-def test_another_rank_that_finds_no_room_on_its_card_is_named_with_that(runs, tmp_path, monkeypatch):
+def test_another_rank_that_finds_no_room_on_its_card_is_named_with_that(runs, hooked):
     """The first one says last that a connection was closed, which may not come again; want of room would."""
-    hook = tmp_path / "hook"
-    hook.mkdir()
-    (hook / "sitecustomize.py").write_text(FALLS)
-    monkeypatch.setenv("PYTHONPATH", str(hook))
-    monkeypatch.setenv("WORKBENCH_TESTS_COLD", "1")
+    hooked(FALLS)
     run = demo(runs, "two", "run.devices=2", "run.max_restarts=2")
     until(lambda: over(run))
     view = view_of(run)
