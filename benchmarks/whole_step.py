@@ -62,7 +62,7 @@ class Goal:
 
 @dataclass(frozen=True)
 class Case:
-    """One row of the table: a shape, sequences of 2,048 tokens a step, an adapter or all weights, and what is aimed at.
+    """One row of the table: a shape, sequences of `tokens` a step, an adapter or all weights, and what is aimed at.
 
     `times`: how many times as fast as `plain`. `arms`: what is compared where nobody says. `alone`: one arm after the other.
     `cap`: GiB that the process may take of the card. `work`: the name of its rows, where it is another.
@@ -77,12 +77,17 @@ class Case:
     alone: bool = False
     cap: float | None = None
     work: str = ""
+    tokens: int = 2048
 
 
 CASES = {
     "step_8b_lora": Case("8b", 4, False, (Goal(12_800, 20), Goal(16_500, 55))),
     "step_8b_lora_fp8": Case("8b", 4, False, (Goal(18_000, 20), Goal(22_000)), arms=("fp8 base", "fp8 base, none")),
     "step_8b_lora_short": Case("8b", 1, False, (Goal(9_500),)),
+    # the shape of the highest figure that others published for one H100
+    "step_8b_lora_4096": Case(
+        "8b", 2, False, (Goal(12_473),), arms=("cut, compiled", "cut, compiled, 35 again"), tokens=4096
+    ),
     "step_06b_full": Case("0.6b", 4, True, (Goal(80_000, 16), Goal(95_000, 16))),
     "step_moe_8_layers": Case("30b-a3b of 8 layers", 4, False, (), 2.0, ("plain", *OF_EXPERTS)),
     "step_30b_a3b_lora": Case("30b-a3b", 4, False, (Goal(12_000, 70),), arms=OF_EXPERTS[:2], alone=True),
@@ -124,7 +129,7 @@ class Figures(Results):
         super().__init__(given, device, "torch", "triton")
         self.judged = given.shape is None
         self.name = case.work or name if self.judged else f"{name}, {given.shape}"
-        self.case, self.tokens = case, case.rows * given.tokens
+        self.case, self.tokens = case, case.rows * (given.tokens or case.tokens)
         self.plain: float | None = None
 
     def under(self, work: str, shape: str, impl: str, ms: Sequence[float], peak_mib: float | None) -> tuple[str, str]:
@@ -145,7 +150,13 @@ class Figures(Results):
 def run(name: str, given: argparse.Namespace, device: str) -> bool:
     """One case; whether all its arms ran and began alike."""
     case = CASES[name]
-    options: dict[str, Any] = {**vars(given), "rows": case.rows, "full": case.full, "shape": given.shape or case.shape}
+    own = {
+        "rows": case.rows,
+        "full": case.full,
+        "shape": given.shape or case.shape,
+        "tokens": given.tokens or case.tokens,
+    }
+    options: dict[str, Any] = vars(given) | own
     figures = Figures(given, device, name, case)
     arms, begun = given.arms or case.arms, time.perf_counter()
     cap = case.cap if given.cap is None else given.cap
@@ -189,7 +200,7 @@ def main() -> int:
     parser.add_argument("cases", nargs="*", metavar="CASE", help=f"of {', '.join(CASES)}; all where none is named")
     parser.add_argument("--arms", nargs="*", default=[], metavar="ARM", help="by default those of the case")
     parser.add_argument("--shape", choices=list(SHAPES), help="another shape than the case's own")
-    parser.add_argument("--tokens", type=int, default=2048)
+    parser.add_argument("--tokens", type=int, help="of each sequence, in place of the case's own")
     parser.add_argument("--rounds", type=int, default=20, help="turns of each arm at most")
     parser.add_argument("--window", type=int, default=5, help="steps of an arm before the next has its turn")
     parser.add_argument("--seconds", type=float, default=60, help="of each case; no round is begun later than this")
