@@ -142,6 +142,11 @@ ARMS: dict[str, dict[str, Any]] = {
         "kernels.cut_ce_workspace": None,
     },
     "cut, compiled, 35 again": {**ON, "memory.recompute_num_layers": 35},
+    "cut, compiled, 35 again, 640 MiB of scores": {
+        **ON,
+        "memory.recompute_num_layers": 35,
+        "kernels.cut_ce_workspace": 640,
+    },
     "cut, compiled, streamed": {**ON, "memory.layer_offloading": True},
     "cut, compiled, graphs": {**ON, "kernels.torch_compile_options": {"triton.cudagraphs": True}},
     "cut, compiled, none, graphs": {
@@ -182,6 +187,7 @@ ARMS: dict[str, dict[str, Any]] = {
     },
     "fp8 base": {**ON, "model.quantization": "fp8"},
     "fp8 base, none": {**ON, "model.quantization": "fp8", "memory.gradient_checkpointing": False},
+    "fp8 base, 28 again": {**ON, "model.quantization": "fp8", "memory.recompute_num_layers": 28},
     "fp8 base, medium": {**ON, "model.quantization": "fp8", "memory.gradient_checkpointing": "medium"},
     "fp8 base, eager": {"kernels.use_cut_ce": True, "model.quantization": "fp8"},
     "experts": {"kernels.fused_experts": True},

@@ -317,5 +317,6 @@ class Facts:
     step_times: tuple[StepTime, ...] = ()
     """Batches that were measured on a card like the machine's."""
     shipped_times: tuple[StepTime, ...] = ()
-    """Those that come with the package: of that card, else of another, from which published speeds tell this one's."""
+    """Those that come with the package: of the card with the most, from which published speeds tell any other's, then of that
+    card where it is another."""
     given: frozenset[str] = frozenset()
