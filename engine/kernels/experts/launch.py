@@ -128,10 +128,14 @@ def serves(x: Tensor, expert_ids: Tensor) -> bool:
 
 
 def rows_of_a_tile(slots: int, experts: int) -> int:
-    """As many rows as an expert gets on average, between 16 and 128."""
+    """As many rows as an expert gets on average, between 16 and 128, a power of two.
+
+    By comparisons alone: a graph for batches of any length asks this of a length that has no number yet.
+    """
     if interpreted():
         return 16
-    return min(max(bucket(-(-slots // max(experts, 1))), 16), 128)
+    average = -(-slots // max(experts, 1))
+    return 16 if average <= 16 else 32 if average <= 32 else 64 if average <= 64 else 128
 
 
 def tiles_at_most(slots: int, experts: int, rows: int) -> int:
