@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from engine.kernels.device import interpreted, kernel_serves
+from engine.kernels.device import interpreted, kernel_serves, register_limit
 from engine.kernels.experts.packed import PackedExperts
 from engine.kernels.experts.reference import ACTIVATIONS, Gate
 from engine.kernels.tuner import TUNER, Cost, Key, Tile, Tiles, bucket, limits_of
@@ -578,7 +578,7 @@ def _launch_all(
             launch(weight, 0, {}, _tile(inside, x, weight, rows, partial(launch, weight, 0, {})))
             return
         beside = way == (BESIDE,)
-        told = {"maxnreg": REGISTERS} if beside else {}
+        told = register_limit(REGISTERS) if beside else {}
         for some, opens in weight.in_turn(plan.starts, beside):
             launch(some, opens, told, _tile(tiles, x, some, rows, partial(launch, some, opens, told)))
 
