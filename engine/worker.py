@@ -186,6 +186,17 @@ def _train(
     libraries.read_weights_ahead(config)
     say.phase("Loading the libraries")
     libraries.load_all(config)
+    from engine.compat import process_switches
+
+    with process_switches.restored():
+        return _train_as(config, run, writer, controls, say, begun, beat)
+
+
+def _train_as(
+    config: RunConfig, run: RunFolder, writer: AsyncWriter | None, controls: Controls | None, say: _Speaker, begun: float,
+    beat: Beat | None,
+) -> int:  # fmt: skip
+    """Trains as the config says, all libraries being there; returns the exit code."""
     from engine.features.built import Notes
     from engine.models.load import load_processing_class
     from engine.rehearse import Measuring

@@ -21,7 +21,7 @@ import psutil
 import pytest
 from _pytest.assertion import rewrite
 
-from tests import caches, renderers
+from tests import caches, card_seconds, renderers
 from tests.prestarted import prestarted
 
 HERE = Path(__file__).parent
@@ -82,17 +82,19 @@ os.fsync = os.fdatasync = lambda handle: None
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
     """A file whole in one process, since its tests share what is built once; all of a browser, since they share a server.
-    Tests of a card, which is lent for minutes, go wherever a process is free."""
-    if config.option.markexpr == "gpu":
-        return None
+    Tests of a card, which is lent for minutes, go one by one wherever a process is free, but those that fill half of it."""
     from xdist.scheduler import LoadScopeScheduling
+
+    of_a_card = config.option.markexpr == "gpu"
 
     class ByFile(LoadScopeScheduling):
         def _split_scope(self, nodeid: str) -> str:
             file = nodeid.split("::", 1)[0]
+            if of_a_card:
+                return nodeid.split("[", 1)[0] if "2_to_the_31" in nodeid else nodeid
             return "tests/browser" if file.startswith("tests/browser/") else file
 
-    config.option.loadscopereorder = False  # they come in the order of `HEAVY`
+    config.option.loadscopereorder = False  # they come in the order of `HEAVY`, or of `tests.card_seconds`
     return ByFile(config, log)
 
 
@@ -128,7 +130,9 @@ def _rewrite_once(config: pytest.Config) -> None:
 
 @pytest.hookimpl(trylast=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    if _beside_others(config):
+    if config.option.markexpr == "gpu":
+        items.sort(key=lambda item: -card_seconds.of(item.nodeid))
+    elif _beside_others(config):
         files: dict[str, int] = {}
         for item in items:
             file = item.nodeid.split("::", 1)[0]
@@ -278,6 +282,18 @@ def _environment_is_left_as_found() -> Iterator[None]:
     before = prestarted.at_import(dict(os.environ))
     yield
     _take_back(before)
+
+
+@pytest.fixture(autouse=True)
+def _card_multiplies_as_before(request: pytest.FixtureRequest) -> Iterator[None]:
+    """Tests of a card share a process in any order: whatever one of them switches for all products, the next has its own."""
+    if request.node.get_closest_marker("gpu") is None:
+        yield
+        return
+    from engine.compat.process_switches import restored
+
+    with restored():
+        yield
 
 
 @pytest.fixture(scope="module", autouse=True)

@@ -154,6 +154,10 @@ def test_a_stopped_rank_is_named_and_the_run_goes_on(runs, promptly):
 @pytest.mark.gpu
 @pytest.mark.parametrize("strategy", ["ddp", "fsdp2"])
 def test_over_nccl_a_stopped_rank_is_named_with_what_the_other_waits_in(runs, promptly, strategy):
+    import torch
+
+    if (cards := torch.cuda.device_count()) < 2:
+        pytest.skip(f"needs two CUDA devices; here are {cards}")
     settings = "run.max_restarts=1", "distributed.ddp_timeout=10", f"distributed.strategy={strategy}"
     many = "optim.max_steps=20000", "run.save_steps=200", "run.eval_steps=20000", "run.prompts_steps=20000"
     run = demo(runs, "two", "run.devices=2", *many, *settings)

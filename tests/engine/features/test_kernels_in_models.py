@@ -64,10 +64,14 @@ def test_on_a_card_curves_of_200_steps_agree_with_and_without_kernels(family, dt
     """As near as they are, or three times as far as the model's own passes are from themselves over the same rows in another
     order: what a sum rounded otherwise becomes in 200 steps is the model's."""
     here = {"device": "cuda", "rows": 16, "dtype": dtype}
-    plain, flipped = curve(family, False, **here), curve(family, False, flipped=True, **here)
+    plain, ours = curve(family, False, **here), curve(family, True, **here)
     each, means = (2e-2, 2e-3) if dtype is torch.float32 else (0.5, 5e-2)
-    own = far(flipped, plain)
-    alike(curve(family, True, **here), plain, max(each, 3 * own[0]), max(means, 3 * own[1]))
+    apart = far(ours, plain)
+    if apart[0] >= each or apart[1] >= means:
+        own = far(curve(family, False, flipped=True, **here), plain)
+        each, means = max(each, 3 * own[0]), max(means, 3 * own[1])
+    print(f"{family} {dtype}: {apart[0]:.1e} apart where it is most, {apart[1]:.1e} over 20 steps")
+    alike(ours, plain, each, means)
 
 
 IN_THE_INTERPRETER = """

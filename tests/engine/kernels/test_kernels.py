@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import subprocess
 import sys
@@ -14,6 +15,8 @@ import torch
 import torch.nn.functional as F
 
 from engine.kernels.device import _card_serves, lacking, sums_in_float32
+from engine.kernels.experts.launch import DECODED
+from engine.kernels.experts.packed import KINDS, PLAIN
 from engine.kernels.fp8_rows import rounded_rows, transposed
 from engine.kernels.gated import gated, gated_gradients
 from engine.kernels.linear_cross_entropy import linear_cross_entropy
@@ -65,30 +68,54 @@ def test_a_hundred_crosses_of_experts_match_float64_in_the_interpreter(seed):
     assert run_cases(["experts_crosses"], TRITON_INTERPRET="1", CROSSES="100", SEED=seed) >= 100
 
 
+PARTED = {
+    "experts_cases:bfloat16": [{"AXES": names} for names in (
+        "tokens experts hidden", "width top_k rank dtype routing", "activation gate transposed adapted trained",
+    )],
+    "experts_crosses": [{"SEED": seed} for seed in ("0", "1")],
+    "experts_packed": [{"KIND": kind} for kind in KINDS],
+    "experts_decoded": [{"KIND": kind} for kind in KINDS if kind in DECODED],
+}  # fmt: skip
+"""Cases that would take a card's host minutes, in parts that the environment names."""
 ON_A_CARD = [
-    *(f"{name}:{dtype}" for name in WIDE for dtype in ("float32", "bfloat16", "float16")),
-    *(name for name in CHECKS if name not in WIDE and name not in FAR),
+    pytest.param(case, part, id="-".join((case, *part.values())).replace(" ", ","))
+    for case in (
+        *(f"{name}:{dtype}" for name in WIDE for dtype in ("float32", "bfloat16", "float16")),
+        *(name for name in CHECKS if name not in WIDE and name not in FAR),
+    )
+    for part in PARTED.get(case, [{}])
 ]
+
+
+def checked_here(case: str, part: dict[str, str], capsys: pytest.CaptureFixture[str]) -> None:
+    """In this process: another one would import torch and open the card for as long as most cases take. What is wrong is told
+    first, since logs are cut."""
+    with pytest.MonkeyPatch.context() as patch:
+        for name, value in part.items():
+            patch.setenv(name, value)
+        wrong = check([case])
+    gc.collect()
+    torch.cuda.empty_cache()
+    told = capsys.readouterr().out
+    assert not wrong, "\n".join((f"{len(wrong)} wrong:", *wrong))
+    assert "ok " in told
 
 
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
-@pytest.mark.parametrize("case", ON_A_CARD)
-def test_kernels_match_float64_on_the_gpu(case, capsys):
-    """In this process: another one would import torch and open the card for as long as most cases take."""
-    failed = check([case])
-    torch.cuda.empty_cache()
-    assert not failed, capsys.readouterr().out
-    assert "ok " in capsys.readouterr().out
+@pytest.mark.parametrize(("case", "part"), ON_A_CARD)
+def test_kernels_match_float64_on_the_gpu(case, part, capsys):
+    if part.get("KIND", "fp8") not in PLAIN:
+        pytest.importorskip("bitsandbytes")
+    checked_here(case, part, capsys)
 
 
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
 @pytest.mark.parametrize("case", FAR)
-@pytest.mark.xdist_group("half of a card's memory")
-def test_kernels_reach_elements_2_to_the_31_apart_on_the_gpu(case):
-    """Each takes up to 30 GiB of the card, and gives them back as its process ends."""
-    assert run_cases([case], at_once=1, TRITON_INTERPRET="0") >= 1
+def test_kernels_reach_elements_2_to_the_31_apart_on_the_gpu(case, capsys):
+    """Each takes up to 30 GiB of the card: one process has them, one after the other (`tests.conftest`)."""
+    checked_here(case, {}, capsys)
 
 
 def test_log_probabilities_and_entropy_are_those_of_torch_on_cpu():

@@ -6,7 +6,7 @@ import json
 import shutil
 import signal
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from concurrent.futures import ProcessPoolExecutor
 from multiprocessing import get_context
 from pathlib import Path
@@ -119,15 +119,10 @@ def source(tmp_path: Path) -> Callable[[list[Any]], str]:
 
 
 @pytest.fixture
-def train(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., RunFolder]]:
+def train(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., RunFolder]:
     """`train({"method.kind": "dpo", ...})` runs the worker here, `train(..., apart=True)` in a process of its own; the exit
-    code is checked (`None`: any will do), the folder returned. Afterwards float32 is multiplied as before: a run sets that for its process, and
-    transformers sets it once."""
-    import torch
-    from transformers.utils.import_utils import enable_tf32
-
+    code is checked (`None`: any will do), the folder returned."""
     monkeypatch.setenv("WORKBENCH_CACHE", own_cache(tmp_path / "cache"))
-    precision = torch.backends.fp32_precision
 
     def run_worker(
         settings: dict[str, Any] | None = None,
@@ -158,9 +153,7 @@ def train(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[
                 signal.signal(number, handler)
         return folder
 
-    yield run_worker
-    torch.backends.fp32_precision = precision
-    enable_tf32.cache_clear()
+    return run_worker
 
 
 BASE: dict[str, Any] = {

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
@@ -25,15 +26,13 @@ ON = {
 
 @pytest.fixture(autouse=True)
 def as_before(monkeypatch):
-    """A run sets this for its process; afterwards it is as it was."""
+    """Variables are set for the process and those that it starts; afterwards they are as they were."""
     names = (
         "CUDA_LAUNCH_BLOCKING", "CUBLAS_WORKSPACE_CONFIG", "ASCEND_LAUNCH_BLOCKING", "HCCL_DETERMINISTIC",
         "FLASH_ATTENTION_DETERMINISTIC",
     )  # fmt: skip
     before = {name: os.environ.get(name) for name in names}
     yield
-    torch.use_deterministic_algorithms(False)
-    torch.backends.cudnn.deterministic = False
     for name, value in before.items():
         monkeypatch.delenv(name, raising=False) if value is None else monkeypatch.setenv(name, value)
 
@@ -58,6 +57,8 @@ def test_two_runs_with_one_seed_have_one_curve_under_deterministic_operations(tr
     assert curve(first) == curve(second)
     (told,) = (e for e in lines(first, "receipt")[0]["entries"] if e["feature"] == "full determinism")
     assert (told["effective"], told["count"]) == ("on", 1)
+    assert not torch.are_deterministic_algorithms_enabled()
+    assert not torch.backends.cudnn.deterministic
 
 
 @pytest.mark.slow
@@ -92,17 +93,22 @@ def test_the_size_of_products_does_not_depend_on_how_full_the_card_is(monkeypatc
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (200 << 20, 80 << 30))
     assert workspace(card) == 50 << 20
     torch.use_deterministic_algorithms(True)
-    assert workspace(card) == CUDA_WORKSPACE
+    try:
+        assert workspace(card) == CUDA_WORKSPACE
+    finally:
+        torch.use_deterministic_algorithms(False)
 
 
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
 @pytest.mark.parametrize("compiled", [False, True])
 def test_on_a_card_two_runs_with_one_seed_have_one_curve(train, source, compiled):
-    """Each in a process of its own, as runs are: at its first product torch notes for good what cuBLAS was told."""
+    """Each in a process of its own, as runs are, side by side: at its first product torch notes for good what cuBLAS was told."""
     rows = [{"path": source(CONVERSATIONS)}]
     kernels = {"kernels.fused_attn_kernel": True, "kernels.torch_compile": compiled, "model.dtype": "bfloat16"}
     settings = {**ON, **kernels, "optim.max_steps": 8, "adapter.kind": "none", "data.train": rows}
-    first, second = (curve(train(settings, apart=True)) for _ in range(2))
+    with ThreadPoolExecutor(2) as pool:
+        runs = pool.map(lambda _: train(settings, apart=True), range(2))
+    first, second = map(curve, runs)
     assert len(first) == 8
     assert first == second

@@ -145,13 +145,19 @@ def of_the_tower(gradients):
     return sum(float(each.norm()) for name, each in gradients.items() if "visual" in name)
 
 
-def test_features_serve_images_on_a_card_and_memory_falls(taught):
-    plain, wrong = {}, []
-    for name, (with_what, settings) in SERVES.items():
-        key = str(with_what)
-        if key not in plain:
-            plain[key] = taught(**with_what)
-        beside, found = plain[key], taught(**settings)
+TOGETHER: dict[str, list[str]] = {}
+for _name, (_with_what, _) in SERVES.items():
+    TOGETHER.setdefault(str(_with_what), []).append(_name)
+
+
+@pytest.mark.parametrize("names", TOGETHER.values(), ids=lambda names: names[0])
+def test_features_serve_images_on_a_card_and_memory_falls(taught, names):
+    """Those that are compared with the same run."""
+    wrong = []
+    beside = taught(**SERVES[names[0]][0])
+    for name in names:
+        settings = SERVES[name][1]
+        found = taught(**settings)
         gradients, share = apart(found.gradients, beside.gradients), found.peak / beside.peak
         losses = max(abs(a / b - 1) for a, b in zip(found.losses, beside.losses, strict=True))
         told = (

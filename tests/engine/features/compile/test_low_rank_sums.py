@@ -108,6 +108,7 @@ def test_a_compiled_block_that_is_computed_again_copies_no_wide_result(tmp_path,
 
 
 @pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
 def test_a_compiled_block_that_is_computed_again_takes_less_of_the_card():
     from torch.utils.checkpoint import checkpoint
 
