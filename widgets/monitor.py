@@ -149,7 +149,8 @@ class MonitorPart(Part):
         was started in its place]`: what changes with every look."""
         state = view.progress
         phase = doing(state, view.phase) if state else view.phase
-        eta = round(view.eta_seconds) if view.eta_seconds is not None and not view.over else None
+        left = view.seconds_left()
+        eta = round(left) if left is not None and not view.over else None
         if view.silent_seconds is not None:
             phase, eta = silence.describe(view.silent_seconds), None
         return [

@@ -189,8 +189,8 @@ def status_line(view: RunView) -> str:
         parts.append(f"{speed:,.0f} tokens/s")
     if view.silent_seconds is not None:
         parts.append(silence.describe(view.silent_seconds))
-    elif view.eta_seconds is not None and not view.over:
-        parts.append(f"{figures.duration(view.eta_seconds)} left")
+    elif (left := view.seconds_left()) is not None and not view.over:
+        parts.append(f"{figures.duration(left)} left")
     return "  ".join(parts)
 
 

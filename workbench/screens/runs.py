@@ -290,8 +290,8 @@ def about(row: Row) -> str:
         parts.append(f"began {time.strftime('%Y-%m-%d %H:%M', time.localtime(view.started))}")
     if (view.over or view.state == "queued") and view.cause:
         parts.append(view.cause)
-    elif view.eta_seconds is not None and not view.over:
-        parts.append(f"{duration(view.eta_seconds)} left")
+    elif (left := view.seconds_left()) is not None and not view.over:
+        parts.append(f"{duration(left)} left")
     return "   ".join(part for part in parts if part)
 
 
