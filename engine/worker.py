@@ -209,6 +209,7 @@ def _train_as(
     rehearsing = bool(run.read_json().get("rehearse"))
     config, prepared, held_out = _rows(run, config, processing_class, say, rehearsing)
     config, why = at_the_card(run, config, rows=prepared.facts)
+    config = _at_most(config) if rehearsing else config
     _same_rows(run, prepared, held_out, processing_class, say)
     measuring = Measuring(prepared.dataset, *_rehearsed(config)) if rehearsing else None
     say.phase("Loading the model")
@@ -508,6 +509,14 @@ def _rehearsed(config: RunConfig) -> tuple[int, int, int, int]:
     batch = int(config.optim.per_device_train_batch_size)
     rows = batch * config.optim.gradient_accumulation_steps
     return rows, batch * sampled_together(config), rehearsed_steps(config), steps_a_sampling(config)
+
+
+def _at_most(config: RunConfig) -> RunConfig:
+    """The config of a step that takes the most: the answers of a rehearsal may teach nothing, those of the run do."""
+    from engine.config.tree import fields
+
+    skips = fields.method.skip_zero_advantage
+    return config.with_values({skips: False}) if skips.applies(config) else config
 
 
 def _enable_checkpointing(trainer: RunTrainer) -> None:

@@ -313,6 +313,7 @@ TABLE: dict[str, Meaning] = {
     "method.mask_truncated_completions": _in_trl("mask_truncated_completions"),
     "method.importance_sampling_level": _in_trl("importance_sampling_level"),
     "method.reward_timeout": by_itself("Nothing bounds a reward's time there."),
+    "method.skip_zero_advantage": by_itself("What it leaves out has no gradient."),
     "method.rollout_groups": by_itself("It concerns what is kept to look at."),
     "adapter.kind": _adapter,
     "adapter.unfrozen_parameters": filled("unfrozen_parameters"),

@@ -310,6 +310,7 @@ TABLE: dict[str, Meaning] = {
         )
     },
     "method.reward_timeout": by_itself("Nothing bounds a reward's time there."),
+    "method.skip_zero_advantage": by_itself("What it leaves out has no gradient."),
     "method.rollout_groups": by_itself("It concerns what is kept to look at."),
     "adapter.kind": choice(
         {"none": needless("All weights are trained without an adapter.")}, otherwise=mapped({"use_peft": True})

@@ -120,6 +120,14 @@ class Groups(Rollouts):
     ] = False
     """Do not learn from answers that were cut off at the longest length."""
 
+    skip_zero_advantage: Annotated[
+        bool | Auto, Title("Leave out answers that teach nothing"), Advanced, Source("arXiv:2503.14476")
+    ] = "auto"
+    """Leave answers with an advantage of 0 out of the passes of the loss: a group whose answers all get the same reward has a
+    gradient of zero, and is computed forward and backward to no end. The gradient stays the same. `auto` leaves them out
+    unless each answer is held to the reference (`beta`), experts are balanced over all tokens, or layers are compiled. The
+    curve of the entropy is then that of the computed answers; `false` computes all, and its entropy is that of all."""
+
 
 class Grpo(Groups):
     """Group relative policy optimization: several answers to each prompt are scored, and those better than their group's

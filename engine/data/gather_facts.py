@@ -20,7 +20,7 @@ from engine.config.files import COMPRESSIONS, DATA_SUFFIXES, place_of, scheme_of
 from engine.config.findings import Finding
 from engine.config.kinds import BUILTIN_ROWS
 from engine.config.reward_specs import files_of
-from engine.config.tree import RunConfig, fields
+from engine.config.tree import FieldSpec, RunConfig, fields
 from engine.data.image_folder import is_image_folder, metadata_of
 from engine.data.image_limits import BOMB, FORMATS, UNREADABLE, why_refused
 from engine.data.image_references import DATA, ImageFolder, content_of, folder_of, short
@@ -104,7 +104,10 @@ def as_launched(mapping: Mapping[str, Any], launched: Mapping[str, Any]) -> dict
     return whole
 
 
-_BEFORE = {fields.method.cache_implementation: "dynamic"}
+_BEFORE: dict[FieldSpec, Any] = {
+    fields.method.cache_implementation: "dynamic",
+    fields.method.skip_zero_advantage: False,
+}
 """What methods did before they had a setting, where that is neither off nor the usual size."""
 
 

@@ -54,6 +54,17 @@ def _cache_implementation(config: RunConfig, facts: Facts) -> tuple[Any, str]:
     return "static", "a token's pass is recorded once a sampling and replayed, which spares the host its launches"
 
 
+def _skip_zero_advantage(config: RunConfig, facts: Facts) -> tuple[Any, str]:
+    if getattr(config.method, "beta", 0):
+        return False, "method.beta holds each answer to the reference, also one that teaches nothing"
+    model = counts.known_model(config, facts)
+    if model is not None and model.experts:
+        return False, "a mixture's experts are balanced, and counted, over all tokens"
+    if compile.in_force(config, facts) is not False:
+        return False, "compiled layers would wait again for fewer rows"
+    return True, "their gradient is zero"
+
+
 def _tf32(config: RunConfig, facts: Facts) -> tuple[Any, str]:
     if facts.machine is None:
         return False, "the machine is not known yet; on at launch where the card has it"
@@ -272,6 +283,7 @@ _CHOSEN: dict[FieldSpec, Resolve] = {
     fields.data.dataloader_num_workers: _loader_processes,
     fields.method.reference: _reference,
     fields.method.cache_implementation: _cache_implementation,
+    fields.method.skip_zero_advantage: _skip_zero_advantage,
     fields.optim.learning_rate: _learning_rate,
     fields.optim.tf32: _tf32,
     fields.memory.gradient_checkpointing: _gradient_checkpointing,

@@ -39,6 +39,15 @@ refused(
         severity="warning",
     ),
     Refused(
+        "each-answer-is-held-to-the-reference",
+        fields.method.skip_zero_advantage,
+        one_of(True),
+        "auto or false while method.beta is above 0",
+        "The divergence from the reference has a gradient in each answer, also in those that teach nothing.",
+        leave_out(fields.method.skip_zero_advantage, "remove it"),
+        beside={fields.method.beta: bool},
+    ),
+    Refused(
         "sampled-and-trained-with-the-same-weights",
         fields.adapter.lora_dropout,
         bool,
@@ -235,6 +244,15 @@ def a_reference_needs_weight(config: RunConfig, facts: Facts) -> Iterator[Findin
         todo = "Remove it, or set beta above 0 to hold the model to the reference."
         fix = Fix("remove it", unset=(path,))
         yield must(path, "left out while method.beta is 0", method.reference, todo, severity="warning", fix=fix)
+
+
+@rule(reads=(fields.method.kind, fields.method.skip_zero_advantage, fields.model.name))
+def experts_are_balanced_over_all_tokens(config: RunConfig, facts: Facts) -> Iterator[Finding]:
+    model, spec = counts.known_model(config, facts), fields.method.skip_zero_advantage
+    if model is not None and model.experts and spec.applies(config) and spec.value(config) is True:
+        todo = f"The routers of {model.name} are balanced, and their load is counted, over the tokens of all answers."
+        fix = Fix("remove it", unset=(spec.path,))
+        yield must(spec.path, "auto or false for a mixture of experts", True, todo, fix=fix)
 
 
 def _always_new(config: RunConfig) -> bool:

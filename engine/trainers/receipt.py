@@ -274,6 +274,8 @@ def _chosen(config: RunConfig, trainer: RunTrainer, why: Mapping[str, str]) -> I
         yield _entry("learning rate", "auto", trainer.args.learning_rate, detail=reason)
     if (reason := why.get(fields.run.devices.path)) is not None:
         yield _entry("devices", "auto", trainer.accelerator.num_processes, detail=reason)
+    if (reason := why.get((skips := fields.method.skip_zero_advantage).path)) is not None:
+        yield _entry("zero advantages", "auto", "left out" if skips.value(config) else "computed", detail=reason)
     if config.data.evaluates and (reason := why.get(fields.run.eval_steps.path)) is not None:
         # An epoch's steps are known once the training begins; those of the arguments stand for them till then.
         times = config.run.evals_per_epoch

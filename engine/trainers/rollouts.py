@@ -71,14 +71,18 @@ class RolloutTrainer(ReferenceTrainer, GRPOTrainer):
     rewards_note: str
     not_recorded: str
     """Why answers are not sampled with a static cache; empty where they are."""
+    holds_all: bool
+    """Whether each process holds all weights, and passes of the model are its own affair."""
+    skipped_tokens = 0
+    """Tokens of answers and their prompts, on all processes, that were left out of passes of the loss so far."""
 
     def take(self, config: RunConfig, rewards: Rewards, note: str) -> None:
         """Call it in `build`: the rewards of the run, how many groups are kept, and the buffer as part of its state."""
         self.rewards, self.rewards_note = rewards, note
         self.groups = KeptGroups(self, method_of(config, Rollouts).rollout_groups)
-        whole = self.accelerator.distributed_type in WHOLE_MODEL and not is_divided(self.model)
-        self.shares_prompts = can_share(config, base_model(self.model), whole)
-        self.not_recorded = refused(config, base_model(self.model), whole)
+        self.holds_all = self.accelerator.distributed_type in WHOLE_MODEL and not is_divided(self.model)
+        self.shares_prompts = can_share(config, base_model(self.model), self.holds_all)
+        self.not_recorded = refused(config, base_model(self.model), self.holds_all)
         ends = end_of_turn(self._tokenizer, chat_of(config, self.processing_class))
         stops = stop_ids(self.model, self._tokenizer, ends)
         self.eos_token_ids = self.generation_kwargs["eos_token_id"] = stops
@@ -199,6 +203,7 @@ class RolloutTrainer(ReferenceTrainer, GRPOTrainer):
             output["shown"] = self._shown
         output["row"] = torch.tensor([row["row"] for row in rows])
         output["length"] = torch.tensor([len(ids) for ids in self._answers[0]])
+        output["tokens"] = output["length"] + torch.tensor([len(row["prompt_ids"]) for row in rows])
         if self.writer is not None and self.mode == "train":
             self.groups.write(output, self.writer)
         return output
@@ -328,18 +333,20 @@ class Buffer:
         used_up = trainer._step % (trainer.sampled_together * trainer.num_iterations) == 0
         return {
             "step": trainer._step,
+            "skipped_tokens": trainer.skipped_tokens,
             "batches": [] if used_up else trainer._buffered_inputs or [],
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Takes up what was saved, on the trainer's device."""
         trainer = self._trainer
-        trainer._step = state["step"]
+        trainer._step, trainer.skipped_tokens = state["step"], state.get("skipped_tokens", 0)
         trainer._buffered_inputs = send_to_device(state["batches"], trainer.accelerator.device) or None
 
     def load_of_others(self, state: dict[str, Any]) -> None:
         """Leaves what was sampled, which is a part of what all of them had: the prompts are answered anew."""
         self._trainer._step, self._trainer._buffered_inputs = 0, None
+        self._trainer.skipped_tokens = state.get("skipped_tokens", 0)
 
 
 class KeptGroups:

@@ -190,6 +190,7 @@ _GROUPS = {
     "method.loss_type": Trial("sapo", OLD),
     "method.importance_sampling_level": Trial("sequence", OLD),
     "method.mask_truncated_completions": Trial(True),
+    "method.skip_zero_advantage": Trial(False),
 }
 OF_METHOD = {
     "sft": {"method.label_smoothing": Trial(0.2), "method.z_loss": Trial(0.1)},

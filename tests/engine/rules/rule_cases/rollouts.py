@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from engine.config.facts import Facts
-from tests.engine.rules.rule_cases.shared import GRPO, LORA, TINY_FACTS, Case, rows, source
+from tests.engine.rules.rule_cases.shared import GRPO, LORA, TINY_FACTS, Case, model, rows, source
 
 CASES: dict[str, list[Case]] = {
     "rewards-are-named": [({"method.kind": "grpo"}, Facts(), "method.reward_funcs", "error")],
@@ -108,6 +108,22 @@ CASES: dict[str, list[Case]] = {
     ],
     "ratios-of-whole-answers-need-equal-answers": [
         ({**GRPO, "method.importance_sampling_level": "sequence"}, Facts(), "method.loss_type", "warning")
+    ],
+    "each-answer-is-held-to-the-reference": [
+        (
+            {**GRPO, "method.skip_zero_advantage": True, "method.beta": 0.1},
+            Facts(),
+            "method.skip_zero_advantage",
+            "error",
+        )
+    ],
+    "experts-are-balanced-over-all-tokens": [
+        (
+            {**GRPO, "method.skip_zero_advantage": True},
+            model(experts=8),
+            "method.skip_zero_advantage",
+            "error",
+        )
     ],
     "a-reference-needs-weight": [({**GRPO, "method.reference": "copy"}, Facts(), "method.reference", "warning")],
     "sampled-and-trained-with-the-same-weights": [
