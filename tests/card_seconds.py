@@ -6,7 +6,7 @@ Seconds on an H100 whose host has 16 slow cores, eight processes side by side (2
 from __future__ import annotations
 
 SECONDS = {
-    "test_kernels_match_float64_on_the_gpu[gated_sums_cases": 50,
+    "test_kernels_match_float64_on_the_gpu[gated_sums_cases:f": 30,
     "test_kernels_match_float64_on_the_gpu[linear_logp_cases:bfloat16": 40,
     "test_on_a_card_two_runs_with_one_seed_have_one_curve": 40,
     "test_on_a_card_the_weights_stay_in_fp8_and_the_gradients_are_the_twins[True": 40,

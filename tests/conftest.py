@@ -119,7 +119,9 @@ def pytest_xdist_auto_num_workers() -> int:
 def _rewrite_once(config: pytest.Config) -> None:
     """In a fresh clone pytest rewrites the asserts of 400 files, in each process of tests anew if they begin together: five
     seconds each. Meanwhile torch is imported elsewhere, and a core is free."""
-    for file in (*HERE.rglob("test_*.py"), *HERE.rglob("conftest.py")):
+    named = [Path(each) for each in config.args]
+    tests = named if all(each.is_file() for each in named) else HERE.rglob("test_*.py")
+    for file in (*tests, *HERE.rglob("conftest.py")):
         kept = rewrite.get_cache_dir(file) / (file.stem + rewrite.PYC_TAIL)
         # A file that cannot be read or is no Python is told where it is collected.
         with contextlib.suppress(OSError, SyntaxError, ValueError):
@@ -190,7 +192,7 @@ def pytest_configure(config: pytest.Config) -> None:
     if not _beside_others(config):
         os.environ[ROOM] = tempfile.mkdtemp(prefix="workbench-tests-room-")
         prestarted.hold(Path(os.environ[ROOM]))
-        if getattr(config.option, "numprocesses", None):
+        if getattr(config.option, "numprocesses", None) and config.option.markexpr != "gpu":
             prestarted.begin(Path(os.environ[ROOM]))
     os.environ["PYTHONPATH"] = os.pathsep.join([str(prestarted.HERE), *filter(None, [os.environ.get("PYTHONPATH")])])
     prestarted.install()

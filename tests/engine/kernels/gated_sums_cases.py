@@ -15,7 +15,7 @@ from engine.kernels.gated_sums import (
 )
 from engine.kernels.gated_sums.reference import gated_sums_gradients_reference
 from engine.kernels.tuner import TUNER
-from tests.engine.kernels.judging import DEVICE, DTYPES, INTERPRETED, combined, compare, judge, rms, said
+from tests.engine.kernels.judging import DEVICE, DTYPES, INTERPRETED, combined, compare, judge, other_format, rms, said
 
 
 def drawn(*shape, dtype=torch.bfloat16):
@@ -26,7 +26,7 @@ def gated_sums_cases() -> None:
     """Outputs and gradients, of all factors too; ranks that fill no tile, one sum without a product, a layer behind or none."""
     shapes = [(2, 3, 40), (5, 300)] if INTERPRETED else [(2, 3, 40), (5, 1030), (4, 513, 3072), (1000, 12_288)]
     for shape, dtype, activation, (one, other, last) in combined(
-        shapes, DTYPES, ACTIVATIONS, ((3, 16, 0), (24, 0, 5), (16, 16, 16))
+        shapes, DTYPES, ACTIVATIONS, ((3, 16, 0), (24, 0, 5), (16, 16, 16)), together=1 if other_format() else 2
     ):
         lead, width = shape[:-1], shape[-1]
         # As a group's products are: parts of one result, apart in memory.

@@ -26,15 +26,21 @@ def said(good: bool, name: str, words: str = "") -> None:
         FAILURES.append(line)
 
 
-def combined(*axes: Sequence[Any]) -> Iterator[tuple[Any, ...]]:
+def other_format() -> bool:
+    """Whether a card is asked for one format alone, and not for the one that models are trained in: the code is the same."""
+    return not INTERPRETED and DTYPES in ([torch.float32], [torch.float16])
+
+
+def combined(*axes: Sequence[Any], together: int | None = None) -> Iterator[tuple[Any, ...]]:
     """Every combination on a card, but of more than `MANY` so many that each three values of three axes occur together
-    (`EVERY=1` in the environment: all); in the interpreter, and on a card in another format alone than models are trained in,
-    so many that each pair of values of two axes occurs: the code is the same, and compiling it is what takes time."""
+    (`EVERY=1` in the environment: all); in the interpreter, and on a card in another format alone, so many that each pair of
+    values of two axes occurs. `together` says how many values occur together where a card compiles each combination anew."""
     places = [range(len(axis)) for axis in axes]
     left = list(itertools.product(*places))
-    pairs = INTERPRETED or DTYPES in ([torch.float32], [torch.float16])
-    every = not INTERPRETED and (os.environ.get("EVERY") == "1" or (len(left) <= MANY and not pairs))
-    together = 2 if pairs else 3
+    pairs = INTERPRETED or other_format()
+    whole = len(left) <= MANY and not pairs and together is None
+    every = not INTERPRETED and (os.environ.get("EVERY") == "1" or whole)
+    together = 2 if INTERPRETED else together or (2 if pairs else 3)
 
     def met(at: tuple[int, ...]) -> set[tuple[tuple[int, int], ...]]:
         return set(itertools.combinations(enumerate(at), together))

@@ -72,7 +72,6 @@ PARTED = {
     "experts_cases:bfloat16": [{"AXES": names} for names in (
         "tokens experts hidden", "width top_k rank dtype routing", "activation gate transposed adapted trained",
     )],
-    "experts_crosses": [{"SEED": seed} for seed in ("0", "1")],
     "experts_packed": [{"KIND": kind} for kind in KINDS],
     "experts_decoded": [{"KIND": kind} for kind in KINDS if kind in DECODED],
 }  # fmt: skip
