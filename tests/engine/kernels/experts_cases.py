@@ -102,11 +102,30 @@ def inputs(case: Case, names: list[str]) -> list[torch.Tensor]:
     return found
 
 
+def off_the_limit(case: Case, given: dict[str, torch.Tensor]) -> None:
+    """Zeros in place of rows of which a number comes near the limit of a clamped gate: its gradient jumps there, so rounding alone
+    decides on which side it is, in plain torch too, and one such number among 40,000 is 2 % of the gradient."""
+    if case.activation != "clamped_swiglu":
+        return
+    t = {name: x.detach().double() for name, x in given.items()}
+    weight = t["gate_up"].transpose(1, 2) if case.transposed else t["gate_up"]
+    if "a1" in t:
+        weight = weight + 2.0 * t["b1"] @ t["a1"]
+    opened = torch.einsum("th,ewh->tew", t["x"], weight)
+    if case.biased:
+        opened += t["gate_up_bias"]
+    near = (opened.abs() - Gate(case.activation).limit).abs() < 0.1
+    with torch.no_grad():
+        given["x"][near.flatten(1).any(1)] = 0
+
+
 def check(case: Case, name: str) -> None:
     ids = case.ids()
     names, ours = block(case, expert_mlp, ids)
     _, theirs = block(case, expert_mlp_reference, ids)
-    compare(f"experts {name}", ours, theirs, inputs(case, names), 1, handful=INTERPRETED or case.tokens < 16)
+    given = dict(zip(names, inputs(case, names), strict=True))
+    off_the_limit(case, given)
+    compare(f"experts {name}", ours, theirs, list(given.values()), 1, handful=INTERPRETED or case.tokens < 16)
 
 
 def held_in(kind: str, weight: torch.Tensor, turned: bool) -> torch.Tensor:
@@ -146,6 +165,7 @@ def check_packed(kind: str, case: Case, room: int, inside: bool = False, ahead: 
     held = {name: held_in(kind, given[name], case.transposed) for name in ("gate_up", "down")}
     # One by one, in plain torch or by bitsandbytes: not by the kernel that is looked at.
     given |= {name: torch.stack([each.unpack(i) for i in range(case.experts)]) for name, each in held.items()}
+    off_the_limit(case, given)
     turned = {name: each.transpose(1, 2) if case.transposed else each for name, each in held.items()}
 
     def over_packed(x, ids, routing, gate_up, down, **more):
