@@ -142,11 +142,6 @@ ARMS: dict[str, dict[str, Any]] = {
         "kernels.cut_ce_workspace": None,
     },
     "cut, compiled, 35 again": {**ON, "memory.recompute_num_layers": 35},
-    "cut, compiled, 35 again, 640 MiB of scores": {
-        **ON,
-        "memory.recompute_num_layers": 35,
-        "kernels.cut_ce_workspace": 640,
-    },
     "cut, compiled, streamed": {**ON, "memory.layer_offloading": True},
     "cut, compiled, graphs": {**ON, "kernels.torch_compile_options": {"triton.cudagraphs": True}},
     "cut, compiled, none, graphs": {
