@@ -190,7 +190,7 @@ def start(file: Path, asked: Axes, runs: str | None) -> tuple[str, list[RunFolde
     for cell in asked.cells():
         words = " ".join(f"{path}={value}" for path, value in cell.items())
         complete = with_overrides(document.mapping, base, [*asked.fixed, *(f"{k}={v}" for k, v in cell.items())])
-        facts = facts_for(complete)
+        facts = facts_for(complete, runs)
         reading = read(complete, facts)
         if reading.errors:
             require_no_errors(reading.findings, f"{file} with {visible(words)}", "no run was started")
