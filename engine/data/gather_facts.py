@@ -35,6 +35,7 @@ from engine.model_files import read_json
 from engine.planning.auto import effective, resolved
 from engine.rules import read
 from engine.rules.data import FROM_COUNTS
+from engine.run.store import is_run, runs_dir
 
 if TYPE_CHECKING:
     from engine.data.detect import Detection
@@ -111,16 +112,30 @@ _BEFORE: dict[FieldSpec, Any] = {
 """What methods did before they had a setting, where that is neither off nor the usual size."""
 
 
+def _place_of_runs(config: RunConfig, folder: Path, runs: str | os.PathLike[str] | None) -> Path:
+    """Where a run of this config would lie; of a run's own config, where that lies."""
+    if runs is None and is_run(folder):
+        return folder
+    named = config.run.output_dir
+    return runs_dir(runs, folder / named if named != fields.run.output_dir.default else None)
+
+
 def gather_facts(
-    config: RunConfig, base: str | Path = ".", machine: Machine | None = None, *, sources: bool = True
+    config: RunConfig,
+    base: str | Path = ".",
+    machine: Machine | None = None,
+    *,
+    sources: bool = True,
+    runs: str | os.PathLike[str] | None = None,
 ) -> Facts:
-    """What can be known of this config at once. With `machine` the packages here say nothing about it."""
+    """What can be known of this config at once. With `machine` the packages here say nothing about it; the free disk is that of
+    the folder of runs, which `runs` names before all else."""
     folder = Path(base)
     name = config.model.name
     model = model_facts(place_of(name, folder), config.model.revision)
     here = machine is None
     model = replace(model, name=name) if model else None
-    machine = this_machine(folder / config.run.output_dir) if machine is None else machine
+    machine = this_machine(_place_of_runs(config, folder, runs)) if machine is None else machine
     data = load_counts(config, folder, model)
     card = machine.gpus[0].name if here and machine.gpus else None
     return Facts(

@@ -287,7 +287,10 @@ def _cannot_load(what: str, source: str, problem: Exception) -> ModelError:
             "Install it beside the torch that is here (pip install torchvision), or take another model.",
         )
     if Path(source).is_dir():
-        return ModelError(f"model.name: the {what} in {name} cannot be loaded: {first}")
+        return ModelError(
+            f"model.name: the {what} in {name} cannot be loaded: {first.rstrip('.')}.",
+            "If its files were cut on the way, copy or download them again.",
+        )
     if source.startswith((".", "/", "~")):
         return ModelError(f"model.name: there is no folder {name}.", "Check the path.")
     return ModelError(
