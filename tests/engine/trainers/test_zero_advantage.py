@@ -196,6 +196,39 @@ def test_a_run_counts_what_it_leaves_out_and_resumes_to_the_bit(train, source, t
     assert "left out of the loss's passes" in loss["detail"]
 
 
+ON_A_CARD = [
+    {}, LORA, {**LORA, "model.quantization": "nf4"}, {**LORA, "model.quantization": "fp8"},
+    {**LORA, "kernels.fused_lora": True, "kernels.use_cut_ce": True, "kernels.fused_attn_kernel": True},
+    {"kernels.quantization_aware": "fp8"}, {"memory.activation_offloading": "cpu"}, {**LORA, "memory.layer_offloading": True},
+    {"kernels.torch_compile": True, "method.skip_zero_advantage": True},
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        pytest.param({}, id="on the CPU"),
+        *(
+            pytest.param(
+                {"model.dtype": "bfloat16", **each},
+                id=" ".join(["on a card", *map(str, each.values())]),
+                marks=[pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")],
+            )
+            for each in ON_A_CARD
+        ),
+    ],
+)
+def test_a_run_whose_answers_all_get_one_reward_learns_nothing_and_computes_nothing(train, source, settings):
+    """In two passes over each sampling, so that log-probabilities are asked for that nothing needs."""
+    settings = {"method.num_iterations": 2, "optim.max_steps": 2, "optim.weight_decay": 0.0, **settings}
+    run = train(
+        {**GRPO, **settings, "method.reward_funcs": ["regex:^"], "data.train": [{"path": source(CONVERSATIONS)}]}
+    )
+    assert curve(run, "frac_tokens_skipped") == [1, 1]
+    assert curve(run, "grad_norm") == curve(run, "loss") == [0, 0]
+    assert curve(run, "reward") == [1]  # one sampling
+
+
 def _rank(rank: int, folder: str) -> None:
     """One of two processes; all that the second one samples teaches nothing."""
     os.environ.update(RANK=str(rank), LOCAL_RANK=str(rank), WORLD_SIZE="2", LOCAL_WORLD_SIZE="2")
