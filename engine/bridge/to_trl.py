@@ -315,6 +315,9 @@ TABLE: dict[str, Meaning] = {
     "adapter.kind": choice(
         {"none": needless("All weights are trained without an adapter.")}, otherwise=mapped({"use_peft": True})
     ),
+    "adapter.path": off(
+        "A new adapter is begun.", always(unsupported("TRL's scripts begin a new adapter: merge this one into its model first."))
+    ),
     "adapter.r": key("lora_r"),
     "adapter.lora_alpha": key("lora_alpha"),
     "adapter.lora_dropout": key("lora_dropout"),

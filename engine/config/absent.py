@@ -72,12 +72,6 @@ ABSENT = (
         "Answers are sampled by the model that is trained.",
     ),
     Absent(
-        "further training of an adapter",
-        ("adapter_name_or_path", "lora_model_dir", "adapter_path", "peft_adapter"),
-        (),
-        "Merge it into its model first and name the merged model; `workbench resume` goes on with a run of its own.",
-    ),
-    Absent(
         "LoRA+, PiSSA, LoftQ and other starts of an adapter",
         ("init_lora_weights", "peft_init_lora_weights", "layers_to_transform", "layers_pattern", "rank_pattern",
          "alpha_pattern", "create_new_adapter"),

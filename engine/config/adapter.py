@@ -27,6 +27,13 @@ class Lora(Section):
     """What is trained: `none` trains every weight, `lora` keeps the model frozen and trains small matrices beside it,
     which needs far less memory and gives checkpoints of a few MiB."""
 
+    path: Annotated[
+        str | None, Title("Go on from"), Control("path"), Advanced, Source("PEFT: PeftModel.from_pretrained")
+    ] = None
+    """Train an adapter further: its folder (`adapter_config.json` and `adapter_model.safetensors`), a checkpoint with one, or
+    a run, whose newest checkpoint is taken. Rank, alpha, targets and all else that says what an adapter is come from there;
+    its dropout and its number format are this run's. Empty starts a new one."""
+
     r: Annotated[int, Ge(1), Le(1024), Title("LoRA rank"), Source("arXiv:2106.09685")] = 16
     """The size of the small matrices. A higher rank learns more and costs more memory; 8 to 64 is usual."""
 

@@ -6,7 +6,7 @@ in one base; the names are those of TRL's GRPOConfig where it has the setting.
 
 from typing import Annotated, ClassVar, Literal
 
-from engine.config.kinds import LANGUAGE_FORMATS, Kind, MethodSection, Rows
+from engine.config.kinds import LANGUAGE_FORMATS, REFERENCES, Kind, MethodSection, Rows
 from engine.config.method_names import CALLED
 from engine.config.section import Advanced, Auto, Control, Expert, Ge, Gt, Le, Lt, Required, Source, Title, Unit, Words
 
@@ -76,12 +76,13 @@ class Rollouts(MethodSection):
     arXiv:2512.02556). 0 needs no reference at all."""
 
     reference: Annotated[
-        Literal["adapter_off", "copy"] | Auto,
+        Literal["adapter_off", "adapter_copy", "copy"] | Auto,
         Title("Reference"),
-        Words(adapter_off="the same model, adapter switched off", copy="a frozen copy of the model"),
+        REFERENCES,
     ] = "auto"
     """Where the reference log-probabilities come from when `beta` is above 0. `auto` switches the adapter off when there
-    is one, which costs no memory, and otherwise keeps a frozen copy of the model."""
+    is one, which costs no memory, or keeps it as it began where training goes on from it, and otherwise keeps a frozen copy of
+    the model."""
 
     rollout_groups: Annotated[int, Ge(0), Le(256), Title("Groups kept to look at"), Advanced] = 4
     """How many prompts of each sampling are kept in the run folder with all their answers, rewards and advantages."""

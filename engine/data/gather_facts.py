@@ -15,7 +15,8 @@ from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from engine.config.facts import Facts, ModelFacts, SourceFacts, TokenizerFacts
+from engine.config.adapter_folder import adapter_of, taken_over
+from engine.config.facts import AdapterFacts, Facts, ModelFacts, SourceFacts, TokenizerFacts
 from engine.config.files import COMPRESSIONS, DATA_SUFFIXES, place_of, scheme_of
 from engine.config.findings import Finding
 from engine.config.kinds import BUILTIN_ROWS
@@ -28,14 +29,16 @@ from engine.data.parts import FormatError, columns_of
 from engine.data.stored_counts import load_counts
 from engine.errors import WorkbenchError, nearest, visible
 from engine.facts import attention_times, compiler_waits, step_times
+from engine.facts.adapters import adapter_facts
 from engine.facts.model_shape import model_facts, tokenizer_facts
 from engine.facts.template_flaws import TEMPLATE_FLAWS
 from engine.hardware import Machine, installed, this_machine
-from engine.model_files import read_json
+from engine.model_files import ADAPTER, read_json
 from engine.planning.auto import effective, resolved
 from engine.rules import read
 from engine.rules.data import FROM_COUNTS
-from engine.run.store import is_run, runs_dir
+from engine.run.checkpoint import newest_valid
+from engine.run.store import RunFolder, is_run, runs_dir
 
 if TYPE_CHECKING:
     from engine.data.detect import Detection
@@ -136,6 +139,8 @@ def gather_facts(
     here = machine is None
     model = replace(model, name=name) if model else None
     machine = this_machine(_place_of_runs(config, folder, runs)) if machine is None else machine
+    adapter = _adapter(config, folder)
+    config = taken_over(config, Facts(adapter=adapter, given=frozenset()))
     data = load_counts(config, folder, model)
     card = machine.gpus[0].name if here and machine.gpus else None
     return Facts(
@@ -156,12 +161,33 @@ def gather_facts(
             },
         },
         tokenizer=_tokenizer(config, folder),
+        adapter=adapter,
         scratch=_scratch() if here else "",
         compiler=compiler_waits.known(config, model, card) if card else None,
         attention_times=attention_times.known(attention_times.key(config, model, data, card)) if card else None,
         step_times=step_times.of_card(machine.gpus[0]) if machine.gpus else (),
         shipped_times=step_times.shipped(machine.gpus[0]) if machine.gpus else (),
     )
+
+
+def _adapter(config: RunConfig, folder: Path) -> AdapterFacts | None:
+    """The adapter that the config goes on from: a folder's own, or that of a run's newest checkpoint."""
+    path = config.adapter.path if config.adapter.kind == "lora" else None
+    if not path:
+        return None
+    place = Path(os.path.normpath(folder.absolute() / os.path.expanduser(path)))
+    run = RunFolder(place)
+    try:
+        if not (place / ADAPTER).is_file() and run.config.is_file() and run.checkpoints.is_dir():
+            run.refuse_flaws()
+            newest, _ = newest_valid(run, hashes=False)
+            if newest is None:
+                todo = "Wait for its first one, or name another adapter."
+                return AdapterFacts(path, str(place), f"the run {visible(run.id)} has no whole checkpoint.", todo)
+            place = newest
+        return adapter_facts(place, path)
+    except (WorkbenchError, OSError, ValueError) as problem:
+        return AdapterFacts(path, str(place), f"cannot be read: {visible(str(problem))}", "Name another adapter.")
 
 
 def _tokenizer(config: RunConfig, folder: Path) -> TokenizerFacts | None:
@@ -216,7 +242,8 @@ def completed(facts: Facts, config: RunConfig, base: str | Path = ".") -> Facts:
     model = facts.model if facts.model is not None and facts.model.name == config.model.name else None
     paths = {entry.path for entry in (*config.data.train, *config.data.eval) if entry.path}
     sources = facts.sources if facts.sources is not None and paths <= facts.sources.keys() else None
-    if facts.machine is not None and model is not None and sources is not None:
+    adapter = adapter_of(config, facts) is not None or not getattr(config.adapter, "path", None)
+    if facts.machine is not None and model is not None and sources is not None and adapter:
         return facts
     found = gather_facts(config, base, sources=sources is None)
     return replace(
@@ -228,6 +255,7 @@ def completed(facts: Facts, config: RunConfig, base: str | Path = ".") -> Facts:
         sources=found.sources if sources is None else sources,
         files=found.files,
         tokenizer=found.tokenizer,
+        adapter=found.adapter,
         scratch=found.scratch,
         compiler=found.compiler,
         attention_times=found.attention_times,

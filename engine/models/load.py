@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     import torch
     from transformers import PretrainedConfig, PreTrainedModel
 
+    from engine.models.adapter_folder import Begun
     from engine.models.stored_fp8 import Held
     from engine.models.stored_packed.loading import HeldPacked
 
@@ -86,6 +87,8 @@ class Loaded:
     """What became of numbers that its files hold as GPTQ, AWQ or compressed-tensors packs them."""
     stored_mxfp4: bool = False
     """Whether its files hold experts in MXFP4."""
+    adapter: Begun | None = None
+    """What an adapter that is trained further began as; None for a new one, and for one that a checkpoint brings."""
     without_kernels: str = ""
     """Why an installed flash-linear-attention does not compute its layers; empty where it does, or none is installed."""
 

@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from engine import figures
+from engine.config.adapter_folder import adapter_of, open_settings
 from engine.config.facts import Facts
 from engine.config.method import LEARNING_RATES, METHODS
 from engine.config.tree import FieldSpec, RunConfig, fields
@@ -36,6 +37,8 @@ def _learning_rate(config: RunConfig, facts: Facts) -> tuple[Any, str]:
 def _reference(config: RunConfig, facts: Facts) -> tuple[Any, str]:
     if not getattr(config.method, "beta", 0):
         return ("adapter_off" if config.adapter.kind == "lora" else "copy"), "none is kept while method.beta is 0"
+    if config.adapter.kind == "lora" and config.adapter.path:
+        return "adapter_copy", "training goes on from an adapter that has learned"
     if config.adapter.kind == "lora":
         return "adapter_off", "the model without its adapter is the reference and costs no memory"
     return "copy", "full weights are trained, so the reference is a frozen copy"
@@ -326,6 +329,7 @@ def effective(config: RunConfig, facts: Facts | None = None) -> tuple[Effective,
         if spec.applies(asked) and spec.value(asked) == "auto":
             value, reason = resolve(asked if spec == sharding.SPEC else config, facts)
             entries.append(Effective(spec.path, "auto", value, reason))
+    entries += _adapter_folder(config, facts)
     checkpointing = config.memory.gradient_checkpointing
     if checkpointing == "full":
         entries.append(
@@ -344,6 +348,19 @@ def effective(config: RunConfig, facts: Facts | None = None) -> tuple[Effective,
         path = fields.optim.per_device_eval_batch_size.path
         entries.append(Effective(path, None, size, "the training batch size"))
     return tuple(entries)
+
+
+def _adapter_folder(config: RunConfig, facts: Facts) -> Iterator[Effective]:
+    """What an adapter's own folder says it is, and of a run the checkpoint that is its newest one now."""
+    known = adapter_of(config, facts)
+    if known is None or known.problem:
+        return
+    spec = fields.adapter.path
+    if known.folder != known.path:
+        yield Effective(spec.path, known.path, known.folder, "where its files lie: of a run, its newest checkpoint")
+    for setting, value in open_settings(known, facts).items():
+        if setting.value(config) != value:
+            yield Effective(setting.path, setting.value(config), value, "the adapter that training goes on from has it")
 
 
 def _unused_room(config: RunConfig, facts: Facts) -> Iterator[Effective]:

@@ -122,7 +122,7 @@ def memory(config: RunConfig, facts: Facts, checkpointing: bool | str) -> dict[s
     together = _put_together(config, layers, weights, experts, beside_scores) if devices > 1 else 0.0
     # A share in main memory takes nothing of the device.
     here = 0.0 if devices > 1 and config.distributed.cpu_offload else 1 / devices
-    reference = weights * here + together if _holds_copy(config) else 0.0
+    copied = weights * here + together if _holds_copy(config) else 0.0
     # While answers are sampled every layer stays together.
     sampled = max(0.0, weights * (1 - here) - together) if devices > 1 else 0.0
     weights, trained_bytes = weights * here + together, trained_bytes * here
@@ -134,7 +134,7 @@ def memory(config: RunConfig, facts: Facts, checkpointing: bool | str) -> dict[s
         "activations": activations,
         "images": _images(config, facts, model, tokens // max(1, length), checkpointing),
         "logits": scores,
-        "reference": reference,
+        "reference": copied or (trained_bytes if _copies_adapter(config) else 0.0),
     }
     # Answers are sampled before a step, in the room that it takes afterwards; what they need beyond it is their own.
     step = classes["gradients"] + activations + scores
@@ -279,6 +279,11 @@ def _holds_copy(config: RunConfig) -> bool:
     return reference == "copy" or (reference == "auto" and config.adapter.kind == "none")
 
 
+def _copies_adapter(config: RunConfig) -> bool:
+    goes_on = config.adapter.kind == "lora" and bool(config.adapter.path)
+    return goes_on and reference_of(config.method) in ("auto", "adapter_copy", "precompute")
+
+
 def _layers(config: RunConfig, facts: Facts, model: ModelFacts, checkpointing: bool | str = False) -> Layers:
     """The decoder layers, by every feature that changes what they take."""
     tokens, size = tokens_and_length(config, facts)[0], BYTES[config.model.dtype]
@@ -417,7 +422,7 @@ def checkpoint_bytes(config: RunConfig, facts: Facts) -> int | None:
     counts = parameters(config, facts)
     if counts is None:
         return None
-    trained = counts.trained * trained_size(config)
+    trained = counts.trained * trained_size(config) * (2 if _copies_adapter(config) else 1)
     return int(trained + state_bytes(config, counts)) + (TINY_REST if config.model.name in BUILTIN_MODELS else REST)
 
 

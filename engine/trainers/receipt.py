@@ -35,6 +35,7 @@ from engine.features.cut_cross_entropy.apply import fused_heads
 from engine.features.gradient_checkpointing.tiers import TIERS, tier_of
 from engine.features.packed_experts import EXPERTS_ALONE
 from engine.hardware import gpu_links, installed
+from engine.models.adapter_folder import Begun
 from engine.models.expert_shards import full_numel, is_divided, share_of
 from engine.models.load import Loaded
 from engine.models.packed_experts import packed_experts
@@ -70,7 +71,7 @@ def receipt(
     entries = [
         _precision(config, model, why.get(fields.optim.tf32.path)),
         _parameters(config, model),
-        _adapter(config, model),
+        _adapter(config, model, loaded.adapter if loaded else None),
         _attention(config, model, loaded.attention_reason if loaded else "", why.get(fields.model.attention.path)),
         _checkpointing(config, model, why),
         _loss(config, trainer, why.get("method.reference")),
@@ -322,7 +323,7 @@ def _parameters(config: RunConfig, model: PreTrainedModel | PeftModel) -> dict[s
     return _entry("trainable parameters", named, trained, trained, detail)
 
 
-def _adapter(config: RunConfig, model: PreTrainedModel | PeftModel) -> dict[str, Any]:
+def _adapter(config: RunConfig, model: PreTrainedModel | PeftModel, begun: Begun | None) -> dict[str, Any]:
     from peft.tuners.lora import LoraLayer
     from peft.utils import ModulesToSaveWrapper
 
@@ -339,6 +340,16 @@ def _adapter(config: RunConfig, model: PreTrainedModel | PeftModel) -> dict[str,
         detail += f"; {whole} {'module' if whole == 1 else 'modules'} trained whole"
     if numbers:
         detail += f"; in {', '.join(sorted(numbers))}"
+    if begun is not None:
+        learned = (
+            f"its second matrices up to {begun.largest:.3g}"
+            if begun.largest
+            else "which adds nothing: it never learned"
+        )
+        rounded = f", rounded to {', '.join(sorted(numbers))}" if begun.rounded else ""
+        detail += f"; goes on from {begun.weights} weights of {begun.place}, {learned}{rounded}"
+    elif config.adapter.kind == "lora" and config.adapter.path:
+        detail += "; goes on from a checkpoint of this run"
     if isinstance(model.get_input_embeddings(), LoraLayer) and model.config.get_text_config().tie_word_embeddings:
         detail += (
             "; embeddings are the head's weights too: this adapter is to be used beside them, merged it changes both"

@@ -22,11 +22,13 @@ from typing import Any, TypeVar, cast
 
 import torch
 from accelerate.utils import DistributedType, send_to_device
+from peft import PeftModel
 from transformers import PreTrainedModel
 from trl import GRPOConfig, GRPOTrainer
 from trl.trainer.utils import RepeatSampler, add_fused_lm_head
 
 from engine.compat.fsdp2 import kept_together
+from engine.config.kinds import reference_of
 from engine.config.method import learns_from_images
 from engine.config.rollouts import Rollouts
 from engine.config.tree import RunConfig, method_of
@@ -43,7 +45,7 @@ from engine.run.rollouts import Completion, Group, RolloutFile
 from engine.trainers.arguments import shared_arguments
 from engine.trainers.job import Job
 from engine.trainers.recorded_tokens import refused, sampling_recorded
-from engine.trainers.reference import ReferenceTrainer, frozen_copy
+from engine.trainers.reference import ReferenceTrainer, copy_adapter, frozen_copy
 from engine.trainers.run_trainer import RunTrainer
 from engine.trainers.shared_prompts import (
     answers_per_prompt,
@@ -99,7 +101,8 @@ class RolloutTrainer(ReferenceTrainer, GRPOTrainer):
     def hold_to(self, reference: PreTrainedModel | None, beta: float) -> None:
         """The reference, a frozen copy or None for the model without its adapter, and what it weighs.
 
-        TRL would load a copy by name, or hold a second adapter; both are kept out by building it with a beta of 0.
+        TRL would load a copy by name, or hold a second adapter; both are kept out by building it with a beta of 0. Where
+        training goes on from an adapter and is held to it, its copy joins here.
         """
         self.beta = beta
         if reference is not None:
@@ -471,6 +474,8 @@ def built(kind: type[Kind], args: GRPOConfig, job: Job) -> Kind:
     del arguments["data_collator"]  # TRL hands prompts on as they are
     trainer = kind(args=args, **arguments)
     trainer.take(config, rewards, note)
+    if reference_of(config.method) == "adapter_copy":
+        copy_adapter(cast(PeftModel, trainer.model))
     trainer.hold_to(frozen_copy(config), method_of(config, Rollouts).beta)
     return trainer
 

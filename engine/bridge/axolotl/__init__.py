@@ -137,7 +137,7 @@ KEYS: dict[str, Key] = {
     "load_in_4bit": Key(values.four_bits),
     "bnb_config_kwargs": Key(values.bnb),
     "gptq": unless_off(values.QUANTIZED),
-    "lora_model_dir": unless_off(),
+    "lora_model_dir": placed("adapter.path"),
     "lora_r": same("adapter.r"),
     "lora_alpha": same("adapter.lora_alpha"),
     "lora_dropout": lora_dropout(values.method_of),

@@ -375,6 +375,11 @@ SINGLE: tuple[tuple[str, dict[str, Any], dict[str, Any]], ...] = (
     ("axolotl", {"micro_batch_size": 4, "batch_size": 32}, {"optim.gradient_accumulation_steps": 8}),
     ("axolotl", {"micro_batch_size": 4, "batch_size": 30}, {"optim.gradient_accumulation_steps": None}),
     ("axolotl", {"deepspeed": {"zero_optimization": {"stage": 3}, "gradient_clipping": 0.5}}, {"optim.max_grad_norm": 0.5}),
+    ("axolotl", {"adapter": "lora", "lora_model_dir": "./sft"}, {"adapter.path": "./sft", "adapter.r": None}),
+    ("llamafactory", {"adapter_name_or_path": "saves/sft", "stage": "sft"},
+     {"adapter.path": "saves/sft", "adapter.kind": "lora", "adapter.r": None, "adapter.lora_alpha": None, "method.reference": None}),
+    ("llamafactory", {"adapter_name_or_path": "saves/sft", "stage": "dpo"}, {"method.reference": "adapter_off"}),
+    ("llamafactory", {"adapter_name_or_path": "saves/a,saves/b", "stage": "sft"}, {"adapter.path": None}),
 )  # fmt: skip
 """Keys of a tool beside a model, and what must stand in the config."""
 

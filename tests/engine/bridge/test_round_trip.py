@@ -57,6 +57,7 @@ ADAPTERS = st.one_of(
             "autocast_adapter_dtype": st.booleans(),
         }
     ),
+    st.just({"kind": "lora", "path": "/nowhere/adapter"}),
 )
 OPTIM = st.fixed_dictionaries(
     {

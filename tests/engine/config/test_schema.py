@@ -263,7 +263,7 @@ def test_names_are_those_of_the_libraries() -> None:
     stopping = inspect.signature(EarlyStoppingCallback).parameters
     assert {spec.name for spec in fields.optim} <= {*arguments, *stopping}
     # PEFT takes the one beside its config; the other is the name that partial fine-tuning has elsewhere.
-    elsewhere = {"kind", "autocast_adapter_dtype", "unfrozen_parameters"}
+    elsewhere = {"kind", "autocast_adapter_dtype", "unfrozen_parameters", "path"}
     assert {spec.name for spec in fields.adapter} - elsewhere <= set(lora)
     assert {"beta", "loss_type", "label_smoothing"} <= set(dpo)
     shared = {"logging_steps", "save_steps", "save_total_limit", "eval_steps", "seed", "output_dir"}

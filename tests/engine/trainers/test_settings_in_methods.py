@@ -320,6 +320,9 @@ ELSEWHERE = {
     "adapter.target_parameters": (
         "tests/engine/models/test_adapters.py::test_experts_of_three_dimensions_get_an_adapter_by_their_names"
     ),
+    "adapter.path": (
+        f"{T}/test_adapter_folder.py::test_a_run_goes_on_from_the_newest_checkpoint_of_another_with_its_rank_and_alpha"
+    ),
     "adapter.bias": "tests/engine/models/test_adapters.py::test_biases_are_trained_as_asked",
     # it says more of use_liger_kernel, which needs a card
     "kernels.liger_kernel_config": (
