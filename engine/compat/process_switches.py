@@ -19,7 +19,7 @@ def restored() -> Iterator[None]:
     """The precision of float32 products and whether operations are deterministic are as before once this is left, however."""
     enable_tf32.cache_clear()
     cudnn = torch.backends.cudnn
-    precision, own = torch.backends.fp32_precision, own_precision()
+    own, every = own_precision(), torch.backends.set_flags(None)
     deterministic, warns = (
         torch.are_deterministic_algorithms_enabled(),
         torch.is_deterministic_algorithms_warn_only_enabled(),
@@ -28,7 +28,7 @@ def restored() -> Iterator[None]:
     try:
         yield
     finally:
-        torch.backends.fp32_precision = precision
+        torch.backends.set_flags(*every)
         torch.backends.cuda.matmul.fp32_precision = own
         torch.use_deterministic_algorithms(deterministic, warn_only=warns)
         cudnn.deterministic, cudnn.benchmark = flags
@@ -37,9 +37,5 @@ def restored() -> Iterator[None]:
 
 def own_precision() -> str:
     """What is set for a card's products alone, "none" where they inherit it."""
-    every = torch.backends.fp32_precision
-    torch.backends.fp32_precision = "none"
-    try:
+    with torch.backends.flags("none"):
         return str(torch.backends.cuda.matmul.fp32_precision)
-    finally:
-        torch.backends.fp32_precision = every
