@@ -307,6 +307,8 @@ class Facts:
     sources: Mapping[str, SourceFacts] | None = None
     files: Mapping[str, bool] | None = None
     """Of the files that rewards name, and of the chat template, by the path as it is written: whether one is there."""
+    reward_flaws: Mapping[str, str] | None = None
+    """Of rewards by their text, why a function cannot be taken from its file, as a sentence with the way out."""
     tokenizer: TokenizerFacts | None = None
     scratch: str = ""
     """Why the folder of $WORKBENCH_SCRATCH cannot be used; empty where it is not named or of use."""
