@@ -329,6 +329,8 @@ class Facts:
     sources: Mapping[str, SourceFacts] | None = None
     files: Mapping[str, bool] | None = None
     """Of the files that rewards name, and of the chat template, by the path as it is written: whether one is there."""
+    reward_flaws: Mapping[str, str] | None = None
+    """Of rewards by their text, why a function cannot be taken from its file, as a sentence with the way out."""
     tokenizer: TokenizerFacts | None = None
     adapter: AdapterFacts | None = None
     """The adapter that `adapter.path` names; `None` where that names none, or was not looked at."""

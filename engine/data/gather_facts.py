@@ -20,7 +20,7 @@ from engine.config.facts import AdapterFacts, Facts, ModelFacts, SourceFacts, To
 from engine.config.files import COMPRESSIONS, DATA_SUFFIXES, place_of, scheme_of
 from engine.config.findings import Finding
 from engine.config.kinds import BUILTIN_ROWS
-from engine.config.reward_specs import files_of
+from engine.config.reward_specs import BadReward, files_of, reward_spec
 from engine.config.tree import FieldSpec, RunConfig, fields
 from engine.data.image_folder import is_image_folder, metadata_of
 from engine.data.image_limits import BOMB, FORMATS, UNREADABLE, why_refused
@@ -31,6 +31,7 @@ from engine.errors import WorkbenchError, nearest, visible
 from engine.facts import attention_times, compiler_waits, step_times
 from engine.facts.adapters import adapter_facts
 from engine.facts.model_shape import model_facts, tokenizer_facts
+from engine.facts.reward_files import function_flaw
 from engine.facts.template_flaws import TEMPLATE_FLAWS
 from engine.hardware import Machine, installed, this_machine
 from engine.model_files import ADAPTER, read_json
@@ -151,15 +152,8 @@ def gather_facts(
         sources=inspect_sources([*config.data.train, *config.data.eval], folder, config.data.image_base_dir)
         if sources
         else None,
-        files={
-            **{path: _there(path, folder) for path in files_of(getattr(config.method, "reward_funcs", ()))},
-            **_template_there(config.model.chat_template, model, folder),
-            **{
-                path: there
-                for entry in (*config.data.train, *config.data.eval)
-                for path, there in _template_there(entry.chat_template, model, folder).items()
-            },
-        },
+        files=_files_there(config, model, folder),
+        reward_flaws=_reward_flaws(getattr(config.method, "reward_funcs", ()), folder),
         tokenizer=_tokenizer(config, folder),
         adapter=adapter,
         scratch=_scratch() if here else "",
@@ -188,6 +182,15 @@ def _adapter(config: RunConfig, folder: Path) -> AdapterFacts | None:
         return adapter_facts(place, path)
     except (WorkbenchError, OSError, ValueError) as problem:
         return AdapterFacts(path, str(place), f"cannot be read: {visible(str(problem))}", "Name another adapter.")
+
+
+def _files_there(config: RunConfig, model: ModelFacts | None, folder: Path) -> dict[str, bool]:
+    """Of the files of rewards and the chat templates that a config names: whether each is there."""
+    entries = (*config.data.train, *config.data.eval)
+    found = {path: _there(path, folder) for path in files_of(getattr(config.method, "reward_funcs", ()))}
+    for wanted in (config.model.chat_template, *(entry.chat_template for entry in entries)):
+        found |= _template_there(wanted, model, folder)
+    return found
 
 
 def _tokenizer(config: RunConfig, folder: Path) -> TokenizerFacts | None:
@@ -244,7 +247,9 @@ def completed(facts: Facts, config: RunConfig, base: str | Path = ".") -> Facts:
     sources = facts.sources if facts.sources is not None and paths <= facts.sources.keys() else None
     adapter = adapter_of(config, facts) is not None or not getattr(config.adapter, "path", None)
     if facts.machine is not None and model is not None and sources is not None and adapter:
-        return facts
+        folder, rewards = Path(base), getattr(config.method, "reward_funcs", ())
+        # A person may have mended these files a moment ago.
+        return replace(facts, files=_files_there(config, model, folder), reward_flaws=_reward_flaws(rewards, folder))
     found = gather_facts(config, base, sources=sources is None)
     return replace(
         facts,
@@ -254,6 +259,7 @@ def completed(facts: Facts, config: RunConfig, base: str | Path = ".") -> Facts:
         packages=found.packages if facts.packages is None else facts.packages,
         sources=found.sources if sources is None else sources,
         files=found.files,
+        reward_flaws=found.reward_flaws,
         tokenizer=found.tokenizer,
         adapter=found.adapter,
         scratch=found.scratch,
@@ -289,6 +295,19 @@ def outcome(row: Mapping[str, Any]) -> str:
     if row.get("left_out"):
         return f"Training leaves this row out: {visible(row['left_out'])}"
     return " ".join(f"This row {TEMPLATE_FLAWS[name].one}." for name in row.get("flaws") or ())
+
+
+def _reward_flaws(texts: Iterable[str], folder: Path) -> dict[str, str]:
+    """Why the functions of rewards cannot be taken from their files, by the reward's text."""
+    found: dict[str, str] = {}
+    for text in texts:
+        try:
+            spec = reward_spec(text)
+        except BadReward:
+            continue
+        if spec.kind == "function" and (flaw := function_flaw(Path(place_of(spec.argument, folder)), spec.function)):
+            found[text] = flaw
+    return found
 
 
 def _there(path: str, folder: Path) -> bool:

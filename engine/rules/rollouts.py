@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from engine.config.facts import Facts
-from engine.config.findings import Finding, Fix, Severity, must
+from engine.config.findings import Finding, Fix, Severity, must, notice
 from engine.config.method import METHODS
 from engine.config.reward_specs import BadReward, files_of, reward_spec
 from engine.config.rule import Refused, leave_out, one_of, other_than, refused, rule, take
@@ -92,6 +92,8 @@ def reward_files_exist(config: RunConfig, facts: Facts) -> Iterator[Finding]:
                 place = f"{fields.method.reward_funcs.path}.{index}"
                 what = "a file that is there" if reward_spec(text).kind != "model" else "a folder with a model in it"
                 yield must(place, what, path, "Check the path; it is read from the config's folder.")
+        if flaw := (facts.reward_flaws or {}).get(text):
+            yield notice(f"{fields.method.reward_funcs.path}.{index}", flaw, severity="error")
 
 
 @rule(reads=(*_GROUPED, fields.method.steps_per_generation, fields.optim.gradient_accumulation_steps))

@@ -21,6 +21,14 @@ CASES: dict[str, list[Case]] = {
             "error",
         )
         for text in ("0.5 * mine.py:score", "json_schema:shape.json", "model:./judge")
+    ]
+    + [
+        (
+            {**GRPO, "method.reward_funcs": ["gsm8k", "mine.py:scor"]},
+            Facts(reward_flaws={"mine.py:scor": "mine.py has no function scor. Did you mean score?"}),
+            "method.reward_funcs.1",
+            "error",
+        )
     ],
     "groups-need-more-than-one-answer": [
         ({**GRPO, "method.num_generations": 1}, Facts(), "method.num_generations", "error")
