@@ -368,6 +368,7 @@ TABLE: dict[str, Meaning] = {
     "optim.adam_beta2": key("adam_beta2"),
     "optim.adam_epsilon": key("adam_epsilon"),
     "optim.max_grad_norm": key("max_grad_norm"),
+    "optim.neftune_noise_alpha": key("neftune_noise_alpha"),
     "optim.tf32": key("tf32", "auto"),
     "optim.early_stopping_patience": key("early_stopping_patience"),
     "memory.gradient_checkpointing": checkpointing,

@@ -358,6 +358,7 @@ TABLE: dict[str, Meaning] = {
     "optim.optim_args": off("It is empty.", _optim_args),
     "optim.optim_target_modules": of_galore(key("optim_target_modules")),
     "optim.lr_scheduler_kwargs": filled("lr_scheduler_kwargs"),
+    "optim.neftune_noise_alpha": key("neftune_noise_alpha"),
     "optim.tf32": key("tf32", "auto"),
     "optim.bf16_full_eval": key("bf16_full_eval", False),
     "memory.gradient_checkpointing": checkpointing,

@@ -85,12 +85,6 @@ ABSENT = (
         "optim.optim has GaLore and Q-GaLore, adapter.unfrozen_parameters trains some weights alone.",
     ),
     Absent(
-        "noise on embeddings (NEFTune)",
-        ("neftune_noise_alpha", "noisy_embedding_alpha"),
-        (),
-        "adapter.lora_dropout is a noise of another kind.",
-    ),
-    Absent(
         "a threshold for early stopping",
         ("early_stopping_threshold",),
         (),

@@ -50,6 +50,7 @@ NAMES: dict[str, str] = {
     "kto_chosen_weight": "method.desirable_weight",
     "kto_undesirable_weight": "method.undesirable_weight",
     "kto_rejected_weight": "method.undesirable_weight",
+    "noisy_embedding_alpha": "optim.neftune_noise_alpha",
     "lora_model_dir": "adapter.path",
     "adapter_name_or_path": "adapter.path",
     "adapter_path": "adapter.path",

@@ -83,8 +83,7 @@ def receipt(
     if (processor := images_of(trainer.processing_class)) is not None:
         entries.append(_images(config, processor, why.get(fields.data.image_backend.path)))
         entries.append(_loaders(config, trainer, why.get(fields.data.dataloader_num_workers.path)))
-    if config.run.full_determinism:
-        entries.append(_determinism())
+    entries += _of_numbers(config, trainer)
     entries += trackers.entries(trainer)
     if config.run.notify:
         when = "when the run ends, fails, diverges or stalls"
@@ -115,6 +114,16 @@ def receipt(
             )
         )
     return entries
+
+
+def _of_numbers(config: RunConfig, trainer: RunTrainer) -> Iterator[dict[str, Any]]:
+    """What else decides the numbers of a step."""
+    if config.run.full_determinism:
+        yield _determinism()
+    if (alpha := trainer.args.neftune_noise_alpha) is not None:
+        width = base_model(trainer.model).get_input_embeddings().weight.shape[-1]
+        detail = f"uniform within {alpha:g} / sqrt(L x {width:,}) for rows of L tokens, in training alone"
+        yield _entry("noise on embeddings", config.optim.neftune_noise_alpha, alpha, 1, detail)
 
 
 def unmet(config: RunConfig, entries: list[dict[str, Any]]) -> str | None:

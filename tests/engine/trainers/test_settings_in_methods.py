@@ -124,6 +124,7 @@ def of_all(method: str, files: Files) -> dict[str, Trial]:
         "optim.adam_epsilon": Trial(0.1),
         "optim.max_grad_norm": Trial(0.01),
         "optim.bf16_full_eval": Trial(True, eval_),
+        "optim.neftune_noise_alpha": Trial(5.0),
         "run.backend": Trial("mlx"),
         "run.seed": Trial(7),
         "run.logging_steps": Trial(2),
