@@ -19,7 +19,7 @@ from pydantic import Field
 from engine.errors import WorkbenchError
 from engine.figures import doing
 from engine.run import silence, stack, store
-from engine.run.ending import card
+from engine.run.ending import facts, ways
 from engine.run.rollouts import read_group
 from engine.run.store import RunFolder
 from engine.run.view import RunView
@@ -177,7 +177,8 @@ def monitoring(runs: Runs) -> tuple[MonitorPart, ActionsPart]:
 
 
 def _summary_of(folder: RunFolder, view: RunView) -> str:
-    lines = [f"  {what:<13}  {words}" for what, words in card(view, folder, folder.id)]
+    told = [*facts(view, folder), *((way.title, way.command) for way in ways(view, folder, folder.id))]
+    lines = [f"  {what:<13}  {words}" for what, words in told]
     return "\n".join([telling.summary_of(view), *lines])
 
 
