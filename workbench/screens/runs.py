@@ -204,7 +204,7 @@ class RunsScreen(Screen[None]):
         runs = [row.run for row in table.rows if row.run.id in table.marked]
         if not 2 <= len(runs) <= MOST:
             marked = "1 is" if len(runs) == 1 else f"{len(runs)} are"
-            self._show_message(f"Mark two to {MOST} runs with Space, then c compares them; {marked} marked now.")
+            self._show_message(f"Mark 2 to {MOST} runs with Space, then c compares them; {marked} marked now.")
         else:
             self.app.push_screen(CompareScreen(runs))
 
