@@ -315,6 +315,8 @@ TABLE: dict[str, Meaning] = {
     "method.importance_sampling_level": _in_trl("importance_sampling_level"),
     "method.reward_timeout": by_itself("Nothing bounds a reward's time there."),
     "method.skip_zero_advantage": by_itself("What it leaves out has no gradient."),
+    "method.reroll_start_fraction": choice({1.0: needless("No prompt comes back.")}, otherwise=unsupported("Axolotl's GRPO without prefetching has none of it.")),
+    "method.reroll_max_groups": by_itself("It counts with reroll_start_fraction."),
     "method.rollout_groups": by_itself("It concerns what is kept to look at."),
     "adapter.kind": _adapter,
     "adapter.unfrozen_parameters": filled("unfrozen_parameters"),

@@ -311,6 +311,8 @@ TABLE: dict[str, Meaning] = {
     },
     "method.reward_timeout": by_itself("Nothing bounds a reward's time there."),
     "method.skip_zero_advantage": by_itself("What it leaves out has no gradient."),
+    "method.reroll_start_fraction": choice({1.0: needless("No prompt comes back.")}, otherwise=unsupported("TRL does not ask failed prompts again.")),
+    "method.reroll_max_groups": by_itself("It counts with reroll_start_fraction."),
     "method.rollout_groups": by_itself("It concerns what is kept to look at."),
     "adapter.kind": choice(
         {"none": needless("All weights are trained without an adapter.")}, otherwise=mapped({"use_peft": True})

@@ -129,6 +129,16 @@ class Groups(Rollouts):
     unless each answer is held to the reference (`beta`), experts are balanced over all tokens, or layers are compiled. The
     curve of the entropy is then that of the computed answers; `false` computes all, and its entropy is that of all."""
 
+    reroll_start_fraction: Annotated[
+        float, Ge(0), Le(1), Title("Failed prompts come back after"), Unit("share of the steps"), Expert
+    ] = 1.0
+    """After which share of the steps prompts come back on which every answer failed: all rewards alike, and none above 0. Each
+    takes the place of another prompt in a sampling, oldest first, when the model may know more. 1 means never."""
+
+    reroll_max_groups: Annotated[int, Ge(1), Le(1024), Title("Failed prompts a sampling"), Expert] = 1
+    """How many prompts of a sampling are ones that failed before, at most. More teach more of what is hard, and less of the
+    rest."""
+
 
 class Grpo(Groups):
     """Group relative policy optimization: several answers to each prompt are scored, and those better than their group's

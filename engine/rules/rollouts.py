@@ -48,6 +48,15 @@ refused(
         beside={fields.method.beta: bool},
     ),
     Refused(
+        "prompts-come-back-where-that-is-asked-for",
+        fields.method.reroll_max_groups,
+        other_than(1),
+        "left out while method.reroll_start_fraction is 1",
+        "No prompt comes back then: lower that, or remove this.",
+        leave_out(fields.method.reroll_max_groups, "remove it"),
+        beside={fields.method.reroll_start_fraction: one_of(1.0)},
+    ),
+    Refused(
         "sampled-and-trained-with-the-same-weights",
         fields.adapter.lora_dropout,
         bool,

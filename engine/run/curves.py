@@ -58,6 +58,8 @@ KNOWN: dict[str, MetricLabel] = {
     "frac_reward_zero_std": MetricLabel("groups all equal", "share"),
     "frac_tokens_skipped": MetricLabel("tokens left out", "share"),
     "num_skipped_tokens": MetricLabel("left out so far"),
+    "reroll/groups": MetricLabel("prompts come back"),
+    "reroll/waiting": MetricLabel("failed prompts wait"),
     "completions/mean_length": MetricLabel("completion length"),
     "completions/min_length": MetricLabel("shortest completion"),
     "completions/max_length": MetricLabel("longest completion"),

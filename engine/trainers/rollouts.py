@@ -46,6 +46,7 @@ from engine.trainers.arguments import shared_arguments
 from engine.trainers.job import Job
 from engine.trainers.recorded_tokens import refused, sampling_recorded
 from engine.trainers.reference import ReferenceTrainer, copy_adapter, frozen_copy
+from engine.trainers.reroll import Reroll
 from engine.trainers.run_trainer import RunTrainer
 from engine.trainers.shared_prompts import (
     answers_per_prompt,
@@ -75,6 +76,8 @@ class RolloutTrainer(ReferenceTrainer, GRPOTrainer):
     """Why answers are not sampled with a static cache; empty where they are."""
     holds_all: bool
     """Whether each process holds all weights, and passes of the model are its own affair."""
+    reroll: Reroll | None = None
+    """What has prompts come back on which every answer failed; None where they do not."""
     skipped_tokens = 0
     """Tokens of answers and their prompts, on all processes, that were left out of passes of the loss so far."""
 
@@ -337,19 +340,28 @@ class Buffer:
         return {
             "step": trainer._step,
             "skipped_tokens": trainer.skipped_tokens,
+            "waiting": [] if trainer.reroll is None else trainer.reroll.waiting,
             "batches": [] if used_up else trainer._buffered_inputs or [],
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Takes up what was saved, on the trainer's device."""
         trainer = self._trainer
-        trainer._step, trainer.skipped_tokens = state["step"], state.get("skipped_tokens", 0)
+        trainer._step = state["step"]
+        self._load_shared(state)
         trainer._buffered_inputs = send_to_device(state["batches"], trainer.accelerator.device) or None
 
     def load_of_others(self, state: dict[str, Any]) -> None:
         """Leaves what was sampled, which is a part of what all of them had: the prompts are answered anew."""
         self._trainer._step, self._trainer._buffered_inputs = 0, None
-        self._trainer.skipped_tokens = state.get("skipped_tokens", 0)
+        self._load_shared(state)
+
+    def _load_shared(self, state: dict[str, Any]) -> None:
+        """Takes up what is the same on all processes; earlier versions have not saved it."""
+        trainer = self._trainer
+        trainer.skipped_tokens = state.get("skipped_tokens", 0)
+        if trainer.reroll is not None:
+            trainer.reroll.waiting = state.get("waiting", [])
 
 
 class KeptGroups:

@@ -23,6 +23,7 @@ from torch.nn.functional import pad
 from engine.config.rollouts import Groups
 from engine.config.tree import RunConfig, method_of
 from engine.rewards.scoring import Rewards
+from engine.trainers.reroll import Reroll, failed_groups
 from engine.trainers.rollouts import RolloutTrainer
 
 
@@ -65,6 +66,8 @@ class GroupTrainer(RolloutTrainer):
     def take(self, config: RunConfig, rewards: Rewards, note: str) -> None:
         super().take(config, rewards, note)
         method = method_of(config, Groups)
+        if method.reroll_start_fraction < 1:
+            self.reroll = Reroll(method.reroll_start_fraction, method.reroll_max_groups)
         if method.beta:
             self.computes_all = "method.beta holds each to the reference"
         elif self.aux_loss_enabled:
@@ -76,20 +79,45 @@ class GroupTrainer(RolloutTrainer):
         """What the receipt adds about the loss."""
         note = "answers with an advantage of 0 are "
         note += f"computed too: {self.computes_all}" if self.computes_all else "left out of the loss's passes"
+        if (back := self.reroll) is not None:
+            note += f"; prompts on which every answer failed come back behind {back.start:.0%} of the steps"
         return f"{super().receipt_note()}; {note}"
 
     def alike(self, scores: torch.Tensor, size: int) -> torch.Tensor:
         """Of each group of `size`, whether its rewards tell no answer apart. `scores` is (answers, rewards)."""
-        total = (scores * self.reward_weights.to(scores.device)).nansum(1, keepdim=True)
-        return without_difference(total.masked_fill(scores.isnan().all(1, keepdim=True), torch.nan), size)
+        return without_difference(self._totals(scores)[:, None], size)
+
+    def _totals(self, scores: torch.Tensor) -> torch.Tensor:
+        """The weighed sum of each answer's rewards; NaN where none applies."""
+        total = (scores * self.reward_weights.to(scores.device)).nansum(1)
+        return total.masked_fill(scores.isnan().all(1), torch.nan)
 
     # -- which answers teach -------------------------------------------------------------------------------------------
     def _generate_and_score_completions(self, inputs: Any) -> dict[str, Any]:
-        self._scoring = self.mode == "train" and not self.computes_all
+        training = self.mode == "train"
+        first = self.accelerator.process_index * len(inputs)
+        if training and self.reroll is not None:
+            inputs = self._some_again(self.reroll, inputs, first)
+        self._scoring = training and not self.computes_all
         try:
-            return super()._generate_and_score_completions(inputs)
+            output: dict[str, Any] = super()._generate_and_score_completions(inputs)
         finally:
             self._scoring, self._waiting = False, None
+        if training and self.reroll is not None:
+            size, scores = self.num_generations, self._scores
+            failed = failed_groups(self._totals(scores), self.alike(scores, size), size)
+            self.reroll.keep(inputs, first, failed, size)
+        return output
+
+    def _some_again(self, reroll: Reroll, inputs: Any, first: int) -> list[dict[str, Any]]:
+        """The prompts of a sampling, some of which failed before."""
+        waited = len(reroll.waiting)
+        if reroll.is_due(self.state.global_step, self.state.max_steps):
+            total = len(inputs) * self.accelerator.num_processes
+            inputs = reroll.instead(inputs, first, total, self.num_generations)
+        self._metrics[self.mode]["reroll/groups"].append(waited - len(reroll.waiting))
+        self._metrics[self.mode]["reroll/waiting"].append(len(reroll.waiting))
+        return list(inputs)
 
     def _with_advantages(self, output: dict[str, Any]) -> dict[str, Any]:
         """Joins `teaches` [B], on the host: the answers that go through the model in the loss."""

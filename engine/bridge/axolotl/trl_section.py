@@ -88,6 +88,8 @@ _IN_TRL: dict[str, Key] = {
     "epsilon_high": same("method.epsilon_high"),
     "loss_type": same("method.loss_type"),
     "mask_truncated_completions": same("method.mask_truncated_completions"),
+    "reroll_start_fraction": same("method.reroll_start_fraction"),
+    "reroll_max_groups": same("method.reroll_max_groups"),
     "skip_zero_advantage_batches": choice(
         {
             True: needless("Answers that teach nothing are left out by themselves where that changes no gradient."),

@@ -186,12 +186,15 @@ _SAMPLING = {
     "method.num_generations": Trial(2),
     "method.rollout_groups": Trial(1),
 }
+FAILING = {"method.reward_funcs": ["exact_match", "regex:zzzz"]}
 _GROUPS = {
     **_SAMPLING,
     "method.loss_type": Trial("sapo", OLD),
     "method.importance_sampling_level": Trial("sequence", OLD),
     "method.mask_truncated_completions": Trial(True),
     "method.skip_zero_advantage": Trial(False),
+    "method.reroll_start_fraction": Trial(0.0, FAILING),
+    "method.reroll_max_groups": Trial(2, {**FAILING, "method.reroll_start_fraction": 0.0}),
 }
 OF_METHOD = {
     "sft": {"method.label_smoothing": Trial(0.2), "method.z_loss": Trial(0.1)},

@@ -11,6 +11,7 @@ import torch
 
 from engine.features.built import base_model
 from engine.run.store import RunFolder
+from engine.trainers.reroll import Reroll
 from engine.trainers.zero_advantage import without_difference
 from tests.caches import own_cache
 from tests.engine.trainers.building import Built, apart
@@ -244,6 +245,9 @@ def _rank(rank: int, folder: str) -> None:
     for name, reason in (("left", ""), ("all", "as TRL does")):
         for _ in range(2):  # DistributedDataParallel complains late
             found[name] = of_batch(made, batch, wrapped, computes_all=reason)
+    failed = Reroll(0, 1)
+    failed.keep([{"row": 10 * rank + place} for place in range(3)], 3 * rank, [True, False, True], 2)
+    found["failed"] = [row["row"] for row in failed.waiting]
     torch.save(copy.deepcopy(found), f"{folder}/{rank}.pt")
     torch.distributed.destroy_process_group()
 
@@ -252,6 +256,10 @@ def test_a_process_without_a_row_keeps_step_with_the_others(tmp_path):
     torch.multiprocessing.spawn(_rank, (str(tmp_path),), nprocs=2)
     ranks = [torch.load(tmp_path / f"{rank}.pt", weights_only=False) for rank in range(2)]
     assert [set(rank["teaches"]) for rank in ranks] == [{True}, {False}]
+    assert [rank["failed"] for rank in ranks] == [
+        [0, 11],
+        [0, 11],
+    ]  # one group is begun by the first and ends on the other
     for rank in ranks:
         assert apart(rank["left"][1], rank["all"][1]) < 1e-5
         assert rank["left"][2]["entropy/computed"] == ranks[0]["left"][2]["entropy/computed"]

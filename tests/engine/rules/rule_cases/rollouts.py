@@ -125,6 +125,9 @@ CASES: dict[str, list[Case]] = {
             "error",
         )
     ],
+    "prompts-come-back-where-that-is-asked-for": [
+        ({**GRPO, "method.reroll_max_groups": 2}, Facts(), "method.reroll_max_groups", "error")
+    ],
     "experts-are-balanced-over-all-tokens": [
         (
             {**GRPO, "method.skip_zero_advantage": True},
