@@ -108,6 +108,7 @@ def refuse_another_adapter(run: RunFolder, settings: Mapping[str, Any]) -> None:
     now: dict[str, object] = {"kind": adapter.kind}
     if isinstance(adapter, Lora):
         now |= {"r": adapter.r, "use_dora": adapter.use_dora, "bias": adapter.bias}
+        _refuse_other_groups(run, adapter)
     for name, value in now.items():
         trained = "lora" if name == "kind" else stored.get(name, value)
         if trained != value:
@@ -117,6 +118,21 @@ def refuse_another_adapter(run: RunFolder, settings: Mapping[str, Any]) -> None:
                 f"got {given}.",
                 f"Leave it at {before}, or start a new run with {given}.",
             )
+
+
+def _refuse_other_groups(run: RunFolder, adapter: Lora) -> None:
+    """Raises UsageError where weights would learn at other rates than the optimizer's states in the checkpoint know."""
+    from engine.rules import read
+
+    before = read(parse(run.read_config()).mapping).config.adapter
+    was = before.loraplus_lr_ratio if isinstance(before, Lora) else None
+    now = adapter.loraplus_lr_ratio
+    if (was is None) is not (now is None):
+        raise UsageError(
+            f"run {visible(run.id)} cannot go on so: adapter.loraplus_lr_ratio: must stay {shown(was)}, as the optimizer's states "
+            f"are in one group of weights or in two; got {shown(now)}.",
+            f"Leave it at {shown(was)}, or start a new run with {shown(now)}.",
+        )
 
 
 def changed_config(run: RunFolder, settings: Mapping[str, Any]) -> str:
