@@ -283,8 +283,12 @@ KEYS: dict[str, Key] = {
     "lora_dropout": trainer_keys.lora_dropout(method_of),
     "lora_target": Key(_targets),
     "additional_target": Key(lambda value, file: mapped({"adapter.modules_to_save": _names(value)})),
-    "loraplus_lr_ratio": unless_off(),
-    "loraplus_lr_embedding": nothing("It counts with LoRA+."),
+    "loraplus_lr_ratio": where_known("adapter.loraplus_lr_ratio", unless_off()),
+    "loraplus_lr_embedding": Key(
+        lambda value, file: mapped({"adapter.loraplus_lr_embedding": value})
+        if file.get("loraplus_lr_ratio")
+        else needless("It counts with LoRA+.")
+    ),
     "use_rslora": same("adapter.use_rslora"),
     "use_dora": same("adapter.use_dora"),
     "pissa_init": unless_off(),

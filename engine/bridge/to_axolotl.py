@@ -70,6 +70,11 @@ def _adapter(value: Any, giving: Giving) -> Answer:
     return mapped({"adapter": "qlora" if giving.config.model.quantization in ("nf4", "fp4") else "lora"})
 
 
+def _embedding_rate(value: Any, giving: Giving) -> Answer:
+    ratio = getattr(giving.config.adapter, "loraplus_lr_ratio", None)
+    return needless("It counts with LoRA+.") if ratio is None else mapped({"loraplus_lr_embedding": value})
+
+
 def _targets(value: Any, giving: Giving) -> Answer:
     return mapped({"lora_target_linear": True} if value == "all-linear" else {"lora_target_modules": value})
 
@@ -329,6 +334,8 @@ TABLE: dict[str, Meaning] = {
     "adapter.modules_to_save": of_new_adapter(filled("lora_modules_to_save")),
     "adapter.use_rslora": of_new_adapter(key("peft_use_rslora", False)),
     "adapter.use_dora": of_new_adapter(key("peft_use_dora", False)),
+    "adapter.loraplus_lr_ratio": key("loraplus_lr_ratio"),
+    "adapter.loraplus_lr_embedding": _embedding_rate,
     "adapter.autocast_adapter_dtype": key("peft_autocast_adapter_dtype"),
     "data.train": _sources("datasets"),
     "data.eval": _sources("test_datasets"),

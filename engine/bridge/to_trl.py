@@ -328,6 +328,8 @@ TABLE: dict[str, Meaning] = {
     "adapter.modules_to_save": filled("lora_modules_to_save"),
     "adapter.use_rslora": key("use_rslora", False),
     "adapter.use_dora": key("use_dora", False),
+    "adapter.loraplus_lr_ratio": off("All learn at one rate.", always(unsupported("TRL's scripts have no LoRA+."))),
+    "adapter.loraplus_lr_embedding": by_itself("It counts with LoRA+."),
     "adapter.autocast_adapter_dtype": _autocast,
     "data.train": _sources,
     "data.eval": _held_out,

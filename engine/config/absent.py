@@ -72,10 +72,10 @@ ABSENT = (
         "Answers are sampled by the model that is trained.",
     ),
     Absent(
-        "LoRA+, PiSSA, LoftQ and other starts of an adapter",
+        "PiSSA, LoftQ and other starts of an adapter",
         ("init_lora_weights", "peft_init_lora_weights", "layers_to_transform", "layers_pattern", "rank_pattern",
          "alpha_pattern", "create_new_adapter"),
-        ("loraplus_", "pissa_", "loftq", "eva_", "corda_"),
+        ("pissa_", "loftq", "eva_", "corda_"),
         "adapter.use_dora and adapter.use_rslora are.",
     ),
     Absent(

@@ -2,7 +2,7 @@
 
 from typing import Annotated, Literal
 
-from engine.config.section import Advanced, Control, Expert, Ge, Le, Lt, Section, Source, Title, Words
+from engine.config.section import Advanced, Control, Expert, Ge, Gt, Le, Lt, Section, Source, Title, Words
 
 _Kind = Title("Adapter")
 _KindWords = Words(none="none: train all weights", lora="LoRA: train small matrices beside frozen weights")
@@ -61,6 +61,17 @@ class Lora(Section):
 
     use_dora: Annotated[bool, Title("DoRA"), Advanced, Source("arXiv:2402.09353")] = False
     """Train the length and the direction of the weights apart. Often a little better at low ranks, and slower."""
+
+    loraplus_lr_ratio: Annotated[
+        float | None, Ge(1), Le(1000), Title("Faster second matrices"), Advanced, Source("arXiv:2402.12354")
+    ] = None
+    """How many times the learning rate the second matrices learn at (LoRA+): they begin at 0, and move little at the rate that
+    is right for the first. 16 is usual, with a rate half as high. Empty gives all the same rate."""
+
+    loraplus_lr_embedding: Annotated[
+        float, Gt(0), Le(1), Title("LoRA+ rate of embeddings"), Expert, Source("PEFT: create_loraplus_optimizer")
+    ] = 1e-6
+    """The learning rate of an adapter on embeddings beside `loraplus_lr_ratio`."""
 
     autocast_adapter_dtype: Annotated[
         bool, Title("Adapter in float32"), Expert, Source("PEFT: autocast_adapter_dtype")

@@ -8,12 +8,11 @@ from typing import Any
 from engine.config.adapter_folder import OF_THE_FOLDER, adapter_of
 from engine.config.facts import Facts
 from engine.config.findings import Finding, Fix, must, notice, shown
-from engine.config.kinds import BUILTIN_MODELS, reference_of
+from engine.config.kinds import BUILTIN_MODELS
 from engine.config.rule import Refused, leave_out, one_of, refused, rule, several, take
 from engine.config.tree import RunConfig, fields
 from engine.errors import visible
 from engine.facts.counts import known_model
-from engine.planning import sharding
 
 PATH, _REFERENCE, _EXPERTS = fields.adapter.path, fields.method.reference, fields.distributed.expert_parallel_size
 
@@ -120,12 +119,3 @@ def _same_model(one: str, other: str) -> bool:
     if other in BUILTIN_MODELS and f"/{other}-" in one:
         return True
     return one.rstrip("/").rpartition("/")[2].lower() == other.rstrip("/").rpartition("/")[2].lower()
-
-
-@rule(reads=(PATH, sharding.SPEC, fields.method.kind, _REFERENCE))
-def a_copy_of_an_adapter_is_not_shared_out(config: RunConfig, facts: Facts) -> Iterator[Finding]:
-    held = reference_of(config.method) in ("auto", "adapter_copy", "precompute")
-    if config.adapter.kind == "lora" and config.adapter.path and held and config.distributed.strategy == "fsdp2":
-        todo = "Shares are made of what is trained, and the adapter as it began is kept beside it: take ddp, or merge it first."
-        rule_text = f"left out with fsdp2 for {config.method.kind}, which keeps a reference"
-        yield must(PATH.path, rule_text, config.adapter.path, todo, fix=Fix("take ddp", {sharding.SPEC.path: "ddp"}))

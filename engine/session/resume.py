@@ -26,7 +26,7 @@ from engine.run.store import ENDED, RunFolder
 
 _TOGETHER = fields.distributed.reshard_after_forward
 _ANEW = fields.data.ignore_data_skip
-_OF_LORA = ("r", "use_dora", "bias", "target_modules", "target_parameters", "modules_to_save")
+_OF_LORA = ("r", "use_dora", "bias", "target_modules", "target_parameters", "modules_to_save", "loraplus_lr_ratio")
 _STATES_ALIKE = (("adamw_torch", "adamw_torch_fused"), ("adamw_8bit", "paged_adamw_8bit"))
 """Optimizers of which one goes on with the states of the other."""
 _MAKE_ROWS = ("data.", "method.", "model.name", "model.tokenizer", "model.chat_template", fields.run.seed.path)

@@ -22,7 +22,7 @@ from engine.compat import fsdp2
 from engine.compat.staging import local
 from engine.compat.state_kernels import computed_by
 from engine.compat.trl_head import FusedForward
-from engine.config.adapter import NoAdapter
+from engine.config.adapter import Lora, NoAdapter
 from engine.config.optimizers import BUILT_HERE, MATRICES_ONLY, PROJECTED
 from engine.config.tree import RunConfig, fields
 from engine.data.prepare import Prepared
@@ -51,6 +51,7 @@ from engine.run.store import RunFolder
 from engine.trainers import sharded, trackers
 from engine.trainers.context_parallel import DividesRows, Ring
 from engine.trainers.optimizers.building import receipt_note
+from engine.trainers.optimizers.loraplus import faster_weights
 from engine.trainers.run_trainer import RunTrainer
 
 MASKED = frozenset({"sdpa", "eager", WHOLE_TILES})
@@ -121,7 +122,7 @@ def _of_numbers(config: RunConfig, trainer: RunTrainer) -> Iterator[dict[str, An
     if config.run.full_determinism:
         yield _determinism()
     if (alpha := trainer.args.neftune_noise_alpha) is not None:
-        width = base_model(trainer.model).get_input_embeddings().weight.shape[-1]
+        width = base_model(trainer.model).config.get_text_config().hidden_size
         detail = f"uniform within {alpha:g} / sqrt(L x {width:,}) for rows of L tokens, in training alone"
         yield _entry("noise on embeddings", config.optim.neftune_noise_alpha, alpha, 1, detail)
 
@@ -349,6 +350,8 @@ def _adapter(config: RunConfig, model: PreTrainedModel | PeftModel, begun: Begun
         detail += f"; {whole} {'module' if whole == 1 else 'modules'} trained whole"
     if numbers:
         detail += f"; in {', '.join(sorted(numbers))}"
+    if isinstance(config.adapter, Lora) and config.adapter.loraplus_lr_ratio is not None:
+        detail += f"; {len(faster_weights(model))} weights learn at {config.adapter.loraplus_lr_ratio:g} times the rate"
     if begun is not None:
         learned = (
             f"its second matrices up to {begun.largest:.3g}"

@@ -160,8 +160,12 @@ KEYS: dict[str, Key] = {
         "adapter.autocast_adapter_dtype", default=True, why="PEFT holds an adapter in float32 by itself, and Axolotl leaves that on."
     ),
     "qlora_sharded_model_loading": unless_off("FSDP2 puts weights together in model.dtype here."),
-    "loraplus_lr_ratio": unless_off(),
-    "loraplus_lr_embedding": nothing("It counts with LoRA+."),
+    "loraplus_lr_ratio": where_known("adapter.loraplus_lr_ratio", unless_off()),
+    "loraplus_lr_embedding": Key(
+        lambda value, file: mapped({"adapter.loraplus_lr_embedding": value})
+        if file.get("loraplus_lr_ratio")
+        else needless("It counts with LoRA+.")
+    ),
     "merge_lora": unless_off("A run leaves an adapter; merging it is another command's."),
     "merge_method": nothing("It counts where an adapter is merged."),
     "relora": unless_off(),

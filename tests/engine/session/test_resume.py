@@ -108,6 +108,7 @@ def test_a_job_of_a_cluster_is_not_judged_by_this_machine(run: RunFolder, resume
         ({"method.kind": "pretrain"}, "sft", "pretrain"),
         ({"adapter.r": 8}, 16, 8),
         ({"adapter.bias": "all"}, "none", "all"),
+        ({"adapter.loraplus_lr_ratio": 16.0}, "nothing", "16"),
         ({"adapter": {"kind": "none"}}, "lora", "none"),
         ({"adapter.target_modules": ["q_proj"]}, "all-linear", "[q_proj]"),
         ({"adapter.modules_to_save": ["lm_head"]}, "[]", "[lm_head]"),

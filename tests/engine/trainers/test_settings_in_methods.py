@@ -164,6 +164,7 @@ OF_ADAPTER = {
         "adapter.target_modules": Trial(["q_proj"]),
         "adapter.modules_to_save": Trial(["embed_tokens"]),
         "adapter.use_rslora": Trial(True),
+        "adapter.loraplus_lr_ratio": Trial(16.0),
         "adapter.use_dora": Trial(True),
         "adapter.autocast_adapter_dtype": Trial(True, BF16),
         "kernels.fused_lora": Trial(True),
@@ -324,6 +325,7 @@ ELSEWHERE = {
     "adapter.target_parameters": (
         "tests/engine/models/test_adapters.py::test_experts_of_three_dimensions_get_an_adapter_by_their_names"
     ),
+    "adapter.loraplus_lr_embedding": (f"{T}/optimizers/test_loraplus.py::test_the_groups_are_those_of_peft"),
     "adapter.path": (
         f"{T}/test_adapter_folder.py::test_a_run_goes_on_from_the_newest_checkpoint_of_another_with_its_rank_and_alpha"
     ),

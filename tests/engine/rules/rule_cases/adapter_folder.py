@@ -44,7 +44,4 @@ CASES: dict[str, list[Case]] = {
         (ON, known(linears=(("q_proj", 64, 128),)), "adapter.path", "error"),
         (ON, known(base="Qwen/Qwen3-8B"), "adapter.path", "warning"),
     ],
-    "a-copy-of-an-adapter-is-not-shared-out": [
-        ({**DPO, **ON, "run.devices": 2, "distributed.strategy": "fsdp2"}, known(), "adapter.path", "error")
-    ],
 }
