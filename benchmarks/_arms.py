@@ -182,6 +182,7 @@ ARMS: dict[str, dict[str, Any]] = {
     },
     "fp8 base": {**ON, "model.quantization": "fp8"},
     "fp8 base, none": {**ON, "model.quantization": "fp8", "memory.gradient_checkpointing": False},
+    "fp8 base, 28 again": {**ON, "model.quantization": "fp8", "memory.recompute_num_layers": 28},
     "fp8 base, medium": {**ON, "model.quantization": "fp8", "memory.gradient_checkpointing": "medium"},
     "fp8 base, eager": {"kernels.use_cut_ce": True, "model.quantization": "fp8"},
     "experts": {"kernels.fused_experts": True},
@@ -514,6 +515,10 @@ class Builder:
 
     def theirs(self, config: Any, place: Path, name: str) -> Any:
         """The library's trainer on the same rows; `default` with the precision that TRL comes with. Raises NoPeer."""
+        if "liger" in name and find_spec("liger_kernel") is None:
+            raise NoPeer("liger-kernel is not installed (pip install liger-kernel)")
+        if "liger" in name and not CARD:
+            raise NoPeer("Liger's kernels run on a GPU")
         arguments = module_of(self.method).arguments(config, place)
         arguments.save_strategy = "no"
         changes: dict[str, Any] = {}
@@ -528,8 +533,6 @@ class Builder:
         else:
             model = add_adapter(self.base(), config)
         if "liger" in name:
-            if find_spec("liger_kernel") is None:
-                raise NoPeer("liger-kernel is not installed (pip install liger-kernel)")
             changes["use_liger_kernel"] = True
         arguments = dataclasses.replace(arguments, **changes)  # once: it derives the rest anew
         trainer = self.plain(config, arguments, model)

@@ -56,6 +56,22 @@ def summary(name: str, trace: Iterable[Mapping[str, Any]], held: int) -> list[st
     return [*found, f"  {rest / 2**20:9.1f} MiB in {max(len(largest) - LINES, 0)} other places"]
 
 
+def segments(snapshot: Iterable[Mapping[str, Any]]) -> list[str]:
+    """What the allocator holds of the card and nothing is in, by the size of what it asked the driver for: of
+    `torch.cuda.memory_snapshot()`, those with the most first."""
+    by_size: dict[int, list[int]] = defaultdict(lambda: [0, 0])
+    for each in snapshot:
+        of_size = by_size[each["total_size"]]
+        of_size[0] += 1
+        of_size[1] += each["total_size"] - each["active_size"]
+    largest = sorted(by_size.items(), key=lambda item: -item[1][1])
+    total = sum(free for _, free in by_size.values())
+    found = [f"  {total / 2**20:.1f} MiB held with nothing in them"]
+    for size, (count, free) in largest[:LINES]:
+        found.append(f"  {free / 2**20:9.1f} MiB of {count:5} x {size / 2**20:8.2f} MiB")
+    return found
+
+
 def _place(frames: Iterable[Mapping[str, Any]]) -> str:
     """The innermost lines that say something, the first of them innermost."""
     every = [frame for frame in frames if str(frame["filename"]).endswith(".py")]

@@ -44,6 +44,7 @@ from _peak import peak
 from _peers import NoPeer
 from _profile import profile
 from _turns import CARD, Arm, wait
+from accelerate import Accelerator
 
 from engine.config.method import METHODS
 from engine.errors import WorkbenchError
@@ -122,6 +123,7 @@ def begin(options: argparse.Namespace, names: list[str], until: float, builder: 
                 took = arm.warm()
         except NoPeer as reason:
             say(f"{method} {name}: left out, {reason}")
+            Accelerator()
             continue
         except (WorkbenchError, RuntimeError, ValueError, TypeError, AttributeError) as problem:
             say(f"{method} {name}: FAILED {type(problem).__name__}: {str(problem).splitlines()[0][:300]}")
@@ -129,6 +131,8 @@ def begin(options: argparse.Namespace, names: list[str], until: float, builder: 
             sound = False
             if arm is not None:
                 arm.end()
+            # Arguments of a trainer empty the state that accelerators share, and a trainer's own fills it again.
+            Accelerator()
             continue
         arms.append(arm)
         apart = arm.apart(arms[0])

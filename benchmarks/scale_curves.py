@@ -43,6 +43,7 @@ import transformers
 from _arms import Builder, precision
 from _figures import Results, result_options
 from _method_rows import method_rows
+from _peak import segments
 from _random_base import random_base
 from _scale_points import PARTS, POINTS, Measured, Point, add, described, estimated_mib, fitted_to, read
 from _turns import CARD, WARM, Arm
@@ -94,8 +95,9 @@ def steps_of(arm: Arm, rounds: int) -> list[float]:
     return times
 
 
-def measure(point: Point, rounds: int, card: str) -> tuple[Measured, float] | str:
-    """The point as it was measured, and the MiB that the estimate says; a sentence where there is no memory for it."""
+def measure(point: Point, rounds: int, card: str, *, told: bool = False) -> tuple[Measured, float] | str:
+    """The point as it was measured, and the MiB that the estimate says; a sentence where there is no memory for it. What is
+    held of the card with nothing in it is `told` between two steps."""
     tokenizer = transformers.AutoTokenizer.from_pretrained(tiny.folder())
     with tempfile.TemporaryDirectory() as temporary:
         folder = Path(temporary) / "model"
@@ -107,6 +109,8 @@ def measure(point: Point, rounds: int, card: str) -> tuple[Measured, float] | st
             arm = builder.arm(point.arm)
             times = steps_of(arm, rounds)
             allocated, held = arm.alone(), held_mib()
+            if told and CARD:
+                say("\n".join(segments(torch.cuda.memory_snapshot())))
         except (WorkbenchError, RuntimeError, ValueError, TypeError, AttributeError) as problem:
             if not isinstance(problem, WorkbenchError) and "out of memory" not in str(problem):
                 traceback.print_exc()
@@ -156,6 +160,7 @@ def options() -> argparse.Namespace:
     parser.add_argument("--points", nargs="*", metavar="POINT", help="these, also where they are in the table")
     parser.add_argument("--list", action="store_true", help="say which points there are; * is kept out of the fit")
     parser.add_argument("--rounds", type=int, default=5, help="steps of a point that count, at least")
+    parser.add_argument("--segments", action="store_true", help="say what is held of the card with nothing in it")
     parser.add_argument("--seconds", type=float, default=540, help="no point is begun later than this")
     parser.add_argument("--table", type=Path, default=Path(__file__).with_name("scale_curves.csv"))
     result_options(parser)
@@ -183,7 +188,7 @@ def main() -> int:
             say(f"{point.name}: not reached")
             continue
         at = time.monotonic()
-        found = measure(point, given.rounds, card)
+        found = measure(point, given.rounds, card, told=given.segments)
         if isinstance(found, str):
             say(f"{point.name}: left out, {found}")
             continue

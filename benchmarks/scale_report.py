@@ -25,7 +25,7 @@ from _scale_points import PARTS, Measured, add, estimated_again, fitted_to, read
 
 from engine.config.facts import StepTime
 from engine.facts import step_speeds, step_times
-from engine.planning.speed import published
+from engine.planning.speed import published, speeds_by
 
 AIM = 0.10
 STAR = " \\*"
@@ -58,14 +58,20 @@ class Judged:
         return self.measured.point.kept_out and any(abs(share) > AIM for share in off)
 
 
-def judged(points: Sequence[Measured]) -> list[Judged]:
-    """All points of one card, in the order of the curves."""
+def counted(points: Sequence[Measured]) -> list[tuple[Measured, float, str]]:
+    """All points of one card, in the order of the curves: what is counted of them counted anew, MiB by today's formula, and
+    what `auto` takes there today where that differs."""
     order = [point.name for part in PARTS.values() for point in part]
     known = []
     for each in sorted(points, key=lambda each: order.index(each.point.name)):
         step, mib, note = estimated_again(each)
         known.append((replace(each, step=step), mib, note))
-    speeds = speeds_of(fitted_to(each for each, _, _ in known))
+    return known
+
+
+def judged(known: Sequence[tuple[Measured, float, str]], others: Sequence[StepTime]) -> list[Judged]:
+    """The points of one card, told from those that are fitted; what these do not say, from `others` of another card."""
+    speeds = speeds_of(fitted_to(each for each, _, _ in known), others)
     return [Judged(each, _told(speeds, each.step), mib, note) for each, mib, note in known]
 
 
@@ -73,15 +79,15 @@ def _told(speeds: step_speeds.Speeds | None, step: StepTime) -> float | None:
     return None if speeds is None else step_speeds.seconds(speeds, step_speeds.terms(step))
 
 
-def speeds_of(rows: Sequence[StepTime]) -> step_speeds.Speeds | None:
-    """What these rows say of the card; None where they are too few."""
+def speeds_of(rows: Sequence[StepTime], others: Sequence[StepTime]) -> step_speeds.Speeds | None:
+    """What these rows say of the card, as the estimate takes them; None where they are too few."""
     card = published(rows[0].card) if rows else None
     if card is None or len(rows) < step_times.FEWEST:
         return None
-    return step_speeds.fitted(tuple(rows), step_speeds.published(*card))
+    return speeds_by(tuple(rows), tuple(others), card)
 
 
-def table(card: str, found: Sequence[Judged]) -> list[str]:
+def table(card: str, found: Sequence[Judged], others: Sequence[StepTime]) -> list[str]:
     """The lines of one card in markdown, and what the estimate missed on points that were kept out."""
     first = found[0].measured
     lines = [f"## {card}", "", f"torch {first.torch}, transformers {first.transformers}, {first.date}.", ""]
@@ -100,16 +106,21 @@ def table(card: str, found: Sequence[Judged]) -> list[str]:
     lines += ["", f"\\* kept out of the fit. {_within('time', [each.time_off for each in out])}, "
               f"{_within('memory', [each.memory_off for each in out])}; memory of all points: "
               f"{_within('', [each.memory_off for each in found])}. "
-              f"{_within('Every point told from all others but itself, time', _each_alone(found))}.", ""]  # fmt: skip
+              f"{_within('Every point told from all others but itself, time', _each_alone(found, others))}.", ""]  # fmt: skip
+    if others:
+        alone = speeds_by((), tuple(others), published(card) or (0, 0))
+        shares = [(_told(alone, each.measured.step) or 0.0) / each.measured.step.seconds - 1 for each in found]
+        lines += [f"{sum(not each.measured.point.kept_out for each in found)} rows are few for the fit: each of its numbers begins at "
+                  f"that of {others[0].card}, scaled by published speeds. By that card's alone, {_within('time', shares)}.", ""]  # fmt: skip
     return lines
 
 
-def _each_alone(found: Sequence[Judged]) -> list[float | None]:
+def _each_alone(found: Sequence[Judged], others: Sequence[StepTime]) -> list[float | None]:
     """How far the time of each point is off by a fit to all others, those that are kept out among them."""
     steps = [each.measured.step for each in found]
     shares = []
     for at, step in enumerate(steps):
-        told = _told(speeds_of([*steps[:at], *steps[at + 1 :]]), step)
+        told = _told(speeds_of([*steps[:at], *steps[at + 1 :]], others), step)
         shares.append(None if told is None else told / step.seconds - 1)
     return shares
 
@@ -242,12 +253,16 @@ def main() -> int:
         for each in points:
             add(kept, each)
     cards = list(dict.fromkeys(each.step.card for each in points))
-    found = {card: judged([each for each in points if each.step.card == card]) for card in cards}
+    known = {card: counted([each for each in points if each.step.card == card]) for card in cards}
+    fits = {card: fitted_to(each for each, _, _ in of_card) for card, of_card in known.items()}
+    most = max(cards, key=lambda card: len(fits[card]))
+    others = {card: fits[most] if card != most and published(most) else [] for card in cards}
+    found = {card: judged(known[card], others[card]) for card in cards}
     lines = ["# Scale curves", "", WHAT, ""]
     for card, each in found.items():
         drawing = f"scale_curves_{re.sub(r'[^A-Za-z0-9]+', '_', card)}.svg"
         (given.into / drawing).write_text(picture(card, [one.measured for one in each]), encoding="utf-8")
-        lines += [*table(card, each), f"![Tokens a second and memory on {card}]({drawing})", ""]
+        lines += [*table(card, each, others[card]), f"![Tokens a second and memory on {card}]({drawing})", ""]
     (given.into / "scale_curves.md").write_text("\n".join(lines), encoding="utf-8")
     print("\n".join(lines))
     if given.ship:

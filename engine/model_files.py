@@ -88,7 +88,7 @@ def read_json(path: Path) -> Any:
     except OSError as problem:
         raise ModelError(f"{shown}: cannot be read: {problem.strerror or problem}.") from problem
     except ValueError as problem:
-        raise ModelError(f"{shown}: is not JSON ({visible(str(problem))}).") from problem
+        raise ModelError(f"{shown}: is not JSON ({visible(str(problem))}).", _AGAIN) from problem
     if max((depth for _, _, depth in entries(content)), default=0) > DEEPEST:
         raise _too_deep(shown)
     return content
@@ -255,15 +255,28 @@ def stored_weights(folder: Path) -> dict[str, Tensor]:
     return tensors
 
 
+_AGAIN = "Copy or download it again."
+_POINTER = b"version https://git-lfs"
+
+
+def _refuse_pointer(file: Path, start: bytes) -> None:
+    """Raises ModelError for what a clone without Git LFS leaves in a file's place."""
+    if start.startswith(_POINTER[: len(start)]) and len(start) >= 8:
+        raise ModelError(
+            f"{place(file)}: is a pointer of Git LFS, not the file itself.", "Run `git lfs pull` there, or download it."
+        )
+
+
 def header(file: Path) -> dict[str, Tensor]:
     """The tensors of one safetensors file. Raises ModelError unless its header fits the bytes that follow it."""
-    again = "Copy or download it again."
+    again = _AGAIN
     try:
         status = file.stat()
         if not stat.S_ISREG(status.st_mode):
             raise ModelError(f"{place(file)}: is not a plain file.", again)
         with file.open("rb") as stream:
             start = stream.read(8)
+            _refuse_pointer(file, start)
             size = struct.unpack("<Q", start)[0] if len(start) == 8 else 0
             if len(start) < 8 or size > status.st_size - 8:
                 raise ModelError(
@@ -314,8 +327,24 @@ def names_attention(folder: Path) -> bool:
     return any(key.endswith("attn_implementation") and value for key, value, _ in entries(config))
 
 
+def _refuse_cut(file: Path) -> None:
+    """Raises ModelError for a JSON object that does not end as one; all of a tokenizer's takes too long to read at each look."""
+    try:
+        if not file.is_file():
+            return
+        with file.open("rb") as stream:
+            _refuse_pointer(file, stream.read(len(_POINTER)))
+            stream.seek(max(0, file.stat().st_size - 64))
+            end = stream.read().rstrip()
+    except OSError as problem:
+        raise ModelError(f"{place(file)}: cannot be read: {problem.strerror or problem}.") from problem
+    if not end.endswith(b"}"):
+        raise ModelError(f"{place(file)}: is cut, or no JSON: it does not end with a closing brace.", _AGAIN)
+
+
 def refuse_without_tokens(folder: Path) -> None:
-    """Raises ModelError for a folder without any tokenizer: transformers would make an empty one."""
+    """Raises ModelError for a folder without any tokenizer, of which transformers would make an empty one, or with a cut one."""
+    _refuse_cut(folder / "tokenizer.json")
     if any(file.is_file() for kind in VOCABULARIES for file in folder.glob(kind)):
         return
     path = folder / "tokenizer_config.json"

@@ -20,6 +20,7 @@ import time
 import traceback
 import warnings
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
@@ -209,13 +210,14 @@ def _train_as(
     rehearsing = bool(run.read_json().get("rehearse"))
     config, prepared, held_out = _rows(run, config, processing_class, say, rehearsing)
     config, why = at_the_card(run, config, rows=prepared.facts)
+    config = _at_most(config) if rehearsing else config
     _same_rows(run, prepared, held_out, processing_class, say)
     measuring = Measuring(prepared.dataset, *_rehearsed(config)) if rehearsing else None
+    newest = _newest(run, say)
     say.phase("Loading the model")
     notes = Notes(run.path, why, say.listen)
-    loaded, model, features = _model(config, processing_class, prepared, held_out, notes)
+    loaded, model, features = _model(config, processing_class, prepared, held_out, notes, newest)
     say.phase("Building the trainer")
-    newest = _newest(run, say)
     watching = _watching(run, writer, controls, config, newest, processing_class)
     rows = measuring.dataset if measuring else prepared.dataset
     job = _job(config, run, model, processing_class, rows, held_out, [watching, measuring] if measuring else [watching])
@@ -316,13 +318,20 @@ def _same_rows(
 
 
 def _model(
-    config: RunConfig, processing_class: Any, prepared: Prepared, held_out: Prepared | None, notes: Notes
+    config: RunConfig,
+    processing_class: Any,
+    prepared: Prepared,
+    held_out: Prepared | None,
+    notes: Notes,
+    newest: Path | None,
 ) -> tuple[Loaded, PreTrainedModel | PeftModel, Features]:
     """The model as it was loaded, then with its adapter and all that acts on it before there is a trainer, and what acted."""
     from engine.compat.compile_workers import start_ahead
     from engine.features.built import Built
+    from engine.features.compile.gate import COPY
     from engine.features.load import load
     from engine.features.sequence import Features
+    from engine.models.adapter_folder import beginning, load_adapter
     from engine.models.adapters import add_adapter
     from engine.models.vocabulary import refuse_tokens_without_weights
     from engine.trainers.finite import refuse_non_finite
@@ -333,6 +342,9 @@ def _model(
     rows = {"data.train": prepared.dataset, "data.eval": held_out.dataset if held_out else None}
     refuse_tokens_without_weights(config, loaded.model, processing_class, rows)
     model = add_adapter(loaded.model, config)
+    if (begun := beginning(config, newest, COPY)) is not None:
+        adapter = load_adapter(cast("PeftModel", model), config, begun)
+        loaded = loaded if newest else replace(loaded, adapter=adapter)
     features = Features(config)
     features.prepare(Built(model, notes=notes))
     return loaded, model, features
@@ -508,6 +520,14 @@ def _rehearsed(config: RunConfig) -> tuple[int, int, int, int]:
     batch = int(config.optim.per_device_train_batch_size)
     rows = batch * config.optim.gradient_accumulation_steps
     return rows, batch * sampled_together(config), rehearsed_steps(config), steps_a_sampling(config)
+
+
+def _at_most(config: RunConfig) -> RunConfig:
+    """The config of a step that takes the most: the answers of a rehearsal may teach nothing, those of the run do."""
+    from engine.config.tree import fields
+
+    skips = fields.method.skip_zero_advantage
+    return config.with_values({skips: False}) if skips.applies(config) else config
 
 
 def _enable_checkpointing(trainer: RunTrainer) -> None:

@@ -112,7 +112,7 @@ FAULTS = (
     Fault("engine/session/explain.py", "exact = [spec for spec in fields if spec.name == word]", "exact = [spec for spec in fields if spec.name.startswith(word)]", "engine/config/test_schema.py workbench/cli/test_explain.py"),
     Fault("engine/session/history.py", "return len(self._past) > 1", "return len(self._past) > 0", "engine/session/test_draft.py"),
     Fault("engine/session/recent.py", "max(when, newest.get(path, 0.0))", "min(when, newest.get(path, when))", "engine/session/test_recent.py"),
-    Fault("engine/session/resume.py", " or data_record.files_unchanged(record)", " or not data_record.files_unchanged(record)", "end_to_end/test_resumed_rows.py"),
+    Fault("engine/session/resume.py", "(data_record.files_unchanged(record) and", "(not data_record.files_unchanged(record) and", "end_to_end/test_resumed_rows.py"),
     Fault("engine/session/rows.py", "self._asked + ASK_SECONDS - time.monotonic()", "time.monotonic() - self._asked - ASK_SECONDS", "engine/session/test_rows.py"),
     Fault("engine/session/template.py", "self.problem and same else found", "self.problem else found", "engine/session/test_template.py"),
     Fault("engine/trainers/clock.py", "end.at - self._began - end.paused)", "end.at - self._began)", "engine/trainers/test_effects.py"),

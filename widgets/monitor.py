@@ -19,7 +19,7 @@ from pydantic import Field
 from engine.errors import WorkbenchError
 from engine.figures import doing
 from engine.run import silence, stack, store
-from engine.run.ending import card
+from engine.run.ending import facts, ways
 from engine.run.rollouts import read_group
 from engine.run.store import RunFolder
 from engine.run.view import RunView
@@ -149,7 +149,8 @@ class MonitorPart(Part):
         was started in its place]`: what changes with every look."""
         state = view.progress
         phase = doing(state, view.phase) if state else view.phase
-        eta = round(view.eta_seconds) if view.eta_seconds is not None and not view.over else None
+        left = view.seconds_left()
+        eta = round(left) if left is not None and not view.over else None
         if view.silent_seconds is not None:
             phase, eta = silence.describe(view.silent_seconds), None
         return [
@@ -177,7 +178,8 @@ def monitoring(runs: Runs) -> tuple[MonitorPart, ActionsPart]:
 
 
 def _summary_of(folder: RunFolder, view: RunView) -> str:
-    lines = [f"  {what:<13}  {words}" for what, words in card(view, folder, folder.id)]
+    left = [*facts(view, folder), *((way.title, way.command) for way in ways(view, folder, folder.id))]
+    lines = [f"  {what:<13}  {words}" for what, words in left]
     return "\n".join([telling.summary_of(view), *lines])
 
 

@@ -24,6 +24,7 @@ from textual import events
 from textual.app import App, ComposeResult
 from textual.binding import BindingType
 from textual.css.stylesheet import Stylesheet
+from textual.geometry import Size
 from textual.screen import Screen
 from textual.widgets import Static
 
@@ -53,14 +54,31 @@ LEAVE_SECONDS = 3.0  # a terminal that is gone takes no more writes; after this 
 LEAST = (60, 16)
 
 
+def lacks_room(size: Size) -> bool:
+    """Whether a window of this size is too small."""
+    return size.width < LEAST[0] or size.height < LEAST[1]
+
+
 class TooSmall(Screen[None]):
-    """The window is too small to be of use."""
+    """The window is too small to be of use. What stands below it is not seen, so that no key may act there."""
+
+    ACTS: ClassVar[frozenset[str]] = frozenset({"leave_all", "interrupt", "suspend_process"})
 
     def compose(self) -> ComposeResult:
         """One sentence."""
         yield Static(
-            f"The workbench needs {LEAST[0]} columns and {LEAST[1]} rows. Make the window larger.", markup=False
+            f"The workbench needs {LEAST[0]} columns and {LEAST[1]} rows. Make the window larger, or leave with ^q.",
+            markup=False,
         )
+
+    def on_screen_resume(self) -> None:
+        """There may be room again once a question that stood over it is answered."""
+        self.call_later(self.go)
+
+    def go(self) -> None:
+        """Leave, if there is room now."""
+        if self.is_current and not lacks_room(self.app.size):
+            self.app.pop_screen()
 
 
 class Ending:
@@ -446,12 +464,17 @@ class WorkbenchApp(App[None]):
 
     def on_resize(self, event: events.Resize) -> None:
         """Too little room: a sentence stands over whatever is open, and goes when there is room."""
-        small = event.size.width < LEAST[0] or event.size.height < LEAST[1]
-        if small != isinstance(self.screen, TooSmall):
-            if small:
-                self.push_screen(TooSmall())
-            else:
-                self.pop_screen()
+        small = lacks_room(event.size)
+        if small and not any(isinstance(screen, TooSmall) for screen in self.screen_stack):
+            self.push_screen(TooSmall())
+        elif not small and isinstance(self.screen, TooSmall):
+            self.pop_screen()
+
+    def check_action(self, action: str, parameters: tuple[object, ...]) -> bool | None:
+        """Whether an action of the app may be done now."""
+        return super().check_action(action, parameters) and (
+            not isinstance(self.screen, TooSmall) or action in TooSmall.ACTS
+        )
 
     def on_mount(self) -> None:
         """Signals end the app through its own door."""

@@ -86,6 +86,12 @@ def off(words: str, means: Meaning) -> Meaning:
     return lambda value, giving: means(value, giving) if value else needless(words)
 
 
+def of_new_adapter(means: Meaning) -> Meaning:
+    """Of an adapter that is trained further its own folder says it."""
+    there = needless("The folder of the adapter that training goes on from says it.")
+    return lambda value, giving: there if getattr(giving.config.adapter, "path", None) else means(value, giving)
+
+
 def always(answer: Answer) -> Meaning:
     """The same answer, whatever the value."""
     return lambda value, giving: answer
@@ -238,7 +244,8 @@ def reference(tool: str) -> Meaning:
     def mean(value: Any, giving: Giving) -> Answer:
         if value == "precompute":
             return mapped({"precompute_ref_log_probs": True})
-        usual = "adapter_off" if giving.config.adapter.kind == "lora" else "copy"
+        adapter = giving.config.adapter
+        usual = ("adapter_copy" if adapter.path else "adapter_off") if adapter.kind == "lora" else "copy"
         same = value in ("auto", usual)
         return needless("It is so by itself.") if same else unsupported(f"{tool}'s reference is {usual} here.")
 

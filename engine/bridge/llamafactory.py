@@ -31,6 +31,7 @@ from engine.bridge.keys import (
     where_known,
 )
 from engine.config.files import DATA_SUFFIXES
+from engine.config.method import METHODS
 from engine.config.renames import TEMPLATES, is_off, sentence_for
 
 _STAGES = {"sft": "sft", "pt": "pretrain", "kto": "kto", "rm": "reward", "ppo": "ppo"}
@@ -47,6 +48,11 @@ def method_of(file: File) -> str:
 
 def _is_lora(file: File) -> bool:
     return bool(file.get("finetuning_type", "lora") == "lora")
+
+
+def _is_new_lora(file: File) -> bool:
+    """Whether an adapter is begun, so that the file says what it is."""
+    return _is_lora(file) and not file.get("adapter_name_or_path")
 
 
 # Single keys
@@ -73,7 +79,21 @@ def _beta_default(file: File) -> Any:
 
 def _alpha_default(file: File) -> Any:
     rank = file.get("lora_rank", 8)
-    return rank * 2 if _is_lora(file) and isinstance(rank, int) else NO_DEFAULT
+    return rank * 2 if _is_new_lora(file) and isinstance(rank, int) else NO_DEFAULT
+
+
+def _trained_before(value: Any, file: File) -> Answer:
+    """The adapter that is trained further; several are merged into the model there, but for the last one."""
+    names = _names(value)
+    if len(names) != 1:
+        return unsupported("Merge those before the last one into the model first, and name that one in adapter.path.")
+    settings = {"adapter.path": file.place(str(names[0]))}
+    if getattr(METHODS[method_of(file)], "model_fields", {}).get("reference") is None:
+        return mapped(settings)
+    return mapped(
+        settings | {"method.reference": "adapter_off"},
+        "What is learned is held to the model without any adapter there.",
+    )
 
 
 def _targets(value: Any, file: File) -> Answer:
@@ -183,7 +203,7 @@ KEYS: dict[str, Key] = {
     **trainer_keys.KEYS,
     # The model
     "model_name_or_path": placed("model.name"),
-    "adapter_name_or_path": unless_off(),
+    "adapter_name_or_path": Key(_trained_before),
     "adapter_folder": unless_off("Merge it into its model first and name the merged model."),
     "cache_dir": nothing("Models are kept where the hub's own client keeps them."),
     "use_fast_tokenizer": unless(True, "Fast tokenizers are taken where there are any."),
@@ -258,13 +278,17 @@ KEYS: dict[str, Key] = {
         otherwise="adapter.kind is lora or none; adapter.unfrozen_parameters trains some weights alone.",
         default="lora",
     ),
-    "lora_rank": same("adapter.r", default=lambda file: 8 if _is_lora(file) else NO_DEFAULT),
+    "lora_rank": same("adapter.r", default=lambda file: 8 if _is_new_lora(file) else NO_DEFAULT),
     "lora_alpha": same("adapter.lora_alpha", default=_alpha_default, why="It is twice lora_rank there."),
     "lora_dropout": trainer_keys.lora_dropout(method_of),
     "lora_target": Key(_targets),
     "additional_target": Key(lambda value, file: mapped({"adapter.modules_to_save": _names(value)})),
-    "loraplus_lr_ratio": unless_off(),
-    "loraplus_lr_embedding": nothing("It counts with LoRA+."),
+    "loraplus_lr_ratio": where_known("adapter.loraplus_lr_ratio", unless_off()),
+    "loraplus_lr_embedding": Key(
+        lambda value, file: mapped({"adapter.loraplus_lr_embedding": value})
+        if file.get("loraplus_lr_ratio")
+        else needless("It counts with LoRA+.")
+    ),
     "use_rslora": same("adapter.use_rslora"),
     "use_dora": same("adapter.use_dora"),
     "pissa_init": unless_off(),

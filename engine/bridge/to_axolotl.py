@@ -19,6 +19,7 @@ from engine.bridge.giving import (
     key,
     module_of,
     of_galore,
+    of_new_adapter,
     off,
     optimizer,
     placed,
@@ -67,6 +68,11 @@ def _adapter(value: Any, giving: Giving) -> Answer:
     if value == "none":
         return needless("All weights are trained without an adapter.")
     return mapped({"adapter": "qlora" if giving.config.model.quantization in ("nf4", "fp4") else "lora"})
+
+
+def _embedding_rate(value: Any, giving: Giving) -> Answer:
+    ratio = getattr(giving.config.adapter, "loraplus_lr_ratio", None)
+    return needless("It counts with LoRA+.") if ratio is None else mapped({"loraplus_lr_embedding": value})
 
 
 def _targets(value: Any, giving: Giving) -> Answer:
@@ -313,17 +319,23 @@ TABLE: dict[str, Meaning] = {
     "method.mask_truncated_completions": _in_trl("mask_truncated_completions"),
     "method.importance_sampling_level": _in_trl("importance_sampling_level"),
     "method.reward_timeout": by_itself("Nothing bounds a reward's time there."),
+    "method.skip_zero_advantage": by_itself("What it leaves out has no gradient."),
+    "method.reroll_start_fraction": choice({1.0: needless("No prompt comes back.")}, otherwise=unsupported("Axolotl's GRPO without prefetching has none of it.")),
+    "method.reroll_max_groups": by_itself("It counts with reroll_start_fraction."),
     "method.rollout_groups": by_itself("It concerns what is kept to look at."),
     "adapter.kind": _adapter,
     "adapter.unfrozen_parameters": filled("unfrozen_parameters"),
-    "adapter.r": key("lora_r"),
-    "adapter.lora_alpha": key("lora_alpha"),
+    "adapter.path": placed("lora_model_dir"),
+    "adapter.r": of_new_adapter(key("lora_r")),
+    "adapter.lora_alpha": of_new_adapter(key("lora_alpha")),
     "adapter.lora_dropout": key("lora_dropout"),
-    "adapter.target_modules": _targets,
-    "adapter.target_parameters": filled("lora_target_parameters"),
-    "adapter.modules_to_save": filled("lora_modules_to_save"),
-    "adapter.use_rslora": key("peft_use_rslora", False),
-    "adapter.use_dora": key("peft_use_dora", False),
+    "adapter.target_modules": of_new_adapter(_targets),
+    "adapter.target_parameters": of_new_adapter(filled("lora_target_parameters")),
+    "adapter.modules_to_save": of_new_adapter(filled("lora_modules_to_save")),
+    "adapter.use_rslora": of_new_adapter(key("peft_use_rslora", False)),
+    "adapter.use_dora": of_new_adapter(key("peft_use_dora", False)),
+    "adapter.loraplus_lr_ratio": key("loraplus_lr_ratio"),
+    "adapter.loraplus_lr_embedding": _embedding_rate,
     "adapter.autocast_adapter_dtype": key("peft_autocast_adapter_dtype"),
     "data.train": _sources("datasets"),
     "data.eval": _sources("test_datasets"),
@@ -365,6 +377,7 @@ TABLE: dict[str, Meaning] = {
     "optim.adam_beta2": key("adam_beta2"),
     "optim.adam_epsilon": key("adam_epsilon"),
     "optim.max_grad_norm": key("max_grad_norm"),
+    "optim.neftune_noise_alpha": key("neftune_noise_alpha"),
     "optim.tf32": key("tf32", "auto"),
     "optim.early_stopping_patience": key("early_stopping_patience"),
     "memory.gradient_checkpointing": checkpointing,

@@ -310,9 +310,15 @@ TABLE: dict[str, Meaning] = {
         )
     },
     "method.reward_timeout": by_itself("Nothing bounds a reward's time there."),
+    "method.skip_zero_advantage": by_itself("What it leaves out has no gradient."),
+    "method.reroll_start_fraction": choice({1.0: needless("No prompt comes back.")}, otherwise=unsupported("TRL does not ask failed prompts again.")),
+    "method.reroll_max_groups": by_itself("It counts with reroll_start_fraction."),
     "method.rollout_groups": by_itself("It concerns what is kept to look at."),
     "adapter.kind": choice(
         {"none": needless("All weights are trained without an adapter.")}, otherwise=mapped({"use_peft": True})
+    ),
+    "adapter.path": off(
+        "A new adapter is begun.", always(unsupported("TRL's scripts begin a new adapter: merge this one into its model first."))
     ),
     "adapter.r": key("lora_r"),
     "adapter.lora_alpha": key("lora_alpha"),
@@ -322,6 +328,8 @@ TABLE: dict[str, Meaning] = {
     "adapter.modules_to_save": filled("lora_modules_to_save"),
     "adapter.use_rslora": key("use_rslora", False),
     "adapter.use_dora": key("use_dora", False),
+    "adapter.loraplus_lr_ratio": off("All learn at one rate.", always(unsupported("TRL's scripts have no LoRA+."))),
+    "adapter.loraplus_lr_embedding": by_itself("It counts with LoRA+."),
     "adapter.autocast_adapter_dtype": _autocast,
     "data.train": _sources,
     "data.eval": _held_out,
@@ -354,6 +362,7 @@ TABLE: dict[str, Meaning] = {
     "optim.optim_args": off("It is empty.", _optim_args),
     "optim.optim_target_modules": of_galore(key("optim_target_modules")),
     "optim.lr_scheduler_kwargs": filled("lr_scheduler_kwargs"),
+    "optim.neftune_noise_alpha": key("neftune_noise_alpha"),
     "optim.tf32": key("tf32", "auto"),
     "optim.bf16_full_eval": key("bf16_full_eval", False),
     "memory.gradient_checkpointing": checkpointing,

@@ -232,7 +232,7 @@ KEYS: dict[str, Key] = {
     "use_liger_kernel": same("kernels.use_liger_kernel", reason=LIGER),
     "liger_kernel_config": Key(_liger_parts),
     "use_cache": nothing("Keys and values are kept where answers are sampled, and nowhere else."),
-    "neftune_noise_alpha": unless_off(),
+    "neftune_noise_alpha": where_known("optim.neftune_noise_alpha", unless_off()),
     "torch_empty_cache_steps": nothing("Memory is given back by itself."),
     "auto_find_batch_size": unless_off("`workbench estimate` says beforehand what fits."),
     "logging_strategy": unless("steps", "run.logging_steps counts steps."),

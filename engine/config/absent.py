@@ -72,16 +72,10 @@ ABSENT = (
         "Answers are sampled by the model that is trained.",
     ),
     Absent(
-        "further training of an adapter",
-        ("adapter_name_or_path", "lora_model_dir", "adapter_path", "peft_adapter"),
-        (),
-        "Merge it into its model first and name the merged model; `workbench resume` goes on with a run of its own.",
-    ),
-    Absent(
-        "LoRA+, PiSSA, LoftQ and other starts of an adapter",
+        "PiSSA, LoftQ and other starts of an adapter",
         ("init_lora_weights", "peft_init_lora_weights", "layers_to_transform", "layers_pattern", "rank_pattern",
          "alpha_pattern", "create_new_adapter"),
-        ("loraplus_", "pissa_", "loftq", "eva_", "corda_"),
+        ("pissa_", "loftq", "eva_", "corda_"),
         "adapter.use_dora and adapter.use_rslora are.",
     ),
     Absent(
@@ -89,12 +83,6 @@ ABSENT = (
         ("use_badam", "use_apollo", "relora", "use_llama_pro", "spectrum", "jagged_restart_steps"),
         ("badam_", "apollo_", "lisa_", "relora_", "oft_"),
         "optim.optim has GaLore and Q-GaLore, adapter.unfrozen_parameters trains some weights alone.",
-    ),
-    Absent(
-        "noise on embeddings (NEFTune)",
-        ("neftune_noise_alpha", "noisy_embedding_alpha"),
-        (),
-        "adapter.lora_dropout is a noise of another kind.",
     ),
     Absent(
         "a threshold for early stopping",

@@ -2,7 +2,7 @@
 
 from typing import Annotated, Literal
 
-from engine.config.section import Advanced, Control, Expert, Ge, Le, Lt, Section, Source, Title, Words
+from engine.config.section import Advanced, Control, Expert, Ge, Gt, Le, Lt, Section, Source, Title, Words
 
 _Kind = Title("Adapter")
 _KindWords = Words(none="none: train all weights", lora="LoRA: train small matrices beside frozen weights")
@@ -26,6 +26,13 @@ class Lora(Section):
     kind: Annotated[Literal["lora"], _Kind, _KindWords] = "lora"
     """What is trained: `none` trains every weight, `lora` keeps the model frozen and trains small matrices beside it,
     which needs far less memory and gives checkpoints of a few MiB."""
+
+    path: Annotated[
+        str | None, Title("Go on from"), Control("path"), Advanced, Source("PEFT: PeftModel.from_pretrained")
+    ] = None
+    """Train an adapter further: its folder (`adapter_config.json` and `adapter_model.safetensors`), a checkpoint with one, or
+    a run, whose newest checkpoint is taken. Rank, alpha, targets and all else that says what an adapter is come from there;
+    its dropout and its number format are this run's. Empty starts a new one."""
 
     r: Annotated[int, Ge(1), Le(1024), Title("LoRA rank"), Source("arXiv:2106.09685")] = 16
     """The size of the small matrices. A higher rank learns more and costs more memory; 8 to 64 is usual."""
@@ -54,6 +61,17 @@ class Lora(Section):
 
     use_dora: Annotated[bool, Title("DoRA"), Advanced, Source("arXiv:2402.09353")] = False
     """Train the length and the direction of the weights apart. Often a little better at low ranks, and slower."""
+
+    loraplus_lr_ratio: Annotated[
+        float | None, Ge(1), Le(1000), Title("Faster second matrices"), Advanced, Source("arXiv:2402.12354")
+    ] = None
+    """How many times the learning rate the second matrices learn at (LoRA+): they begin at 0, and move little at the rate that
+    is right for the first. 16 is usual, with a rate half as high. Empty gives all the same rate."""
+
+    loraplus_lr_embedding: Annotated[
+        float, Gt(0), Le(1), Title("LoRA+ rate of embeddings"), Expert, Source("PEFT: create_loraplus_optimizer")
+    ] = 1e-6
+    """The learning rate of an adapter on embeddings beside `loraplus_lr_ratio`."""
 
     autocast_adapter_dtype: Annotated[
         bool, Title("Adapter in float32"), Expert, Source("PEFT: autocast_adapter_dtype")

@@ -7,7 +7,7 @@ the mapping that was wanted (anchors, odd layouts), ruamel's round trip writes i
 from __future__ import annotations
 
 import io
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from ruamel.yaml import YAML
@@ -25,10 +25,7 @@ def rewrite(text: str, before: Mapping[str, Any], after: Mapping[str, Any]) -> s
     """`text`, which says `before`, changed as little as possible so that it says `after`."""
     if before == after and _same_types(before, after):
         return text
-    mark = "\ufeff" if text.startswith("\ufeff") else ""
-    body = text.removeprefix("\ufeff")
-    ends = "\r\n" if "\r\n" in body else "\n"
-    flat = body.replace("\r\n", "\n")
+    mark, flat, ends = _flat(text)
     for way in (_spliced, _round_trip):
         try:
             changed = way(flat, before, after)
@@ -37,6 +34,27 @@ def rewrite(text: str, before: Mapping[str, Any], after: Mapping[str, Any]) -> s
         except (YAMLError, WorkbenchError, KeyError, IndexError, ValueError, TypeError, AttributeError):
             continue  # this layout is beyond the way tried; the next one is plainer
     return mark + as_yaml(after).replace("\n", ends)
+
+
+def _flat(text: str) -> tuple[str, str, str]:
+    """Its byte order mark, if any; itself with line ends of one sign; and its own line end."""
+    mark = "\ufeff" if text.startswith("\ufeff") else ""
+    body = text.removeprefix("\ufeff")
+    return mark, body.replace("\r\n", "\n"), "\r\n" if "\r\n" in body else "\n"
+
+
+def key_renamed(text: str, path: Sequence[str], name: str, wanted: Mapping[str, Any]) -> str | None:
+    """`text` with the key at `path` called `name` and nothing else changed; None where it would not say `wanted` then."""
+    mark, flat, ends = _flat(text)
+    try:
+        node: Any = YAML(typ="rt", pure=True).compose(io.StringIO(flat))
+        key = node
+        for part in path:
+            key, node = _pair(node, int(part) if isinstance(node, SequenceNode) else part)
+        changed = flat[: key.start_mark.index] + name + flat[key.end_mark.index :]
+        return mark + changed.replace("\n", ends) if _reads_back_as(changed, wanted) else None
+    except (YAMLError, WorkbenchError, KeyError, IndexError, ValueError, TypeError, AttributeError):
+        return None  # the layout is odd: the setting is taken out and written anew
 
 
 def _reads_back_as(text: str, wanted: Mapping[str, Any]) -> bool:

@@ -7,7 +7,7 @@ network. Only models that lie on this machine are known: a folder, or a snapshot
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -239,6 +239,28 @@ class SourceFacts:
 
 
 @dataclass(frozen=True, slots=True)
+class AdapterFacts:
+    """The adapter that a run goes on from, by its files."""
+
+    path: str
+    """As the config writes it."""
+    folder: str = ""
+    """Where its files lie: of a run, its newest checkpoint."""
+    problem: str = ""
+    """Why it cannot be trained further, as a sentence."""
+    todo: str = ""
+    """The way out of it."""
+    settings: Mapping[str, Any] = field(default_factory=dict)
+    """What it is, by the names of settings of `adapter`: rank, alpha, targets."""
+    base: str = ""
+    """The model that it was trained beside (`base_model_name_or_path`); empty where it does not say."""
+    weights: int = 0
+    """Tensors in its file."""
+    linears: tuple[tuple[str, int, int], ...] = ()
+    """The layers that it acts on as `(name, in, out)`: the last part of their names, each shape once."""
+
+
+@dataclass(frozen=True, slots=True)
 class CompilerWait:
     """What compiled layers of one shape took on this machine, in seconds; `None` what was not measured."""
 
@@ -307,7 +329,11 @@ class Facts:
     sources: Mapping[str, SourceFacts] | None = None
     files: Mapping[str, bool] | None = None
     """Of the files that rewards name, and of the chat template, by the path as it is written: whether one is there."""
+    reward_flaws: Mapping[str, str] | None = None
+    """Of rewards by their text, why a function cannot be taken from its file, as a sentence with the way out."""
     tokenizer: TokenizerFacts | None = None
+    adapter: AdapterFacts | None = None
+    """The adapter that `adapter.path` names; `None` where that names none, or was not looked at."""
     scratch: str = ""
     """Why the folder of $WORKBENCH_SCRATCH cannot be used; empty where it is not named or of use."""
     compiler: CompilerWait | None = None
@@ -317,5 +343,6 @@ class Facts:
     step_times: tuple[StepTime, ...] = ()
     """Batches that were measured on a card like the machine's."""
     shipped_times: tuple[StepTime, ...] = ()
-    """Those that come with the package: of that card, else of another, from which published speeds tell this one's."""
+    """Those that come with the package: of the card with the most, from which published speeds tell any other's, then of that
+    card where it is another."""
     given: frozenset[str] = frozenset()

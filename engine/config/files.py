@@ -242,10 +242,13 @@ def placed(facts: Facts, base: str | os.PathLike[str]) -> Facts:
             place_of(path, folder): replace(source_facts, path=place_of(path, folder))
             for path, source_facts in sources.items()
         }
+    adapter = facts.adapter
+    if adapter is not None:
+        adapter = replace(adapter, path=place_of(adapter.path, folder))
     files = facts.files
     if files is not None:
         files = {**files, **{place_of(path, folder): there for path, there in files.items()}}
-    return replace(facts, model=model, tokenizer=tokenizer, sources=sources, files=files)
+    return replace(facts, model=model, tokenizer=tokenizer, sources=sources, files=files, adapter=adapter)
 
 
 def _absolute_sources(value: Any, folder: Path) -> Any:

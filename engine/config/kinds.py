@@ -7,7 +7,7 @@ rates, forms, the reference page) are made from these, so a new kind is a class 
 
 from typing import Annotated, ClassVar, Literal
 
-from engine.config.section import Section, Title
+from engine.config.section import Section, Title, Words
 
 BUILTIN_MODELS = ("builtin/tiny", "builtin/tiny-vl")
 SYNTHETIC = "builtin/synthetic"
@@ -72,6 +72,12 @@ def loader_of(head: Head, served: frozenset[str] | None) -> str:
 
 LANGUAGE_FORMATS = ("messages", "sharegpt", "alpaca", "prompt_completion", "tokens", "synthetic")
 Kind = Title("Method")
+REFERENCES = Words(
+    adapter_off="the same model, adapter switched off",
+    adapter_copy="the adapter as it began, frozen",
+    copy="a frozen copy of the model",
+)
+"""Where a reference comes from, in words."""
 
 
 class MethodSection(Section):

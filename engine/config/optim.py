@@ -115,6 +115,13 @@ class Optim(Section):
     max_grad_norm: Annotated[float, Ge(0), Le(1_000_000), Title("Clip gradients at"), Advanced] = 1.0
     """Longer gradients are shortened to this length, which keeps one odd batch from breaking the run. 0 means never."""
 
+    neftune_noise_alpha: Annotated[
+        float | None, Gt(0), Le(1000), Title("Noise on embeddings"), Advanced, Source("arXiv:2310.05914")
+    ] = None
+    """Add noise to the embeddings in training (NEFTune), against learning answers by heart: uniform within alpha / sqrt(L d)
+    for rows of L tokens, padding or a whole pack counted, and d numbers a token. 5 is usual. Held-out rows and samples have
+    none. Empty means none at all."""
+
     early_stopping_patience: Annotated[
         int | None,
         Ge(1),

@@ -2,7 +2,7 @@
 
 from typing import Annotated, ClassVar, Literal
 
-from engine.config.kinds import Kind, MethodSection, Rows
+from engine.config.kinds import REFERENCES, Kind, MethodSection, Rows
 from engine.config.method_names import CALLED
 from engine.config.section import Advanced, Auto, Ge, Gt, Le, Lt, Source, Title, Words
 
@@ -14,6 +14,7 @@ DpoLoss = Literal[
 _ReferenceTitle = Title("Reference")
 _ReferenceWords = Words(
     adapter_off="the same model, adapter switched off",
+    adapter_copy="the adapter as it began, frozen",
     copy="a frozen copy of the model",
     precompute="its log-probabilities, computed once before training",
 )
@@ -52,9 +53,11 @@ class Dpo(MethodSection):
     """Compare answers by their mean log-probability a token, of model and reference alike, and not by its sum, which takes
     out the pull to long answers. Margins come out smaller by an answer's length: `beta` wants to be larger, about 2."""
 
-    reference: Annotated[Literal["adapter_off", "copy", "precompute"] | Auto, _ReferenceTitle, _ReferenceWords] = "auto"
+    reference: Annotated[
+        Literal["adapter_off", "adapter_copy", "copy", "precompute"] | Auto, _ReferenceTitle, _ReferenceWords
+    ] = "auto"
     """Where the reference log-probabilities come from. `auto` switches the adapter off when there is one, which costs
-    no memory, and otherwise keeps a frozen copy of the model."""
+    no memory, or keeps it as it began where training goes on from it, and otherwise keeps a frozen copy of the model."""
 
 
 class Kto(MethodSection):
@@ -92,13 +95,13 @@ class Kto(MethodSection):
     """A further weight of the bad answers."""
 
     reference: Annotated[
-        Literal["adapter_off", "copy"] | Auto,
+        Literal["adapter_off", "adapter_copy", "copy"] | Auto,
         _ReferenceTitle,
-        Words(adapter_off="the same model, adapter switched off", copy="a frozen copy of the model"),
+        REFERENCES,
     ] = "auto"
     """Where the reference log-probabilities come from. `auto` switches the adapter off when there is one, which costs
-    no memory, and otherwise keeps a frozen copy of the model. They cannot be computed ahead: they depend on which rows
-    meet in a batch."""
+    no memory, or keeps it as it began where training goes on from it, and otherwise keeps a frozen copy of the model. They
+    cannot be computed ahead: they depend on which rows meet in a batch."""
 
 
 class Ipo(MethodSection):
@@ -118,9 +121,11 @@ class Ipo(MethodSection):
     beta: Annotated[float, Gt(0), Le(100), Source("arXiv:2310.12036, tau")] = 0.1
     """How strongly the model is held to the reference model: the margin a token is led to 1 / (2 * beta)."""
 
-    reference: Annotated[Literal["adapter_off", "copy", "precompute"] | Auto, _ReferenceTitle, _ReferenceWords] = "auto"
+    reference: Annotated[
+        Literal["adapter_off", "adapter_copy", "copy", "precompute"] | Auto, _ReferenceTitle, _ReferenceWords
+    ] = "auto"
     """Where the reference log-probabilities come from. `auto` switches the adapter off when there is one, which costs
-    no memory, and otherwise keeps a frozen copy of the model."""
+    no memory, or keeps it as it began where training goes on from it, and otherwise keeps a frozen copy of the model."""
 
 
 class Simpo(MethodSection):

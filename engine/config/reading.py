@@ -18,6 +18,7 @@ from typing import Any
 from engine.config.absent import METHODS as METHODS_ABSENT
 from engine.config.absent import absent, absent_value, other_file
 from engine.config.adapter import NoAdapter
+from engine.config.adapter_folder import taken_over
 from engine.config.coercion import Uncoerced, coerce, expectation, fit
 from engine.config.data import DataSource
 from engine.config.facts import Facts
@@ -76,6 +77,7 @@ def read(mapping: Mapping[str, Any] | None, facts: Facts | None, rules: Rules) -
         )
     given = frozenset(reader.given)
     facts = dataclasses.replace(facts or Facts(), given=given)
+    config = taken_over(config, facts)
     ruled: Iterable[Finding] = () if reader.is_other_file else rules(config, facts, reader.invalid)
     if reader.unread:
         ruled = (dataclasses.replace(finding, fix=None) for finding in ruled)

@@ -6,7 +6,7 @@ in one base; the names are those of TRL's GRPOConfig where it has the setting.
 
 from typing import Annotated, ClassVar, Literal
 
-from engine.config.kinds import LANGUAGE_FORMATS, Kind, MethodSection, Rows
+from engine.config.kinds import LANGUAGE_FORMATS, REFERENCES, Kind, MethodSection, Rows
 from engine.config.method_names import CALLED
 from engine.config.section import Advanced, Auto, Control, Expert, Ge, Gt, Le, Lt, Required, Source, Title, Unit, Words
 
@@ -76,12 +76,13 @@ class Rollouts(MethodSection):
     arXiv:2512.02556). 0 needs no reference at all."""
 
     reference: Annotated[
-        Literal["adapter_off", "copy"] | Auto,
+        Literal["adapter_off", "adapter_copy", "copy"] | Auto,
         Title("Reference"),
-        Words(adapter_off="the same model, adapter switched off", copy="a frozen copy of the model"),
+        REFERENCES,
     ] = "auto"
     """Where the reference log-probabilities come from when `beta` is above 0. `auto` switches the adapter off when there
-    is one, which costs no memory, and otherwise keeps a frozen copy of the model."""
+    is one, which costs no memory, or keeps it as it began where training goes on from it, and otherwise keeps a frozen copy of
+    the model."""
 
     rollout_groups: Annotated[int, Ge(0), Le(256), Title("Groups kept to look at"), Advanced] = 4
     """How many prompts of each sampling are kept in the run folder with all their answers, rewards and advantages."""
@@ -119,6 +120,24 @@ class Groups(Rollouts):
         bool, Title("Leave out cut answers"), Advanced, Source("arXiv:2503.14476")
     ] = False
     """Do not learn from answers that were cut off at the longest length."""
+
+    skip_zero_advantage: Annotated[
+        bool | Auto, Title("Leave out answers that teach nothing"), Advanced, Source("arXiv:2503.14476")
+    ] = "auto"
+    """Leave answers with an advantage of 0 out of the passes of the loss: a group whose answers all get the same reward has a
+    gradient of zero, and is computed forward and backward to no end. The gradient stays the same. `auto` leaves them out
+    unless each answer is held to the reference (`beta`), experts are balanced over all tokens, or layers are compiled. The
+    curve of the entropy is then that of the computed answers; `false` computes all, and its entropy is that of all."""
+
+    reroll_start_fraction: Annotated[
+        float, Ge(0), Le(1), Title("Failed prompts come back after"), Unit("share of the steps"), Expert
+    ] = 1.0
+    """After which share of the steps prompts come back on which every answer failed: all rewards alike, and none above 0. Each
+    takes the place of another prompt in a sampling, oldest first, when the model may know more. 1 means never."""
+
+    reroll_max_groups: Annotated[int, Ge(1), Le(1024), Title("Failed prompts a sampling"), Expert] = 1
+    """How many prompts of a sampling are ones that failed before, at most. More teach more of what is hard, and less of the
+    rest."""
 
 
 class Grpo(Groups):

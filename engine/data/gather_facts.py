@@ -15,12 +15,13 @@ from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from engine.config.facts import Facts, ModelFacts, SourceFacts, TokenizerFacts
+from engine.config.adapter_folder import adapter_of, taken_over
+from engine.config.facts import AdapterFacts, Facts, ModelFacts, SourceFacts, TokenizerFacts
 from engine.config.files import COMPRESSIONS, DATA_SUFFIXES, place_of, scheme_of
 from engine.config.findings import Finding
 from engine.config.kinds import BUILTIN_ROWS
-from engine.config.reward_specs import files_of
-from engine.config.tree import RunConfig, fields
+from engine.config.reward_specs import BadReward, files_of, reward_spec
+from engine.config.tree import FieldSpec, RunConfig, fields
 from engine.data.image_folder import is_image_folder, metadata_of
 from engine.data.image_limits import BOMB, FORMATS, UNREADABLE, why_refused
 from engine.data.image_references import DATA, ImageFolder, content_of, folder_of, short
@@ -28,13 +29,17 @@ from engine.data.parts import FormatError, columns_of
 from engine.data.stored_counts import load_counts
 from engine.errors import WorkbenchError, nearest, visible
 from engine.facts import attention_times, compiler_waits, step_times
+from engine.facts.adapters import adapter_facts
 from engine.facts.model_shape import model_facts, tokenizer_facts
+from engine.facts.reward_files import function_flaw
 from engine.facts.template_flaws import TEMPLATE_FLAWS
 from engine.hardware import Machine, installed, this_machine
-from engine.model_files import read_json
+from engine.model_files import ADAPTER, read_json
 from engine.planning.auto import effective, resolved
 from engine.rules import read
 from engine.rules.data import FROM_COUNTS
+from engine.run.checkpoint import newest_valid
+from engine.run.store import RunFolder, is_run, runs_dir
 
 if TYPE_CHECKING:
     from engine.data.detect import Detection
@@ -104,20 +109,39 @@ def as_launched(mapping: Mapping[str, Any], launched: Mapping[str, Any]) -> dict
     return whole
 
 
-_BEFORE = {fields.method.cache_implementation: "dynamic"}
+_BEFORE: dict[FieldSpec, Any] = {
+    fields.method.cache_implementation: "dynamic",
+    fields.method.skip_zero_advantage: False,
+}
 """What methods did before they had a setting, where that is neither off nor the usual size."""
 
 
+def _place_of_runs(config: RunConfig, folder: Path, runs: str | os.PathLike[str] | None) -> Path:
+    """Where a run of this config would lie; of a run's own config, where that lies."""
+    if runs is None and is_run(folder):
+        return folder
+    named = config.run.output_dir
+    return runs_dir(runs, folder / named if named != fields.run.output_dir.default else None)
+
+
 def gather_facts(
-    config: RunConfig, base: str | Path = ".", machine: Machine | None = None, *, sources: bool = True
+    config: RunConfig,
+    base: str | Path = ".",
+    machine: Machine | None = None,
+    *,
+    sources: bool = True,
+    runs: str | os.PathLike[str] | None = None,
 ) -> Facts:
-    """What can be known of this config at once. With `machine` the packages here say nothing about it."""
+    """What can be known of this config at once. With `machine` the packages here say nothing about it; the free disk is that of
+    the folder of runs, which `runs` names before all else."""
     folder = Path(base)
     name = config.model.name
     model = model_facts(place_of(name, folder), config.model.revision)
     here = machine is None
     model = replace(model, name=name) if model else None
-    machine = this_machine(folder / config.run.output_dir) if machine is None else machine
+    machine = this_machine(_place_of_runs(config, folder, runs)) if machine is None else machine
+    adapter = _adapter(config, folder)
+    config = taken_over(config, Facts(adapter=adapter, given=frozenset()))
     data = load_counts(config, folder, model)
     card = machine.gpus[0].name if here and machine.gpus else None
     return Facts(
@@ -128,22 +152,45 @@ def gather_facts(
         sources=inspect_sources([*config.data.train, *config.data.eval], folder, config.data.image_base_dir)
         if sources
         else None,
-        files={
-            **{path: _there(path, folder) for path in files_of(getattr(config.method, "reward_funcs", ()))},
-            **_template_there(config.model.chat_template, model, folder),
-            **{
-                path: there
-                for entry in (*config.data.train, *config.data.eval)
-                for path, there in _template_there(entry.chat_template, model, folder).items()
-            },
-        },
+        files=_files_there(config, model, folder),
+        reward_flaws=_reward_flaws(getattr(config.method, "reward_funcs", ()), folder),
         tokenizer=_tokenizer(config, folder),
+        adapter=adapter,
         scratch=_scratch() if here else "",
         compiler=compiler_waits.known(config, model, card) if card else None,
         attention_times=attention_times.known(attention_times.key(config, model, data, card)) if card else None,
         step_times=step_times.of_card(machine.gpus[0]) if machine.gpus else (),
         shipped_times=step_times.shipped(machine.gpus[0]) if machine.gpus else (),
     )
+
+
+def _adapter(config: RunConfig, folder: Path) -> AdapterFacts | None:
+    """The adapter that the config goes on from: a folder's own, or that of a run's newest checkpoint."""
+    path = config.adapter.path if config.adapter.kind == "lora" else None
+    if not path:
+        return None
+    place = Path(os.path.normpath(folder.absolute() / os.path.expanduser(path)))
+    run = RunFolder(place)
+    try:
+        if not (place / ADAPTER).is_file() and run.config.is_file() and run.checkpoints.is_dir():
+            run.refuse_flaws()
+            newest, _ = newest_valid(run, hashes=False)
+            if newest is None:
+                todo = "Wait for its first one, or name another adapter."
+                return AdapterFacts(path, str(place), f"the run {visible(run.id)} has no whole checkpoint.", todo)
+            place = newest
+        return adapter_facts(place, path)
+    except (WorkbenchError, OSError, ValueError) as problem:
+        return AdapterFacts(path, str(place), f"cannot be read: {visible(str(problem))}", "Name another adapter.")
+
+
+def _files_there(config: RunConfig, model: ModelFacts | None, folder: Path) -> dict[str, bool]:
+    """Of the files of rewards and the chat templates that a config names: whether each is there."""
+    entries = (*config.data.train, *config.data.eval)
+    found = {path: _there(path, folder) for path in files_of(getattr(config.method, "reward_funcs", ()))}
+    for wanted in (config.model.chat_template, *(entry.chat_template for entry in entries)):
+        found |= _template_there(wanted, model, folder)
+    return found
 
 
 def _tokenizer(config: RunConfig, folder: Path) -> TokenizerFacts | None:
@@ -198,8 +245,11 @@ def completed(facts: Facts, config: RunConfig, base: str | Path = ".") -> Facts:
     model = facts.model if facts.model is not None and facts.model.name == config.model.name else None
     paths = {entry.path for entry in (*config.data.train, *config.data.eval) if entry.path}
     sources = facts.sources if facts.sources is not None and paths <= facts.sources.keys() else None
-    if facts.machine is not None and model is not None and sources is not None:
-        return facts
+    adapter = adapter_of(config, facts) is not None or not getattr(config.adapter, "path", None)
+    if facts.machine is not None and model is not None and sources is not None and adapter:
+        folder, rewards = Path(base), getattr(config.method, "reward_funcs", ())
+        # A person may have mended these files a moment ago.
+        return replace(facts, files=_files_there(config, model, folder), reward_flaws=_reward_flaws(rewards, folder))
     found = gather_facts(config, base, sources=sources is None)
     return replace(
         facts,
@@ -209,7 +259,9 @@ def completed(facts: Facts, config: RunConfig, base: str | Path = ".") -> Facts:
         packages=found.packages if facts.packages is None else facts.packages,
         sources=found.sources if sources is None else sources,
         files=found.files,
+        reward_flaws=found.reward_flaws,
         tokenizer=found.tokenizer,
+        adapter=found.adapter,
         scratch=found.scratch,
         compiler=found.compiler,
         attention_times=found.attention_times,
@@ -243,6 +295,19 @@ def outcome(row: Mapping[str, Any]) -> str:
     if row.get("left_out"):
         return f"Training leaves this row out: {visible(row['left_out'])}"
     return " ".join(f"This row {TEMPLATE_FLAWS[name].one}." for name in row.get("flaws") or ())
+
+
+def _reward_flaws(texts: Iterable[str], folder: Path) -> dict[str, str]:
+    """Why the functions of rewards cannot be taken from their files, by the reward's text."""
+    found: dict[str, str] = {}
+    for text in texts:
+        try:
+            spec = reward_spec(text)
+        except BadReward:
+            continue
+        if spec.kind == "function" and (flaw := function_flaw(Path(place_of(spec.argument, folder)), spec.function)):
+            found[text] = flaw
+    return found
 
 
 def _there(path: str, folder: Path) -> bool:

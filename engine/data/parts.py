@@ -169,7 +169,8 @@ def messages_of(value: Any, columns: Mapping[str, str], part: str) -> list[Messa
     if isinstance(value, Mapping):
         value = [value]
     if not isinstance(value, list):
-        raise FormatError(f"{place} must hold a list of messages; got {kind_of(value)}")
+        either = "" if part in ("messages", "conversations") else "text or "  # of the others a text is taken, too
+        raise FormatError(f"{place} must hold {either}a list of messages; got {kind_of(value)}")
     turns = [_message(turn, columns, f"message {number} of {place}") for number, turn in enumerate(value, 1)]
     return _without_channels(turns, place) if any("channel" in turn for turn in turns) else turns
 

@@ -196,7 +196,7 @@ def _json(path: Path) -> tuple[dict[str, Any] | None, str]:
         document = model_files.read_json(path)
     except ModelError as problem:
         reason = problem.message.rpartition(f"{path.name}: ")[2].rstrip(".")
-        return None, f"its {path.name} cannot be read as JSON: it {reason}"
+        return None, f"its {path.name} {reason}"
     if not isinstance(document, dict):
         return None, f"its {path.name} is not a JSON object"
     return document, ""

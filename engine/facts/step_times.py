@@ -34,19 +34,19 @@ def own() -> Path:
 
 
 def of_card(gpu: Gpu) -> tuple[StepTime, ...]:
-    """The rows of this card, own ones where there are any. A card that is only described is known by a part of its name."""
-    for file in (own(), SHIPPED):
-        if found := tuple(row for row in read(file) if _is(gpu, row)):
-            return found
-    return ()
+    """The rows of this card, own ones where there are enough of them or no others. A card that is only described is known by a
+    part of its name."""
+    mine, packaged = (tuple(row for row in read(file) if _is(gpu, row)) for file in (own(), SHIPPED))
+    return mine if len(mine) >= FEWEST or not packaged else packaged
 
 
 def shipped(gpu: Gpu) -> tuple[StepTime, ...]:
-    """The rows that are shipped: of this card, or of the one with the most."""
+    """The rows that are shipped: of the card with the most, then of this one where it is another."""
     rows = read(SHIPPED)
     cards = [row.card for row in rows]
     most = max(cards, key=cards.count, default="")
-    return tuple(row for row in rows if _is(gpu, row)) or tuple(row for row in rows if row.card == most)
+    here = [row for row in rows if _is(gpu, row) and row.card != most]
+    return (*(row for row in rows if row.card == most), *here)
 
 
 def _is(gpu: Gpu, row: StepTime) -> bool:

@@ -49,6 +49,11 @@ def lacking(device: torch.device) -> str | None:
     return f"a card of compute capability {least} or above, and this one has {own}"
 
 
+def register_limit(registers: int) -> dict[str, int]:
+    """The launch option by which a thread takes at most so many registers; none on ROCm, whose launches refuse it."""
+    return {} if torch.version.hip else {"maxnreg": registers}
+
+
 @contextmanager
 def sums_in_float32(device: torch.device) -> Iterator[None]:
     """Products of 16-bit numbers are added up in float32 to the end, whatever the process allows elsewhere.

@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     import torch
     from transformers import PretrainedConfig, PreTrainedModel
 
+    from engine.models.adapter_folder import Begun
     from engine.models.stored_fp8 import Held
     from engine.models.stored_packed.loading import HeldPacked
 
@@ -86,6 +87,8 @@ class Loaded:
     """What became of numbers that its files hold as GPTQ, AWQ or compressed-tensors packs them."""
     stored_mxfp4: bool = False
     """Whether its files hold experts in MXFP4."""
+    adapter: Begun | None = None
+    """What an adapter that is trained further began as; None for a new one, and for one that a checkpoint brings."""
     without_kernels: str = ""
     """Why an installed flash-linear-attention does not compute its layers; empty where it does, or none is installed."""
 
@@ -287,7 +290,10 @@ def _cannot_load(what: str, source: str, problem: Exception) -> ModelError:
             "Install it beside the torch that is here (pip install torchvision), or take another model.",
         )
     if Path(source).is_dir():
-        return ModelError(f"model.name: the {what} in {name} cannot be loaded: {first}")
+        return ModelError(
+            f"model.name: the {what} in {name} cannot be loaded: {first.rstrip('.')}.",
+            "If its files were cut on the way, copy or download them again.",
+        )
     if source.startswith((".", "/", "~")):
         return ModelError(f"model.name: there is no folder {name}.", "Check the path.")
     return ModelError(

@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from engine import figures
+from engine.config.adapter_folder import adapter_of, open_settings
 from engine.config.facts import Facts
 from engine.config.method import LEARNING_RATES, METHODS
 from engine.config.tree import FieldSpec, RunConfig, fields
@@ -36,6 +37,8 @@ def _learning_rate(config: RunConfig, facts: Facts) -> tuple[Any, str]:
 def _reference(config: RunConfig, facts: Facts) -> tuple[Any, str]:
     if not getattr(config.method, "beta", 0):
         return ("adapter_off" if config.adapter.kind == "lora" else "copy"), "none is kept while method.beta is 0"
+    if config.adapter.kind == "lora" and config.adapter.path:
+        return "adapter_copy", "training goes on from an adapter that has learned"
     if config.adapter.kind == "lora":
         return "adapter_off", "the model without its adapter is the reference and costs no memory"
     return "copy", "full weights are trained, so the reference is a frozen copy"
@@ -52,6 +55,17 @@ def _cache_implementation(config: RunConfig, facts: Facts) -> tuple[Any, str]:
     if model is not None and model.experts:
         return "dynamic", "which experts compute a token is asked by the host"
     return "static", "a token's pass is recorded once a sampling and replayed, which spares the host its launches"
+
+
+def _skip_zero_advantage(config: RunConfig, facts: Facts) -> tuple[Any, str]:
+    if getattr(config.method, "beta", 0):
+        return False, "method.beta holds each answer to the reference, also one that teaches nothing"
+    model = counts.known_model(config, facts)
+    if model is not None and model.experts:
+        return False, "a mixture's experts are balanced, and counted, over all tokens"
+    if compile.in_force(config, facts) is not False:
+        return False, "compiled layers would wait again for fewer rows"
+    return True, "their gradient is zero"
 
 
 def _tf32(config: RunConfig, facts: Facts) -> tuple[Any, str]:
@@ -272,6 +286,7 @@ _CHOSEN: dict[FieldSpec, Resolve] = {
     fields.data.dataloader_num_workers: _loader_processes,
     fields.method.reference: _reference,
     fields.method.cache_implementation: _cache_implementation,
+    fields.method.skip_zero_advantage: _skip_zero_advantage,
     fields.optim.learning_rate: _learning_rate,
     fields.optim.tf32: _tf32,
     fields.memory.gradient_checkpointing: _gradient_checkpointing,
@@ -314,6 +329,7 @@ def effective(config: RunConfig, facts: Facts | None = None) -> tuple[Effective,
         if spec.applies(asked) and spec.value(asked) == "auto":
             value, reason = resolve(asked if spec == sharding.SPEC else config, facts)
             entries.append(Effective(spec.path, "auto", value, reason))
+    entries += _adapter_folder(config, facts)
     checkpointing = config.memory.gradient_checkpointing
     if checkpointing == "full":
         entries.append(
@@ -332,6 +348,19 @@ def effective(config: RunConfig, facts: Facts | None = None) -> tuple[Effective,
         path = fields.optim.per_device_eval_batch_size.path
         entries.append(Effective(path, None, size, "the training batch size"))
     return tuple(entries)
+
+
+def _adapter_folder(config: RunConfig, facts: Facts) -> Iterator[Effective]:
+    """What an adapter's own folder says it is, and of a run the checkpoint that is its newest one now."""
+    known = adapter_of(config, facts)
+    if known is None or known.problem:
+        return
+    spec = fields.adapter.path
+    if known.folder != known.path:
+        yield Effective(spec.path, known.path, known.folder, "where its files lie: of a run, its newest checkpoint")
+    for setting, value in open_settings(known, facts).items():
+        if setting.value(config) != value:
+            yield Effective(setting.path, setting.value(config), value, "the adapter that training goes on from has it")
 
 
 def _unused_room(config: RunConfig, facts: Facts) -> Iterator[Effective]:

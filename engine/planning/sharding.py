@@ -11,6 +11,7 @@ from typing import Any, Literal
 from engine import figures
 from engine.config.facts import Facts
 from engine.config.findings import Finding, Fix, must
+from engine.config.kinds import reference_of
 from engine.config.rule import Refused, Test, leave_out, one_of, other_than, own_findings, refused, rule, take
 from engine.config.tree import FieldSpec, RunConfig, fields
 from engine.facts.counts import device_count, known_model
@@ -53,6 +54,8 @@ _NOT: tuple[tuple[str, FieldSpec, Test, str, str], ...] = (
      "Held-out rows are computed with what the shares are put together to, in their own format."),
     ("modules-to-save", fields.adapter.modules_to_save, bool, "with adapter.modules_to_save",
      "A module and its trained copy are shared out at different times."),
+    ("faster-second-matrices", fields.adapter.loraplus_lr_ratio, other_than(None), "with adapter.loraplus_lr_ratio",
+     "It was not tried where weights are shared out."),
     ("dora", fields.adapter.use_dora, one_of(True), "with adapter.use_dora",
      "What is trained of a layer is shared out in one number format, and its magnitudes have another."),
 )  # fmt: skip
@@ -221,6 +224,15 @@ def fsdp2_without_parts_that_learn_to_see(config: RunConfig, facts: Facts) -> It
         todo = "A row without images never puts them together, and others would wait. Frozen, they stay whole on each process."
         fix = Fix("freeze the parts that see", {spec.path: "none"})
         yield must(SPEC.path, f"ddp or auto with {spec.path}: {spec.value(config)}", "fsdp2", todo, fix=fix)
+
+
+@rule(reads=(SPEC, fields.adapter.kind, fields.adapter.path, fields.method.kind, fields.method.reference))
+def fsdp2_keeps_no_copy_of_an_adapter(config: RunConfig, facts: Facts) -> Iterator[Finding]:
+    held = reference_of(config.method) in ("auto", "adapter_copy", "precompute")
+    if SPEC.value(config) == "fsdp2" and held and config.adapter.kind == "lora" and config.adapter.path:
+        todo = "Shares are made of what is trained, and the adapter as it began is kept beside it. Or merge it into its model first."
+        rule_text = f"ddp or auto with adapter.path for {config.method.kind}, which is held to that adapter"
+        yield must(SPEC.path, rule_text, "fsdp2", todo, fix=_DDP)
 
 
 def chosen(config: RunConfig, facts: Facts) -> tuple[Literal["ddp", "fsdp2"], str]:

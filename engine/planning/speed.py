@@ -7,6 +7,7 @@ unknown.
 
 from __future__ import annotations
 
+import itertools
 from dataclasses import replace
 from functools import lru_cache
 from typing import Any
@@ -190,15 +191,23 @@ def _speeds(facts: Facts) -> step_speeds.Speeds | None:
 def speeds_by(
     rows: tuple[StepTime, ...], shipped: tuple[StepTime, ...], here: tuple[float, float]
 ) -> step_speeds.Speeds:
-    """What a card of these published speeds takes, by its rows, the shipped ones of another card, or its speeds alone."""
-    expected = step_speeds.published(*here)
-    there = published(shipped[0].card) if shipped else None
-    if there is not None and len(shipped) >= step_times.FEWEST:
-        compute, bandwidth = here[0] / there[0], here[1] / there[1]
-        expected = step_speeds.scaled(step_speeds.fitted(shipped, step_speeds.published(*there)), compute, bandwidth)
-    if len(rows) < step_times.FEWEST or rows == shipped:
-        return expected
-    return step_speeds.fitted(rows, expected)
+    """What a card of these published speeds takes, by its rows. What they do not say is as on the shipped cards, each of them
+    fitted from the one before it, scaled by published speeds; without these it is what is published."""
+    known, of = None, here
+    for card, group in itertools.groupby(shipped, lambda row: row.card):
+        of_card, there = tuple(group), published(card)
+        if there is not None and len(of_card) >= step_times.FEWEST:
+            known, of = step_speeds.fitted(of_card, _from(known, of, there)), there
+            rows = () if rows == of_card else rows
+    expected = _from(known, of, here)
+    return expected if len(rows) < step_times.FEWEST else step_speeds.fitted(rows, expected)
+
+
+def _from(known: step_speeds.Speeds | None, of: tuple[float, float], here: tuple[float, float]) -> step_speeds.Speeds:
+    """The numbers of a card of these published speeds, by those of another."""
+    if known is None:
+        return step_speeds.published(*here)
+    return step_speeds.scaled(known, here[0] / of[0], here[1] / of[1])
 
 
 def layer_seconds(config: RunConfig, facts: Facts) -> tuple[float, float] | None:

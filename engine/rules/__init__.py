@@ -21,6 +21,7 @@ from engine.config.tree import RunConfig
 from engine.features.table import FEATURES, Feature
 from engine.planning import context_parallel, sharding
 from engine.rules import (
+    adapter_folder,
     data,
     fit,
     memory,
@@ -39,6 +40,7 @@ __all__ = ["RULES", "Rule", "read", "rule", "run_rules"]
 
 
 _MODULES: tuple[Feature | ModuleType, ...] = (
+    adapter_folder,
     context_parallel,
     data,
     fit,

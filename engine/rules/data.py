@@ -464,4 +464,5 @@ def a_batch_has_enough_rows(config: RunConfig, facts: Facts) -> Iterator[Finding
     if rows and rows < batch and by_row:
         path = fields.optim.gradient_accumulation_steps.path
         todo = "Each epoch is a single step: take a smaller batch or more rows."
-        yield must(path, f"small enough for an effective batch of at most {rows} rows", batch, todo, severity="warning")
+        most = f"{rows} row{'s' if rows != 1 else ''}"
+        yield must(path, f"small enough for an effective batch of at most {most}", batch, todo, severity="warning")

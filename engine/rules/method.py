@@ -158,7 +158,7 @@ def adapter_off_needs_an_adapter(config: RunConfig, facts: Facts) -> Iterator[Fi
     method, path = config.method, fields.method.reference.path
     spec = fields.method.reference.of(config)
     if reference_of(method) == "adapter_off" and config.adapter.kind == "none":
-        others = " or ".join(choice for choice in spec.choices if choice != "adapter_off")
+        others = " or ".join(choice for choice in spec.choices if choice not in ("adapter_off", "adapter_copy"))
         todo = "With full weights another model must keep what this one was."
         yield must(
             path,

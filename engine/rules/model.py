@@ -129,7 +129,8 @@ def model_exists(config: RunConfig, facts: Facts) -> Iterator[Finding]:
         return
     if model.missing:
         rule_text = "a hub id, a folder with config.json, or builtin/tiny"
-        todo = f"{model.missing[:1].upper()}{model.missing[1:]}. Check the spelling and the path."
+        way = "Copy or download it again" if model.missing.startswith("its ") else "Check the spelling and the path"
+        todo = f"{model.missing[:1].upper()}{model.missing[1:]}. {way}."
         if model.name.lower().endswith("gguf"):
             todo = (
                 "A GGUF holds rounded numbers for llama.cpp: name the model that it was made from; model.quantization: nf4 "
@@ -180,7 +181,9 @@ def tokenizer_files_can_be_loaded(config: RunConfig, facts: Facts) -> Iterator[F
     if tokenizer is None or tokenizer.name != (config.model.tokenizer or config.model.name):
         return
     if tokenizer.flaw:
-        if model is None or model.flaw != tokenizer.flaw:
+        # A folder that is none of a model is told of once.
+        told = model is not None and (model.flaw == tokenizer.flaw or (model.missing and not config.model.tokenizer))
+        if not told:
             yield notice(spec.path, tokenizer.flaw.removeprefix(f"{fields.model.tokenizer.path}: "), severity="error")
         return
     weights = model.vocab_size if model is not None and model.name == config.model.name else None

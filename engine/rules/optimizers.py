@@ -9,12 +9,13 @@ from operator import not_
 from engine.config.facts import Facts
 from engine.config.findings import Finding, Fix, must
 from engine.config.optimizers import KINDS, MATRICES_ONLY, PROJECTED, own_value
-from engine.config.rule import Refused, leave_out, one_of, other_than, refused, rule, take
+from engine.config.rule import Refused, leave_out, one_of, other_than, refused, rule, several, take
 from engine.config.tree import RunConfig, fields
 from engine.facts.counts import known_model
 from engine.rules.own_settings import own_settings
 
 _OPTIM, _BETA1 = fields.optim.optim, fields.optim.adam_beta1
+_RATIO, _EMBEDDED = fields.adapter.loraplus_lr_ratio, fields.adapter.loraplus_lr_embedding
 _ADAMW = leave_out(_OPTIM, "take adamw_torch_fused")
 
 refused(
@@ -59,6 +60,33 @@ refused(
         beside={fields.adapter.kind: one_of("lora")},
     ),
     Refused(
+        "faster-second-matrices-need-one-optimizer",
+        _RATIO,
+        bool,
+        "left out with the optimizer {config.optim.optim}",
+        "LoRA+ is about Adam's steps, and that one sizes its steps by the matrix; take adamw_torch_fused.",
+        _ADAMW,
+        beside={_OPTIM: one_of(*MATRICES_ONLY)},
+    ),
+    Refused(
+        "faster-second-matrices-where-experts-are-whole",
+        _RATIO,
+        bool,
+        "left out with distributed.expert_parallel_size {config.distributed.expert_parallel_size}",
+        "It was not tried where experts are divided.",
+        leave_out(_RATIO),
+        beside={fields.distributed.expert_parallel_size: several},
+    ),
+    Refused(
+        "a-rate-of-embeddings-is-part-of-loraplus",
+        _EMBEDDED,
+        other_than(_EMBEDDED.default),
+        "left out while adapter.loraplus_lr_ratio is empty",
+        "Embeddings have the rate of all then.",
+        leave_out(_EMBEDDED),
+        beside={_RATIO: one_of(None)},
+    ),
+    Refused(
         "projected-layers-need-galore",
         fields.optim.optim_target_modules,
         other_than(fields.optim.optim_target_modules.default),
@@ -100,6 +128,25 @@ def _matrices_alone(config: RunConfig) -> bool:
     if config.optim.optim not in MATRICES_ONLY or adapter.kind != "lora" or config.method.kind == "ppo":
         return False
     return not (adapter.modules_to_save or adapter.use_dora or adapter.target_parameters) and adapter.bias == "none"
+
+
+@rule(reads=(_RATIO, _EMBEDDED, fields.adapter.target_modules))
+def a_rate_of_embeddings_needs_an_adapter_on_them(config: RunConfig, facts: Facts) -> Iterator[Finding]:
+    adapter = config.adapter
+    if (
+        adapter.kind != "lora"
+        or adapter.loraplus_lr_ratio is None
+        or adapter.loraplus_lr_embedding == _EMBEDDED.default
+    ):
+        return
+    targets = adapter.target_modules
+    named = targets != "all-linear" and (
+        isinstance(targets, str) or any("emb" in name or "wte" in name for name in targets)
+    )
+    if not named:
+        todo = "No adapter is on embeddings, so there is nothing to learn at that rate."
+        rule_text = "left out while adapter.target_modules names no embedding"
+        yield must(_EMBEDDED.path, rule_text, adapter.loraplus_lr_embedding, todo, fix=leave_out(_EMBEDDED))
 
 
 @rule(reads=(fields.optim.optim, fields.optim.optim_args))

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from engine.config.facts import Facts
-from engine.config.findings import Finding, Fix, Severity, must
+from engine.config.findings import Finding, Fix, Severity, must, notice
 from engine.config.method import METHODS
 from engine.config.reward_specs import BadReward, files_of, reward_spec
 from engine.config.rule import Refused, leave_out, one_of, other_than, refused, rule, take
@@ -37,6 +37,24 @@ refused(
         take(_LOSS, "grpo"),
         beside={fields.method.importance_sampling_level: one_of("sequence")},
         severity="warning",
+    ),
+    Refused(
+        "each-answer-is-held-to-the-reference",
+        fields.method.skip_zero_advantage,
+        one_of(True),
+        "auto or false while method.beta is above 0",
+        "The divergence from the reference has a gradient in each answer, also in those that teach nothing.",
+        leave_out(fields.method.skip_zero_advantage, "remove it"),
+        beside={fields.method.beta: bool},
+    ),
+    Refused(
+        "prompts-come-back-where-that-is-asked-for",
+        fields.method.reroll_max_groups,
+        other_than(1),
+        "left out while method.reroll_start_fraction is 1",
+        "No prompt comes back then: lower that, or remove this.",
+        leave_out(fields.method.reroll_max_groups, "remove it"),
+        beside={fields.method.reroll_start_fraction: one_of(1.0)},
     ),
     Refused(
         "sampled-and-trained-with-the-same-weights",
@@ -83,6 +101,8 @@ def reward_files_exist(config: RunConfig, facts: Facts) -> Iterator[Finding]:
                 place = f"{fields.method.reward_funcs.path}.{index}"
                 what = "a file that is there" if reward_spec(text).kind != "model" else "a folder with a model in it"
                 yield must(place, what, path, "Check the path; it is read from the config's folder.")
+        if flaw := (facts.reward_flaws or {}).get(text):
+            yield notice(f"{fields.method.reward_funcs.path}.{index}", flaw, severity="error")
 
 
 @rule(reads=(*_GROUPED, fields.method.steps_per_generation, fields.optim.gradient_accumulation_steps))
@@ -235,6 +255,15 @@ def a_reference_needs_weight(config: RunConfig, facts: Facts) -> Iterator[Findin
         todo = "Remove it, or set beta above 0 to hold the model to the reference."
         fix = Fix("remove it", unset=(path,))
         yield must(path, "left out while method.beta is 0", method.reference, todo, severity="warning", fix=fix)
+
+
+@rule(reads=(fields.method.kind, fields.method.skip_zero_advantage, fields.model.name))
+def experts_are_balanced_over_all_tokens(config: RunConfig, facts: Facts) -> Iterator[Finding]:
+    model, spec = counts.known_model(config, facts), fields.method.skip_zero_advantage
+    if model is not None and model.experts and spec.applies(config) and spec.value(config) is True:
+        todo = f"The routers of {model.name} are balanced, and their load is counted, over the tokens of all answers."
+        fix = Fix("remove it", unset=(spec.path,))
+        yield must(spec.path, "auto or false for a mixture of experts", True, todo, fix=fix)
 
 
 def _always_new(config: RunConfig) -> bool:

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 from engine.config.facts import Facts, ModelFacts
 from engine.config.findings import Finding, Fix, must
 from engine.config.kinds import BUILTIN_MODELS
-from engine.config.rule import Refused, leave_out, one_of, other_than, refused, rule
+from engine.config.rule import Refused, leave_out, one_of, other_than, refused, rule, several
 from engine.config.tree import RunConfig, fields
 from engine.errors import nearest
 from engine.facts.counts import known_model
@@ -16,6 +16,7 @@ from engine.facts.unfrozen import trained_by_name
 from engine.features.packed_experts import EXPERTS_ALONE
 
 _FLOAT32_ADAPTER, _STABILISED = fields.adapter.autocast_adapter_dtype, fields.adapter.use_rslora
+_NOISE = fields.optim.neftune_noise_alpha
 _LORA = one_of("lora")
 
 refused(
@@ -37,6 +38,24 @@ refused(
         "The root of 1 is 1, so the adapter is scaled as it is without. Take a higher rank, or remove it.",
         leave_out(_STABILISED),
         beside={fields.adapter.kind: _LORA, fields.adapter.r: one_of(1)},
+    ),
+    Refused(
+        "noise-is-for-answers-that-are-not-compared",
+        _NOISE,
+        bool,
+        "left out for {config.method.kind}",
+        "What is compared or scored would be its noise too: that of the reference, of the other answer, of a verdict.",
+        leave_out(_NOISE, "leave the noise out"),
+        beside={fields.method.kind: other_than("sft", "pretrain", "distill")},
+    ),
+    Refused(
+        "noise-knows-the-length-of-rows",
+        _NOISE,
+        bool,
+        "left out with distributed.context_parallel_size {config.distributed.context_parallel_size}",
+        "A process has a part of each row, by whose length its noise would be too large.",
+        leave_out(_NOISE, "leave the noise out"),
+        beside={fields.distributed.context_parallel_size: several},
     ),
 )
 

@@ -28,7 +28,7 @@ def fit_to_compare(names: Sequence[str]) -> None:
     """Raises UsageError where these are not two to `MOST` names; asked before any of them is looked for."""
     if not 2 <= len(names) <= MOST or not all(names):
         got = " ".join(visible(name) or "''" for name in names) or "none"
-        raise UsageError(f"RUN: must be two to {MOST} different runs; got {got}.", "`workbench runs` lists them.")
+        raise UsageError(f"RUN: must be 2 to {MOST} different runs; got {got}.", "`workbench runs` lists them.")
 
 
 def unique_names(folders: Sequence[RunFolder]) -> list[str]:
@@ -37,7 +37,7 @@ def unique_names(folders: Sequence[RunFolder]) -> list[str]:
     for path in paths:
         if paths.count(path) > 1:
             raise UsageError(
-                f"RUN: must be two to {MOST} different runs; got {visible(path)} twice.", "Name another one."
+                f"RUN: must be 2 to {MOST} different runs; got {visible(path)} twice.", "Name another one."
             )
     return [id if ids.count(id) == 1 else path for id, path in zip(ids, paths, strict=True)]
 

@@ -43,6 +43,7 @@ KNOWN: dict[str, MetricLabel] = {
     "log_odds_chosen": MetricLabel("log odds of chosen"),
     "mean_token_accuracy": MetricLabel("token accuracy", "share"),
     "entropy": MetricLabel("entropy"),
+    "entropy/computed": MetricLabel("entropy of computed"),  # of answers that go through the loss's passes
     "kl": MetricLabel("KL divergence"),  # to the reference, and in distillation to the teacher
     "rewards/margins": MetricLabel("reward margin"),
     "rewards/accuracies": MetricLabel("pairs judged right", "share"),
@@ -55,6 +56,10 @@ KNOWN: dict[str, MetricLabel] = {
     "reward": MetricLabel("reward"),
     "reward_std": MetricLabel("reward spread"),
     "frac_reward_zero_std": MetricLabel("groups all equal", "share"),
+    "frac_tokens_skipped": MetricLabel("tokens left out", "share"),
+    "num_skipped_tokens": MetricLabel("left out so far"),
+    "reroll/groups": MetricLabel("prompts come back"),
+    "reroll/waiting": MetricLabel("failed prompts wait"),
     "completions/mean_length": MetricLabel("completion length"),
     "completions/min_length": MetricLabel("shortest completion"),
     "completions/max_length": MetricLabel("longest completion"),
@@ -104,7 +109,8 @@ _PAIRS: Groups = (
 )  # fmt: skip
 _GROUPS: Groups = (
     ("reward", "eval_reward"), ("completions/mean_length", "completions/max_length"), ("kl",),
-    ("rewards/*/mean",), ("frac_reward_zero_std", "completions/clipped_ratio"), ("entropy",), _LOSS,
+    ("rewards/*/mean",), ("frac_reward_zero_std", "frac_tokens_skipped", "completions/clipped_ratio"),
+    ("entropy", "entropy/computed"), _LOSS,
 )  # fmt: skip
 _SCORES: Groups = (
     ("accuracy", "eval_accuracy"), ("margin", "eval_margin"), _LOSS, ("mean_reward", "min_reward", "max_reward"),

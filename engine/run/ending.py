@@ -94,11 +94,6 @@ def done_text(view: RunView, end: End) -> str:
     return f"Done: {best_text(view)}; the end is checkpoint-{steps[-1]}."
 
 
-def card(view: RunView, folder: RunFolder, name: str) -> list[tuple[str, str]]:
-    """(what, words) of each line that a command prints; empty where no checkpoint is kept."""
-    return [*facts(view, folder), *((way.title, way.command) for way in ways(view, folder, name))]
-
-
 def facts(view: RunView, folder: RunFolder) -> list[tuple[str, str]]:
     """Where the model is, how good it is, and what it answers beside what it answered at first."""
     if view.state != "finished" or not view.committed:

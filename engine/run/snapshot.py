@@ -24,7 +24,7 @@ from engine.run.series import LEVELS, Series
 from engine.run.store import RunFolder
 from engine.run.view import MAX_SERIES, RANK_FIGURES, RunView
 
-VERSION = 9
+VERSION = 10
 NAME = "view.bin"
 _MAGIC = b"workbench view 1\n"
 _LOOK = 4096
@@ -174,7 +174,14 @@ _KINDS: dict[str, tuple[type, ...]] = {
     "None": _NONE,
 }
 
-_LISTS: dict[str, tuple[type, ...]] = {"cause_lines": _TEXT, "experts": _TEXT, "expert_layers": _WHOLE, "gpu": (dict,)}
+_NUMBERS = ("latest", "pause_steps", "_pause_costs", "_paused_at")
+_LISTS: dict[str, tuple[type, ...]] = {
+    "cause_lines": _TEXT,
+    "_pauses_since": _TEXT,
+    "experts": _TEXT,
+    "expert_layers": _WHOLE,
+    "gpu": (dict,),
+}
 
 
 def check_fields(values: Mapping[str, Any]) -> None:
@@ -185,7 +192,7 @@ def check_fields(values: Mapping[str, Any]) -> None:
     for name, kind in declared.items():
         value = values[name]
         _check(value, tuple(one for part in kind.split(" | ") for one in _KINDS[part.partition("[")[0]]))
-        if name == "latest" or (name == "_last_step" and value):
+        if name in _NUMBERS or (name == "_last_step" and value):
             for field in value.values() if isinstance(value, dict) else value:
                 _check(field, _NUMBER)
         if name in _LISTS:
@@ -195,6 +202,8 @@ def check_fields(values: Mapping[str, Any]) -> None:
             entries = value.values() if name == "controls" else [value] if name == "progress" else value
             for entry in entries:
                 _check_entry(entry, _ENTRIES[name])
+    if min(values["pause_steps"].values(), default=1) < 1:
+        raise ValueError("a pause at no step")
     if values["_last_step"] is not None and len(values["_last_step"]) != 2:
         raise ValueError("the last step has no time")
 

@@ -26,6 +26,8 @@ SANE = 16
 """Runs that a sweep starts without being asked twice."""
 MOST = 1000
 SEED = "run.seed"
+SHARED = ("eval_rewards/accuracies", "eval_mean_token_accuracy")
+"""What held-out rows tell besides the loss, and of which more is better whatever the method's settings are."""
 _CLOSES = {"[": "]", "{": "}", "(": ")"}
 
 
@@ -134,10 +136,12 @@ def results(runs: Sequence[RunFolder]) -> dict[str, Any]:
     """All of it as plain data: `metric`, whether more of it is better, `runs` with `value`, `groups` over seeds, `best`.
 
     The metric is that of the held-out rows by which each run tells its best checkpoint; where no rows were held out, the
-    newest loss. Runs that go by different metrics have no best one.
+    newest loss. Runs that go by different metrics have no best one, nor have those of which a setting that varies changes
+    what the metric measures: these are `differs_by`, and `instead` is a metric that all of them have, or null.
     """
     rows: list[dict[str, Any]] = []
     rules: set[tuple[str, bool]] = set()
+    shared = set(SHARED)
     for run in runs:
         values = run.read_json()
         with open_view(run) as watch:
@@ -147,6 +151,7 @@ def results(runs: Sequence[RunFolder]) -> dict[str, Any]:
         metric, greater = str(sweep.get("metric") or "loss"), bool(sweep.get("greater_is_better"))
         rules.add((metric, greater))
         value, step = _value(view, metric)
+        shared &= view.latest.keys()
         rows.append(
             {
                 "id": run.id,
@@ -160,17 +165,28 @@ def results(runs: Sequence[RunFolder]) -> dict[str, Any]:
             }
         )
     answer: dict[str, Any] = {"metric": None, "greater_is_better": None, "runs": rows, "groups": [], "best": None}
+    answer |= {"differs_by": [], "instead": None}
     if len(rules) != 1:
         return answer
     metric, greater = next(iter(rules))
+    differs = sorted({key for row in rows for key in row["values"] if _measures_otherwise(metric, key)})
+    answer["differs_by"] = differs
+    answer["instead"] = next((name for name in SHARED if differs and name in shared), None)
     sign = -1 if greater else 1
     ended = [row for row in rows if row["state"] in ("finished", "stopped") and row["value"] is not None]
     groups = _groups(ended) if any(SEED in row["values"] for row in rows) else []
     if groups:
         leading = min(groups, key=lambda group: sign * float(group["mean"]))
         ended = [row for row in ended if row["id"] in leading["runs"]]
-    best = min(ended, key=lambda row: sign * float(row["value"]))["id"] if ended else None
+    best = min(ended, key=lambda row: sign * float(row["value"]))["id"] if ended and not differs else None
     return {**answer, "metric": metric, "greater_is_better": greater, "groups": groups, "best": best}
+
+
+def _measures_otherwise(metric: str, setting: str) -> bool:
+    """Whether `metric` is another number under another value of `setting`, even for one and the same model."""
+    if metric.endswith("loss"):
+        return setting.startswith("method.") and setting != "method.reference"
+    return setting == "method.reward_funcs" and metric.endswith("reward")
 
 
 def _value(view: RunView, metric: str) -> tuple[float | None, int | None]:

@@ -9,13 +9,14 @@ from __future__ import annotations
 
 import copy
 import math
+import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from itertools import islice, zip_longest
 from typing import Any
 
 from engine import figures
-from engine.run import expert_load
+from engine.run import expert_load, time_left
 from engine.run.series import Series
 
 Event = dict[str, Any]
@@ -24,11 +25,13 @@ MAX_SAMPLES = 600
 MAX_LIST = 1000
 MAX_ROLLOUTS = 400
 MAX_RANKS = 4096
+MAX_PAUSES = 100
 RANK_FIGURES = ("tokens_per_second", "data_seconds", "forward_seconds", "memory", "communication_seconds")
 RANK_CURVES = 16
 """Ranks whose share of communication is a curve, `communication/rank0` and so on."""
 SLOW = 0.1
 """The share of a step by which a rank must be late to be named."""
+_PAUSES = time_left.SAVE, time_left.EVAL, time_left.PROMPTS
 # Keys of a metrics event that are not curves.
 _FRAME = frozenset({"v", "seq", "t", "rank", "segment", "kind", "step", "epoch", "cut"})
 
@@ -96,6 +99,8 @@ class RunView:
     segment_began: float | None = None
     pauses: list[int] = field(default_factory=list)
     """At multiples of these steps more than a step happens: evaluation, saving, sampling."""
+    pause_steps: dict[str, int] = field(default_factory=dict)
+    """The same by what happens then (`engine.run.time_left`); empty where an older run does not say it."""
     every: int = 1
     """Steps between two lines of numbers."""
     longest_gap: float = 0.0
@@ -105,6 +110,14 @@ class RunView:
     """Since when no event came, where that is too long (`engine.run.silence`). Events cannot tell it: a watch does."""
     _last_step: tuple[int, float] | None = None
     _paces: int = 0
+    _pause_costs: dict[str, float] = field(default_factory=dict)
+    """What each of them takes, in seconds, once there was one."""
+    _paused_at: dict[str, int] = field(default_factory=dict)
+    """The step at which each was last."""
+    _pauses_since: list[str] = field(default_factory=list)
+    """Checkpoints and answers since the last line of a step."""
+    _evaluated: float = 0.0
+    """Seconds of evaluations since then."""
 
     @property
     def pausing(self) -> bool:
@@ -121,6 +134,16 @@ class RunView:
         if self.segment_began is None or self.updated is None:
             return None
         return self.worked + max(0.0, self.updated - self.segment_began)
+
+    def seconds_left(self, now: float | None = None) -> float | None:
+        """`eta_seconds` less what has passed since the last event, as far as the next one is waited for; None where the end is
+        not known."""
+        if self.eta_seconds is None or self.over or self.step_seconds is None or self.updated is None:
+            return self.eta_seconds
+        due = time_left.due(self.pause_steps, self._paused_at, self.step)
+        wait = time_left.seconds(self.step_seconds, self.every, self._pause_costs, due)
+        passed = (time.time() if now is None else now) - self.updated
+        return max(0.0, self.eta_seconds - min(max(0.0, passed), wait))
 
     @property
     def committed(self) -> list[int]:
@@ -228,7 +251,7 @@ def _begin_segment(view: RunView, segment: int) -> None:
     view.mends = []
     view.phase, view.progress, view.eta_seconds, view.step_seconds, view._last_step = "", None, None, None, None
     view.phases = []
-    view._paces = 0
+    view._paces, view._paused_at, view._pauses_since, view._evaluated = 0, {}, [], 0.0
     view.gpu, view.ranks, view.controls = [], [], {}
     view.longest_gap = view.longest_pause = 0.0
 
@@ -244,6 +267,12 @@ def _started(view: RunView, event: Event) -> None:
     pauses = event.get("pauses")
     view.pauses = (
         [pause for pause in pauses if type(pause) is int and pause > 0][:8] if isinstance(pauses, list) else []
+    )
+    named = event.get("pause_steps")
+    view.pause_steps = (
+        {kind: every for kind in _PAUSES if type(every := named.get(kind)) is int and every > 0}
+        if isinstance(named, dict)
+        else {}
     )
     view.every = max(1, _integer(event, "keep_every") or 1)
     view.progress = None
@@ -302,27 +331,59 @@ def _metrics(view: RunView, event: Event) -> None:
 
 
 def _estimate_end(view: RunView, event: Event, step: int) -> None:
-    """Seconds to go from the pace of the last steps; `t` follows a monotonic clock inside a segment."""
+    """The pace of the last steps, and what lay between them; `t` follows a monotonic clock inside a segment."""
     t = event.get("t")
     if type(t) is not float and type(t) is not int:
         return
+    if "step_seconds" not in event and any(name.startswith("eval_") for name in event):
+        took = _number(event, "eval_runtime")
+        if took is not None and view._paused_at.get(time_left.EVAL) != step:
+            # It says what it took: how the rest is divided need not be guessed.
+            view._paused_at[time_left.EVAL] = step
+            view._pause_costs = time_left.learned(view._pause_costs, (time_left.EVAL,), took)
+            view._evaluated += took
+            _count_down(view)
+        return
     last = view._last_step
     if last is None or step < last[0]:
-        view._last_step = (step, t)
+        view._last_step, view._pauses_since, view._evaluated = (step, t), [], 0.0
     elif step > last[0]:
         if t > last[1]:
-            pace = (t - last[1]) / (step - last[0])
+            gap, steps = t - last[1], step - last[0]
+            own = _number(event, "step_seconds") if view.pause_steps else None
+            pace = gap / steps if own is None else own
             # A plain mean of the first ones: what the first step costs once would else weigh on a hundred more.
             view._paces += 1
             weight = max(0.05, 1 / view._paces)
             view.step_seconds = (1 - weight) * (view.step_seconds or 0.0) + weight * pace
-        view._last_step = (step, t)
-    if view.max_steps and view.step_seconds is not None:
-        view.eta_seconds = max(0, view.max_steps - view.step) * view.step_seconds
+            if view._pauses_since and own is not None:
+                between = max(0.0, gap - own * steps - view._evaluated)
+                view._pause_costs = time_left.learned(view._pause_costs, view._pauses_since, between)
+        view._last_step, view._pauses_since, view._evaluated = (step, t), [], 0.0
+    _count_down(view)
+
+
+def _note_pause(view: RunView, kind: str, step: int | None) -> None:
+    """A checkpoint or answers, of which several events may tell."""
+    if step is None or view._paused_at.get(kind) == step:
+        return
+    view._paused_at[kind] = step
+    if len(view._pauses_since) < MAX_PAUSES:
+        view._pauses_since.append(kind)
+    _count_down(view)
+
+
+def _count_down(view: RunView) -> None:
+    """Seconds to go from where the run stands."""
+    if not view.max_steps or view.step_seconds is None:
+        return
+    counts = time_left.to_come(view.pause_steps, view._paused_at, view.step, view.max_steps)
+    view.eta_seconds = time_left.seconds(view.step_seconds, view.max_steps - view.step, view._pause_costs, counts)
 
 
 def _phase(view: RunView, event: Event) -> None:
     view.phase, view.progress = _text(event, "name"), None
+    view._last_step = None  # what waits for the compiler is no step's pace
     if view.updated is not None and (not view.phases or view.phases[-1]["name"] != view.phase):
         _append(view.phases, {"name": view.phase, "t": view.updated})
 
@@ -389,6 +450,7 @@ def _gpu(view: RunView, event: Event) -> None:
 
 
 def _sample(view: RunView, event: Event) -> None:
+    _note_pause(view, time_left.PROMPTS, _integer(event, "step"))
     view.samples.append(
         {
             "step": _integer(event, "step") or 0,
@@ -431,6 +493,8 @@ def _checkpoint(view: RunView, event: Event) -> None:
         "seconds": _number(event, "seconds"),
         "state": _text(event, "state"),
     }
+    if entry["state"] in ("saving", "committed"):
+        _note_pause(view, time_left.SAVE, _integer(event, "step"))
     for place, known in enumerate(view.checkpoints):
         if known["step"] == entry["step"]:
             # `deleted` tells no size; what was known of it stays.

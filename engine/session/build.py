@@ -60,7 +60,7 @@ class BuildSession:
         warm: WarmWorker | None = None,
     ) -> None:
         self.draft = draft
-        self.facts = FactsCollector(draft, ask, wake)
+        self.facts = FactsCollector(draft, ask, wake, runs)
         self.warm = warm or WarmWorker()
         self._wake = wake
         self._warmed_for = -1

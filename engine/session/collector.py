@@ -8,6 +8,7 @@ is cancelled. One decision worth knowing: threads change nothing. What they foun
 from __future__ import annotations
 
 import json
+import os
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -76,8 +77,15 @@ class NewestQuestion:
 class FactsCollector:
     """Finds out about one draft. `asking` says what the inspector is busy with, `problems` what could not be found out."""
 
-    def __init__(self, draft: Draft, ask: Ask, wake: Callable[[], object] = lambda: None) -> None:
+    def __init__(
+        self,
+        draft: Draft,
+        ask: Ask,
+        wake: Callable[[], object] = lambda: None,
+        runs: str | os.PathLike[str] | None = None,
+    ) -> None:
         self.draft = draft
+        self._runs = runs
         self.looks: dict[str, SourcePreview] = {}
         self.tokenizer: dict[str, Any] | None = None
         self._ask, self._wake = ask, wake
@@ -164,7 +172,7 @@ class FactsCollector:
         draft, config, base = self.draft, self.draft.config, self.draft.base
         about = [place_of(config.model.name, base), config.model.revision, config.run.output_dir]
         if self._is_new("model", about):
-            self._submit("model", lambda: _facts_without_sources(config, base))
+            self._submit("model", lambda: _facts_without_sources(config, base, self._runs))
         # Training counts where both name one file: its rows are looked at last, and stand.
         written = [*_entries(draft.value(fields.data.eval.path)), *_entries(draft.value(fields.data.train.path))]
         if self._is_new("sources", [written, str(base), config.run.seed]):
@@ -278,10 +286,10 @@ class FactsCollector:
 # What runs in threads; the imports stand here because the app's first frame does not wait for them.
 
 
-def _facts_without_sources(config: RunConfig, base: Path) -> Facts:
+def _facts_without_sources(config: RunConfig, base: Path, runs: str | os.PathLike[str] | None) -> Facts:
     from engine.data.gather_facts import gather_facts
 
-    return gather_facts(config, base, sources=False)
+    return gather_facts(config, base, sources=False, runs=runs)
 
 
 def _inspect_sources(

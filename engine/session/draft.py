@@ -117,13 +117,16 @@ class Draft:
         _edited(self, self.history.change(_without(self.history.now.mapping, path.split("."))))
 
     def apply(self, fix: Fix) -> None:
-        """Apply a fix as one change."""
-        mapping = self.history.now.mapping
+        """Apply a fix as one change. A key under another name keeps its place and its comments."""
+        now = self.history.now
+        mapping = now.mapping
+        if (name := _new_name(fix, mapping)) is not None and (renamed := now.renamed(fix.unset[0].split("."), name)):
+            now, mapping = renamed, renamed.mapping
         for path in sorted(fix.unset, key=_order, reverse=True):
             mapping = _without(mapping, [path] if path in mapping else path.split("."))
         for path, value in fix.set.items():
             mapping = _with(mapping, path.split("."), _plain(path, value))
-        _edited(self, self.history.change(mapping))
+        _edited(self, self.history.change(mapping, now))
 
     def replace_text(self, yaml: str) -> None:
         """Take a text as a person edited it. Raises ConfigUnreadable and changes nothing when it is no config."""
@@ -282,6 +285,16 @@ def _plain(path: str, value: Any) -> Any:
         f"{path}: must be text, a number, a truth, nothing, a list or a mapping of such; got a value of type {kind}.",
         "Give it as one of these.",
     )
+
+
+def _new_name(fix: Fix, mapping: Mapping[str, Any]) -> str | None:
+    """What a fix calls a key of `mapping` that it leaves where it is, with its value; None for any other fix."""
+    if len(fix.unset) != 1 or len(fix.set) != 1:
+        return None
+    (old,), ((new, value),) = fix.unset, fix.set.items()
+    within, _, name = new.rpartition(".")
+    stays = old.rpartition(".")[0] == within and old not in mapping and not name.isdigit()
+    return name if stays and _same(_at(mapping, old), value) and _at(mapping, new) is MISSING else None
 
 
 def _order(path: str) -> tuple[Any, ...]:

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from engine.config.edit import rewrite
+from engine.config.edit import key_renamed, rewrite
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,6 +24,13 @@ class State:
     def text(self) -> str:
         """The file that says it: comments and order kept, byte-identical while nothing was changed."""
         return rewrite(self.source, self.written, self.mapping)
+
+    def renamed(self, path: list[str], name: str) -> State | None:
+        """The same with another name for the key at `path`, on its line; None where its text cannot be changed so."""
+        written = _with_name(self.written, path, name)
+        source = None if written is None else key_renamed(self.source, path, name, written)
+        mapping = _with_name(self.mapping, path, name)
+        return None if source is None or written is None or mapping is None else State(source, written, mapping)
 
 
 class DraftHistory:
@@ -46,11 +53,12 @@ class DraftHistory:
             self._text = (self.now, self.now.text())
         return self._text[1]
 
-    def change(self, mapping: Mapping[str, Any]) -> bool:
-        """From now on it says this; nothing is done for the very same mapping."""
+    def change(self, mapping: Mapping[str, Any], since: State | None = None) -> bool:
+        """From now on it says this, in the text of `since`, else of now; nothing is done for the very same mapping."""
         if mapping is self.now.mapping:
             return False
-        return self._push(State(self.now.source, self.now.written, mapping))
+        since = since or self.now
+        return self._push(State(since.source, since.written, mapping))
 
     def replace(self, text: str, mapping: Mapping[str, Any]) -> bool:
         """From now on it is this text, which says `mapping`; nothing is done for the text that stands."""
@@ -96,3 +104,20 @@ class DraftHistory:
         self._past.append(state)
         self._future.clear()
         return True
+
+
+def _with_name(place: Any, path: list[str], name: str) -> Any:
+    """`place` with the key at `path` under another name, at its place among the others; None where there is no such key."""
+    part, rest = path[0], path[1:]
+    if isinstance(place, Mapping) and part in place:
+        inner = _with_name(place[part], rest, name) if rest else place[part]
+        key = part if rest else name
+        return (
+            None
+            if rest and inner is None
+            else {key if k == part else k: inner if k == part else v for k, v in place.items()}
+        )
+    if isinstance(place, list) and part.isdigit() and int(part) < len(place) and rest:
+        inner = _with_name(place[int(part)], rest, name)
+        return None if inner is None else [*place[: int(part)], inner, *place[int(part) + 1 :]]
+    return None

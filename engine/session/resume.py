@@ -14,16 +14,22 @@ from typing import Any
 
 from engine.client import ask_once
 from engine.config.adapter import Lora
+from engine.config.facts import ModelFacts
 from engine.config.files import absolute, load, parse, put
 from engine.config.findings import shown
-from engine.config.tree import fields
-from engine.errors import RunBusy, UsageError, WorkbenchError, visible
+from engine.config.tree import RunConfig, fields
+from engine.errors import ConfigUnreadable, RunBusy, UsageError, WorkbenchError, redact, visible
 from engine.model_files import ADAPTER
 from engine.run import checkpoint, data_record, inside, launch, slurm
 from engine.run.data_record import DataChanged
 from engine.run.store import ENDED, RunFolder
 
 _TOGETHER = fields.distributed.reshard_after_forward
+_ANEW = fields.data.ignore_data_skip
+_OF_LORA = ("r", "use_dora", "bias", "target_modules", "target_parameters", "modules_to_save", "loraplus_lr_ratio")
+_STATES_ALIKE = (("adamw_torch", "adamw_torch_fused"), ("adamw_8bit", "paged_adamw_8bit"))
+"""Optimizers of which one goes on with the states of the other."""
+_MAKE_ROWS = ("data.", "method.", "model.name", "model.tokenizer", "model.chat_template", fields.run.seed.path)
 Progress = Callable[[dict[str, Any]], None]
 
 
@@ -40,8 +46,8 @@ def resume(
     WorkbenchError for settings that the rules refuse and for a config that no longer fits. Where it does not go on, config.yaml
     is as it was.
     """
+    refuse_what_was_trained_otherwise(run, settings or {})
     refuse_what_no_longer_fits(run, settings or {})
-    refuse_another_adapter(run, settings or {})
     if not settings:
         return _go_on(run, accept_data, on_progress)
     before = run.read_config()
@@ -91,37 +97,103 @@ def refuse_what_no_longer_fits(run: RunFolder, settings: Mapping[str, Any]) -> N
             )
 
 
-def refuse_another_adapter(run: RunFolder, settings: Mapping[str, Any]) -> None:
-    """Raises UsageError where a changed config describes an adapter whose matrices the newest checkpoint's do not fit."""
+def refuse_what_was_trained_otherwise(run: RunFolder, settings: Mapping[str, Any]) -> None:
+    """Raises UsageError where a changed config makes another model of it than the newest checkpoint's: by another base, method or
+    optimizer, by other weights that train, or by rows in another order behind those that were trained on."""
     if not (settings or launch.changed_settings(run)):
         return
     from engine.rules import read
 
     newest, _ = checkpoint.newest_valid(run, hashes=False)
-    stored = inside.read_json(run, newest / ADAPTER, 1 << 20) if newest is not None else {}
-    if newest is None or not stored:
+    if newest is None:
         return
+    last = run.read_json().get("config")
     try:
-        adapter = read(parse(changed_config(run, settings)).mapping).config.adapter
-    except UsageError:
+        before = read(absolute(parse(last if isinstance(last, str) else run.read_config()).mapping, run.path)).config
+        reading = read(absolute(_changed_mapping(run, settings)[2], run.path))
+    except (UsageError, ConfigUnreadable):
         return  # said where it is taken
-    now: dict[str, object] = {"kind": adapter.kind}
-    if isinstance(adapter, Lora):
-        now |= {"r": adapter.r, "use_dora": adapter.use_dora, "bias": adapter.bias}
-    for name, value in now.items():
-        trained = "lora" if name == "kind" else stored.get(name, value)
-        if trained != value:
-            before, given = shown(trained), shown(value)
-            raise UsageError(
-                f"run {visible(run.id)} cannot go on so: adapter.{name}: must stay {before}, which {newest.name} was trained with; "
-                f"got {given}.",
-                f"Leave it at {before}, or start a new run with {given}.",
-            )
+    stored = inside.read_json(run, newest / ADAPTER, 1 << 20)
+    bad, now = {finding.path for finding in reading.errors}, reading.config
+    trained = {**_trained(before), **_order(before), **_of_adapter(stored)}
+    for path, value in {**_trained(now), **({} if now.data.ignore_data_skip else _order(now))}.items():
+        old = trained.get(path, value)
+        if path in bad or old == value or any(old in names and value in names for names in _STATES_ALIKE):
+            continue
+        was, given = shown(old), shown(value)
+        also = f", or begin the epoch anew with {_ANEW.path}=true" if path in _order(now) else ""
+        raise UsageError(
+            f"run {visible(run.id)} cannot go on so: {path}: must stay {was}, which {newest.name} was trained with; got {given}.",
+            f"Leave it at {was}{also}, or start a new run with {given}.",
+        )
+    if not bad & {fields.model.name.path, fields.model.revision.path}:
+        _refuse_another_base(run, newest, before, now)
+
+
+def _trained(config: RunConfig) -> dict[str, Any]:
+    """The settings that say which weights and optimizer states a checkpoint holds, by their paths."""
+    names = _OF_LORA if isinstance(config.adapter, Lora) else ("unfrozen_parameters",)
+    return {
+        fields.method.kind.path: config.method.kind,
+        "adapter.kind": config.adapter.kind,
+        **{f"adapter.{name}": getattr(config.adapter, name) for name in names},
+        fields.model.train_vision.path: config.model.train_vision,
+        fields.optim.optim.path: config.optim.optim,
+    }
+
+
+def _order(config: RunConfig) -> dict[str, Any]:
+    """The settings by which rows come in their order, in which a checkpoint has its place."""
+    order = fields.data.packing, fields.data.streaming, fields.data.shuffle, fields.run.seed
+    return {spec.path: spec.value(config) for spec in order}
+
+
+def _of_adapter(stored: Mapping[str, Any]) -> dict[str, Any]:
+    """What the file beside an adapter says of the shape of its matrices, as our settings; nothing where there is none."""
+    said = {f"adapter.{name}": stored[name] for name in ("r", "use_dora", "bias") if name in stored}
+    return {"adapter.kind": "lora", **said} if stored else {}
+
+
+def _refuse_another_base(run: RunFolder, newest: Path, before: RunConfig, now: RunConfig) -> None:
+    """Raises UsageError where the base is another one. One that is no longer where it was may be named by its new folder."""
+    from engine.facts.model_shape import model_facts
+
+    name, revision = fields.model.name, fields.model.revision
+    if (moved := name.value(before) != name.value(now)) or revision.value(before) != revision.value(now):
+        was, new = (model_facts(config.model.name, config.model.revision) for config in (before, now))
+        # A checkpoint of all weights says of which shape its model is, an adapter does not.
+        kept = model_facts(str(newest)) if (newest / "config.json").is_file() else None
+        gone = was is None or bool(was.missing) or was.remote
+        here = new is not None and bool(new.folder) and not new.missing
+        if moved and gone and here and (kept is None or _shape(kept) == _shape(new)):
+            return
+        spec = name if moved else revision
+        stays, given = (visible(redact(spec.value(config) or "nothing")) for config in (before, now))
+        raise UsageError(
+            f"run {visible(run.id)} cannot go on so: {spec.path}: must stay {stays}, which {newest.name} was trained from; "
+            f"got {given}.",
+            f"Leave it at {stays}, or start a new run with {given}; a base that was moved is named by the folder that holds it now.",
+        )
+
+
+def _shape(facts: ModelFacts | None) -> object:
+    return facts and (facts.model_type, facts.hidden_size, facts.layers, facts.linears, facts.expert_weights)
 
 
 def changed_config(run: RunFolder, settings: Mapping[str, Any]) -> str:
     """The text of the run's config with these values in it, nothing written. Raises WorkbenchError with its first error."""
     from engine.config.edit import rewrite
+    from engine.rules import read
+
+    text, before, after = _changed_mapping(run, settings)
+    for finding in read(after).errors:
+        raise UsageError(f"run {visible(run.id)} cannot go on so: {finding.message}")
+    return rewrite(text, before, after)
+
+
+def _changed_mapping(run: RunFolder, settings: Mapping[str, Any]) -> tuple[str, dict[str, Any], dict[str, Any]]:
+    """The text of the run's config, what it says, and the same with these values in it. Raises UsageError for a setting that has
+    no place, and ConfigUnreadable."""
     from engine.rules import read
 
     text = run.read_config()
@@ -132,9 +204,7 @@ def changed_config(run: RunFolder, settings: Mapping[str, Any]) -> str:
         put(after, _TOGETHER.path, "auto")  # no number hangs on it, and other devices have other room
     for path, value in settings.items():
         put(after, path, value)
-    for finding in read(after).errors:
-        raise UsageError(f"run {visible(run.id)} cannot go on so: {finding.message}")
-    return rewrite(text, before, after)
+    return text, before, after
 
 
 def data_changes(run: RunFolder, on_progress: Progress | None = None) -> list[str]:
@@ -143,7 +213,8 @@ def data_changes(run: RunFolder, on_progress: Progress | None = None) -> list[st
     Raises the error of rows that cannot be prepared any more, and RecordDamaged.
     """
     record = data_record.read(run)
-    if record is None or data_record.files_unchanged(record) or checkpoint.newest_valid(run, hashes=False)[0] is None:
+    same = record is None or (data_record.files_unchanged(record) and not _rows_are_made_otherwise(run))
+    if same or checkpoint.newest_valid(run, hashes=False)[0] is None:
         return []
     changes = ask_once(
         "against",
@@ -154,3 +225,8 @@ def data_changes(run: RunFolder, on_progress: Progress | None = None) -> list[st
         count=0,
     )
     return [entry["sentence"] for entry in changes["splits"].values() if not entry["same"]]
+
+
+def _rows_are_made_otherwise(run: RunFolder) -> bool:
+    """Whether a setting was changed by which rows are made of the same files."""
+    return any(line.startswith(_MAKE_ROWS) for line in launch.changed_settings(run))

@@ -84,6 +84,7 @@ def _optimizer(optim: Optim) -> dict[str, Any]:
         "adam_beta2": optim.adam_beta2,
         "adam_epsilon": optim.adam_epsilon,
         "max_grad_norm": optim.max_grad_norm,
+        "neftune_noise_alpha": optim.neftune_noise_alpha,
         "optim": "adamw_torch" if ours else optim.optim,
         "optim_args": None if ours else ",".join(f"{key}={value}" for key, value in optim.optim_args.items()) or None,
     }

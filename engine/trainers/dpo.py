@@ -117,7 +117,7 @@ def build(job: Job, args: DPOConfig | None = None) -> Dpo:
         more |= {name: _without_images(more[name]) for name in ("train_dataset", "eval_dataset")}
     trainer = Dpo(args=args or arguments(job.config, job.run_folder), **more)
     trainer.data_collator = WithRows(job.collator)
-    trainer.without_needless_copy()
+    trainer.settle_copy(job.config)
     method = job.config.method
     if method.kind == "dpo" and method.dpo_norm_loss:
         trainer.compare_means(method.rpo_alpha)

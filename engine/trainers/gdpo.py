@@ -16,28 +16,34 @@ from engine.config import rollouts
 from engine.config.tree import RunConfig, method_of
 from engine.trainers.grpo import group_arguments
 from engine.trainers.job import Job
-from engine.trainers.rollouts import RolloutTrainer, built, rollout_arguments
+from engine.trainers.rollouts import built, rollout_arguments
+from engine.trainers.zero_advantage import GroupTrainer, without_difference
 
 
-class Gdpo(RolloutTrainer):
+class Gdpo(GroupTrainer):
     """TRL's trainer with our saving, our prompts and our rewards."""
 
     def receipt_note(self) -> str:
         """What the receipt adds about the loss."""
         return f"{super().receipt_note()}; each reward compared by itself"
 
+    def alike(self, scores: torch.Tensor, size: int) -> torch.Tensor:
+        """Of each group of `size`, whether no reward tells an answer apart. `scores` is (answers, rewards).
+
+        After scaling by the spread of all answers such a group is as far from their mean as that is from 0: by rounding.
+        """
+        return without_difference(scores, size)
+
     def _with_advantages(self, output: dict[str, Any]) -> dict[str, Any]:
         size = self.num_generations if self.mode == "train" else self.num_generations_eval
         self._metrics[self.mode]["frac_reward_zero_std"][-1] = without_spread(self._scores, size)
-        return output
+        return super()._with_advantages(output)
 
 
 def without_spread(scores: torch.Tensor, size: int) -> float:
-    """The share of groups in which every reward is the same for all answers. `scores` is (answers, rewards), NaN where a
-    reward does not apply."""
-    groups = scores.view(-1, size, scores.shape[-1]).nan_to_num(0.0)
-    same = (groups == groups[:, :1]).all(1).all(1)
-    return same.float().mean().item()
+    """The share of groups in which every reward is the same for all answers that it applies to. `scores` is (answers,
+    rewards), NaN where a reward does not apply."""
+    return without_difference(scores, size).float().mean().item()
 
 
 def arguments(config: RunConfig, run_folder: str | Path) -> GRPOConfig:

@@ -10,10 +10,11 @@ from trl import GRPOConfig
 from engine.config import rollouts
 from engine.config.tree import RunConfig, method_of
 from engine.trainers.job import Job
-from engine.trainers.rollouts import RolloutTrainer, built, rollout_arguments
+from engine.trainers.rollouts import built, rollout_arguments
+from engine.trainers.zero_advantage import GroupTrainer
 
 
-class Grpo(RolloutTrainer):
+class Grpo(GroupTrainer):
     """TRL's trainer with our saving, our prompts and our rewards."""
 
 

@@ -36,5 +36,6 @@ class Job:
             "processing_class": self.processing_class,
             "callbacks": self.callbacks,
             "optim": self.config.optim,
+            "adapter": self.config.adapter,
             **own,
         }

@@ -62,7 +62,7 @@ def build(job: Job) -> Kto:
         args.undesirable_weight *= for_bad
     trainer = Kto(args=args, **job.trainer_arguments(ref_model=frozen_copy(job.config)))
     trainer.args.train_sampling_strategy = shared_arguments(job.config, job.run_folder)["train_sampling_strategy"]
-    trainer.without_needless_copy()
+    trainer.settle_copy(job.config)
     # A batch's baseline, the mean of its KL terms, is gathered before anything else; what follows are sums.
     trainer.gathers_means = int(trainer.calculate_KL)
     return trainer

@@ -22,7 +22,7 @@ from engine.compat import fsdp2
 from engine.compat.staging import local
 from engine.compat.state_kernels import computed_by
 from engine.compat.trl_head import FusedForward
-from engine.config.adapter import NoAdapter
+from engine.config.adapter import Lora, NoAdapter
 from engine.config.optimizers import BUILT_HERE, MATRICES_ONLY, PROJECTED
 from engine.config.tree import RunConfig, fields
 from engine.data.prepare import Prepared
@@ -35,6 +35,7 @@ from engine.features.cut_cross_entropy.apply import fused_heads
 from engine.features.gradient_checkpointing.tiers import TIERS, tier_of
 from engine.features.packed_experts import EXPERTS_ALONE
 from engine.hardware import gpu_links, installed
+from engine.models.adapter_folder import Begun
 from engine.models.expert_shards import full_numel, is_divided, share_of
 from engine.models.load import Loaded
 from engine.models.packed_experts import packed_experts
@@ -50,6 +51,7 @@ from engine.run.store import RunFolder
 from engine.trainers import sharded, trackers
 from engine.trainers.context_parallel import DividesRows, Ring
 from engine.trainers.optimizers.building import receipt_note
+from engine.trainers.optimizers.loraplus import faster_weights
 from engine.trainers.run_trainer import RunTrainer
 
 MASKED = frozenset({"sdpa", "eager", WHOLE_TILES})
@@ -70,7 +72,7 @@ def receipt(
     entries = [
         _precision(config, model, why.get(fields.optim.tf32.path)),
         _parameters(config, model),
-        _adapter(config, model),
+        _adapter(config, model, loaded.adapter if loaded else None),
         _attention(config, model, loaded.attention_reason if loaded else "", why.get(fields.model.attention.path)),
         _checkpointing(config, model, why),
         _loss(config, trainer, why.get("method.reference")),
@@ -82,8 +84,7 @@ def receipt(
     if (processor := images_of(trainer.processing_class)) is not None:
         entries.append(_images(config, processor, why.get(fields.data.image_backend.path)))
         entries.append(_loaders(config, trainer, why.get(fields.data.dataloader_num_workers.path)))
-    if config.run.full_determinism:
-        entries.append(_determinism())
+    entries += _of_numbers(config, trainer)
     entries += trackers.entries(trainer)
     if config.run.notify:
         when = "when the run ends, fails, diverges or stalls"
@@ -114,6 +115,16 @@ def receipt(
             )
         )
     return entries
+
+
+def _of_numbers(config: RunConfig, trainer: RunTrainer) -> Iterator[dict[str, Any]]:
+    """What else decides the numbers of a step."""
+    if config.run.full_determinism:
+        yield _determinism()
+    if (alpha := trainer.args.neftune_noise_alpha) is not None:
+        width = base_model(trainer.model).config.get_text_config().hidden_size
+        detail = f"uniform within {alpha:g} / sqrt(L x {width:,}) for rows of L tokens, in training alone"
+        yield _entry("noise on embeddings", config.optim.neftune_noise_alpha, alpha, 1, detail)
 
 
 def unmet(config: RunConfig, entries: list[dict[str, Any]]) -> str | None:
@@ -274,6 +285,8 @@ def _chosen(config: RunConfig, trainer: RunTrainer, why: Mapping[str, str]) -> I
         yield _entry("learning rate", "auto", trainer.args.learning_rate, detail=reason)
     if (reason := why.get(fields.run.devices.path)) is not None:
         yield _entry("devices", "auto", trainer.accelerator.num_processes, detail=reason)
+    if (reason := why.get((skips := fields.method.skip_zero_advantage).path)) is not None:
+        yield _entry("zero advantages", "auto", "left out" if skips.value(config) else "computed", detail=reason)
     if config.data.evaluates and (reason := why.get(fields.run.eval_steps.path)) is not None:
         # An epoch's steps are known once the training begins; those of the arguments stand for them till then.
         times = config.run.evals_per_epoch
@@ -320,7 +333,7 @@ def _parameters(config: RunConfig, model: PreTrainedModel | PeftModel) -> dict[s
     return _entry("trainable parameters", named, trained, trained, detail)
 
 
-def _adapter(config: RunConfig, model: PreTrainedModel | PeftModel) -> dict[str, Any]:
+def _adapter(config: RunConfig, model: PreTrainedModel | PeftModel, begun: Begun | None) -> dict[str, Any]:
     from peft.tuners.lora import LoraLayer
     from peft.utils import ModulesToSaveWrapper
 
@@ -337,6 +350,18 @@ def _adapter(config: RunConfig, model: PreTrainedModel | PeftModel) -> dict[str,
         detail += f"; {whole} {'module' if whole == 1 else 'modules'} trained whole"
     if numbers:
         detail += f"; in {', '.join(sorted(numbers))}"
+    if isinstance(config.adapter, Lora) and config.adapter.loraplus_lr_ratio is not None:
+        detail += f"; {len(faster_weights(model))} weights learn at {config.adapter.loraplus_lr_ratio:g} times the rate"
+    if begun is not None:
+        learned = (
+            f"its second matrices up to {begun.largest:.3g}"
+            if begun.largest
+            else "which adds nothing: it never learned"
+        )
+        rounded = f", rounded to {', '.join(sorted(numbers))}" if begun.rounded else ""
+        detail += f"; goes on from {begun.weights} weights of {begun.place}, {learned}{rounded}"
+    elif config.adapter.kind == "lora" and config.adapter.path:
+        detail += "; goes on from a checkpoint of this run"
     if isinstance(model.get_input_embeddings(), LoraLayer) and model.config.get_text_config().tie_word_embeddings:
         detail += (
             "; embeddings are the head's weights too: this adapter is to be used beside them, merged it changes both"

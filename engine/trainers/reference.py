@@ -12,6 +12,8 @@ from engine.features.compile.gate import COPY
 from engine.features.load import load_model
 from engine.trainers.run_trainer import RunTrainer
 
+TRAINED = "default"
+"""PEFT's name for an adapter that is given none: that of each run."""
 _FIRST, _SECOND = ("lora_A", "lora_embedding_A"), ("lora_B", "lora_embedding_B")
 
 
@@ -35,6 +37,21 @@ class ReferenceTrainer(RunTrainer):
             return "reference: the adapter as it began"
         return f"reference: {by.replace('_', ' ')}"
 
+    def settle_copy(self, config: RunConfig) -> None:
+        """Keeps TRL's copy of an adapter that training goes on from, in the format of the adapter itself, where that is what
+        the policy is held to; else deletes it, where it is needless or was not asked for."""
+        if not isinstance(self.model, PeftModel) or COPY not in self.model.peft_config:
+            return
+        if config.adapter.kind == "lora" and config.adapter.path and reference_of(config.method) == "adapter_off":
+            self.model.delete_adapter(COPY)
+            return
+        self.without_needless_copy()
+        weights = dict(self.model.named_parameters(remove_duplicate=False))
+        for name, weight in weights.items():
+            if COPY in name.split("."):
+                own = weights[".".join(TRAINED if part == COPY else part for part in name.split("."))]
+                weight.data = weight.data.to(own.dtype)
+
     def without_needless_copy(self) -> None:
         """Deletes the copy of a fresh adapter that TRL takes as reference; without it TRL switches the adapter off.
 
@@ -44,6 +61,16 @@ class ReferenceTrainer(RunTrainer):
         """
         if isinstance(self.model, PeftModel) and COPY in self.model.peft_config and _adds_nothing(self.model):
             self.model.delete_adapter(COPY)
+
+
+def copy_adapter(model: PeftModel) -> None:
+    """Adds a frozen copy of the trained adapter beside it, under the name that TRL looks for."""
+    model.add_adapter(COPY, model.peft_config[TRAINED])
+    weights = dict(model.named_parameters(remove_duplicate=False))
+    for name, weight in weights.items():
+        if COPY in name.split("."):
+            own = weights[".".join(TRAINED if part == COPY else part for part in name.split("."))]
+            weight.data = own.detach().clone()
 
 
 def frozen_copy(config: RunConfig) -> PreTrainedModel | None:

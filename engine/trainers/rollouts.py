@@ -22,11 +22,13 @@ from typing import Any, TypeVar, cast
 
 import torch
 from accelerate.utils import DistributedType, send_to_device
+from peft import PeftModel
 from transformers import PreTrainedModel
 from trl import GRPOConfig, GRPOTrainer
 from trl.trainer.utils import RepeatSampler, add_fused_lm_head
 
 from engine.compat.fsdp2 import kept_together
+from engine.config.kinds import reference_of
 from engine.config.method import learns_from_images
 from engine.config.rollouts import Rollouts
 from engine.config.tree import RunConfig, method_of
@@ -43,7 +45,8 @@ from engine.run.rollouts import Completion, Group, RolloutFile
 from engine.trainers.arguments import shared_arguments
 from engine.trainers.job import Job
 from engine.trainers.recorded_tokens import refused, sampling_recorded
-from engine.trainers.reference import ReferenceTrainer, frozen_copy
+from engine.trainers.reference import ReferenceTrainer, copy_adapter, frozen_copy
+from engine.trainers.reroll import Reroll
 from engine.trainers.run_trainer import RunTrainer
 from engine.trainers.shared_prompts import (
     answers_per_prompt,
@@ -71,14 +74,20 @@ class RolloutTrainer(ReferenceTrainer, GRPOTrainer):
     rewards_note: str
     not_recorded: str
     """Why answers are not sampled with a static cache; empty where they are."""
+    holds_all: bool
+    """Whether each process holds all weights, and passes of the model are its own affair."""
+    reroll: Reroll | None = None
+    """What has prompts come back on which every answer failed; None where they do not."""
+    skipped_tokens = 0
+    """Tokens of answers and their prompts, on all processes, that were left out of passes of the loss so far."""
 
     def take(self, config: RunConfig, rewards: Rewards, note: str) -> None:
         """Call it in `build`: the rewards of the run, how many groups are kept, and the buffer as part of its state."""
         self.rewards, self.rewards_note = rewards, note
         self.groups = KeptGroups(self, method_of(config, Rollouts).rollout_groups)
-        whole = self.accelerator.distributed_type in WHOLE_MODEL and not is_divided(self.model)
-        self.shares_prompts = can_share(config, base_model(self.model), whole)
-        self.not_recorded = refused(config, base_model(self.model), whole)
+        self.holds_all = self.accelerator.distributed_type in WHOLE_MODEL and not is_divided(self.model)
+        self.shares_prompts = can_share(config, base_model(self.model), self.holds_all)
+        self.not_recorded = refused(config, base_model(self.model), self.holds_all)
         ends = end_of_turn(self._tokenizer, chat_of(config, self.processing_class))
         stops = stop_ids(self.model, self._tokenizer, ends)
         self.eos_token_ids = self.generation_kwargs["eos_token_id"] = stops
@@ -95,7 +104,8 @@ class RolloutTrainer(ReferenceTrainer, GRPOTrainer):
     def hold_to(self, reference: PreTrainedModel | None, beta: float) -> None:
         """The reference, a frozen copy or None for the model without its adapter, and what it weighs.
 
-        TRL would load a copy by name, or hold a second adapter; both are kept out by building it with a beta of 0.
+        TRL would load a copy by name, or hold a second adapter; both are kept out by building it with a beta of 0. Where
+        training goes on from an adapter and is held to it, its copy joins here.
         """
         self.beta = beta
         if reference is not None:
@@ -199,6 +209,7 @@ class RolloutTrainer(ReferenceTrainer, GRPOTrainer):
             output["shown"] = self._shown
         output["row"] = torch.tensor([row["row"] for row in rows])
         output["length"] = torch.tensor([len(ids) for ids in self._answers[0]])
+        output["tokens"] = output["length"] + torch.tensor([len(row["prompt_ids"]) for row in rows])
         if self.writer is not None and self.mode == "train":
             self.groups.write(output, self.writer)
         return output
@@ -328,6 +339,8 @@ class Buffer:
         used_up = trainer._step % (trainer.sampled_together * trainer.num_iterations) == 0
         return {
             "step": trainer._step,
+            "skipped_tokens": trainer.skipped_tokens,
+            "waiting": [] if trainer.reroll is None else trainer.reroll.waiting,
             "batches": [] if used_up else trainer._buffered_inputs or [],
         }
 
@@ -335,11 +348,20 @@ class Buffer:
         """Takes up what was saved, on the trainer's device."""
         trainer = self._trainer
         trainer._step = state["step"]
+        self._load_shared(state)
         trainer._buffered_inputs = send_to_device(state["batches"], trainer.accelerator.device) or None
 
     def load_of_others(self, state: dict[str, Any]) -> None:
         """Leaves what was sampled, which is a part of what all of them had: the prompts are answered anew."""
         self._trainer._step, self._trainer._buffered_inputs = 0, None
+        self._load_shared(state)
+
+    def _load_shared(self, state: dict[str, Any]) -> None:
+        """Takes up what is the same on all processes; earlier versions have not saved it."""
+        trainer = self._trainer
+        trainer.skipped_tokens = state.get("skipped_tokens", 0)
+        if trainer.reroll is not None:
+            trainer.reroll.waiting = state.get("waiting", [])
 
 
 class KeptGroups:
@@ -464,6 +486,8 @@ def built(kind: type[Kind], args: GRPOConfig, job: Job) -> Kind:
     del arguments["data_collator"]  # TRL hands prompts on as they are
     trainer = kind(args=args, **arguments)
     trainer.take(config, rewards, note)
+    if reference_of(config.method) == "adapter_copy":
+        copy_adapter(cast(PeftModel, trainer.model))
     trainer.hold_to(frozen_copy(config), method_of(config, Rollouts).beta)
     return trainer
 

@@ -19,6 +19,7 @@ from transformers import PreTrainedModel
 
 from engine.compat import fsdp2
 from engine.compat.trl_head import set_label_count
+from engine.config.adapter import Adapter, Lora
 from engine.config.optim import Optim
 from engine.features.attention_backend.positions import attach_positions
 from engine.features.built import Built, Notes, ReferenceBy, base_model
@@ -29,6 +30,7 @@ from engine.trainers import sharded
 from engine.trainers.clock import StepClock
 from engine.trainers.finite import FiniteSteps
 from engine.trainers.optimizers.building import keep_state_formats, optimizer_for
+from engine.trainers.optimizers.loraplus import divide_groups
 from engine.trainers.ranks import Ranks
 from engine.trainers.reading import ReadsRows
 from engine.trainers.saving import CheckpointWriter
@@ -54,12 +56,12 @@ class RunTrainer(ReadsRows):
     batch_part = WHOLE
     """What this process has of the batch that is learned from, or measured, at the moment."""
 
-    def __init__(self, *args: Any, optim: Optim | None = None, **kwargs: Any) -> None:
-        """`optim` is the section of that name; without it the optimizer is the one of the arguments.
+    def __init__(self, *args: Any, optim: Optim | None = None, adapter: Adapter | None = None, **kwargs: Any) -> None:
+        """`optim` and `adapter` are the sections of that name; without them the optimizer is the one of the arguments.
 
         What is trained keeps its format: beside quantized weights TRL turns all of it into bfloat16.
         """
-        self._optim = optim
+        self._optim, self._adapter = optim, adapter
         self._held_out_rows: list[int] = []
         """Of each batch of held-out rows that was measured since the last line, on all processes."""
         self.clock, self.finite = StepClock(), FiniteSteps()
@@ -168,6 +170,8 @@ class RunTrainer(ReadsRows):
             decayed = self.get_decay_parameter_names(taken)
             self.optimizer = optimizer_for(self._optim, taken, decayed)
         optimizer = super().create_optimizer(model)
+        if isinstance(self._adapter, Lora) and self._adapter.loraplus_lr_ratio is not None:
+            divide_groups(optimizer, self.model if model is None else model, self._adapter)
         keep_state_formats(optimizer)
         return optimizer
 
@@ -225,6 +229,8 @@ class RunTrainer(ReadsRows):
         steps would grow by both."""
         if "loss" in logs and self.finite.lost_a_loss():
             logs["loss"] = math.nan
+        if "learning_rate" in logs and isinstance(self._adapter, Lora) and self._adapter.loraplus_lr_ratio is not None:
+            logs["learning_rate_lora_B"] = logs["learning_rate"] * self._adapter.loraplus_lr_ratio
         if self.means_of_rows and not self.model.training:
             self._count_rows_alike()
         super().log(logs, *args, **kwargs)

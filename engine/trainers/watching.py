@@ -31,6 +31,7 @@ from engine.run.disk import guarded
 from engine.run.events import Thinning
 from engine.run.in_flight import InFlight
 from engine.run.store import RunFolder
+from engine.run.time_left import EVAL, PROMPTS, SAVE
 from engine.trainers.best import HeldOutBest
 from engine.trainers.ranks import MEMORY_SECONDS, memory_now
 from engine.trainers.run_trainer import RunTrainer
@@ -109,16 +110,18 @@ class Watching(TrainerCallback):
             self.trainer.ranks.meet(args.ddp_timeout)
             group_timeouts.wait_as_long(args.ddp_timeout)
         loader = self.trainer.stream_loader
+        pauses = {
+            SAVE: state.save_steps,
+            **({EVAL: state.eval_steps} if args.eval_strategy != "no" else {}),
+            **({PROMPTS: self.prompts_steps} if self.prompts else {}),
+        }
         if self.writer is not None:
             self.writer.write(
                 "started",
                 **self.opening,
                 # At these steps more than a step happens: whoever waits for the next event has to know.
-                pauses=[
-                    state.save_steps,
-                    *([state.eval_steps] if args.eval_strategy != "no" else []),
-                    *([self.prompts_steps] if self.prompts else []),
-                ],
+                pauses=list(pauses.values()),
+                pause_steps=pauses,
                 max_steps=state.max_steps,
                 epochs=state.num_train_epochs if loader is None else loader.dataset.epochs,
                 world_size=self._ranks,

@@ -7,7 +7,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "benchmarks"))
 
-from _peak import summary
+from _peak import segments, summary
 
 MIB = 2**20
 
@@ -51,4 +51,17 @@ def test_a_peak_at_the_end_is_told_by_libraries_lines_where_there_are_no_others(
         "<",
         "linear.py:1",
         "room",
+    ]
+
+
+def test_what_is_held_with_nothing_in_it_is_told_by_the_size_of_its_segments():
+    snapshot = [
+        {"total_size": 48 * MIB, "active_size": 0},
+        {"total_size": 48 * MIB, "active_size": 47 * MIB},
+        {"total_size": 20 * MIB, "active_size": 15 * MIB},
+    ]
+    assert [line.split() for line in segments(snapshot)] == [
+        ["54.0", "MiB", "held", "with", "nothing", "in", "them"],
+        ["49.0", "MiB", "of", "2", "x", "48.00", "MiB"],
+        ["5.0", "MiB", "of", "1", "x", "20.00", "MiB"],
     ]

@@ -6,13 +6,18 @@ import csv
 import os
 import subprocess
 import sys
+from argparse import Namespace
 from pathlib import Path
 
 import pytest
 import torch
 import transformers
 
+from engine.config.tree import fields
+from engine.data.gather_facts import gather_facts
+from engine.hardware import parse_machine
 from engine.kernels.experts.packed import PackedExperts
+from engine.planning import memory_model
 from tests.caches import own_cache
 
 SCRIPT = Path(__file__).parents[2] / "benchmarks/whole_step.py"
@@ -73,6 +78,29 @@ def test_arms_that_have_the_card_to_themselves_run_one_after_the_other(
     )
     assert done.returncode == 0, done.stdout + done.stderr
     assert [row["impl"].removeprefix("trl ") for row in csv.DictReader(results.open())] == list(arms)
+
+
+def test_an_arm_of_fp8_keeps_as_many_layers_as_its_goals_memory_takes(tmp_path: Path, monkeypatch) -> None:
+    monkeypatch.syspath_prepend(SCRIPT.parent)
+    from step_estimates import Described
+    from whole_step import ARMS, CASES
+
+    assert {arm for case in CASES.values() for arm in case.arms} <= set(ARMS)
+    case = CASES["step_8b_lora_fp8"]
+    options = {"shape": "8b", "full": False, "rows": case.rows, "tokens": case.tokens, "ragged": False, "answer": 64}
+    builder = Described(Namespace(**options, arms=list(case.arms)), "sft", tmp_path, None)
+    need = {}
+    for arm in case.arms:
+        config = builder.config(arm)
+        facts = gather_facts(config, machine=parse_machine("1xH100-80GB"), sources=False)
+        for more in (0, -1):
+            layers = config.memory.recompute_num_layers
+            held = config.with_values({fields.memory.recompute_num_layers: layers and layers + more})
+            sizes = memory_model.memory(held, facts, config.memory.gradient_checkpointing)
+            need[arm, more] = sum((sizes or {}).values()) / 2**30
+    goal = case.goals[0].gib or 0
+    assert need["fp8 base", 0] < need["fp8 base, 28 again", 0] <= goal < need["fp8 base, 28 again", -1]
+    assert need["fp8 base, none", 0] > goal
 
 
 @pytest.mark.parametrize(("packed", "on_host"), [("", True), ("nf4", False), ("mxfp4", False)])

@@ -9,8 +9,11 @@ from pathlib import Path
 import pytest
 
 from engine import hardware
+from engine.config.tree import RunConfig
+from engine.data.gather_facts import gather_facts
 from engine.errors import UsageError
 from engine.hardware import CARDS, GiB, Machine, disk_free, installed, parse_machine, this_machine
+from engine.rules import read
 
 
 @pytest.mark.parametrize(
@@ -99,6 +102,22 @@ def test_this_machine_is_known(tmp_path: Path) -> None:
     assert machine.disk_free_bytes is not None
     assert machine.disk_free_bytes == pytest.approx(disk_free(tmp_path), rel=0.2)
     assert machine.name
+
+
+def test_the_free_disk_is_that_of_the_folder_of_runs(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """A run that goes to a large disk is not refused, or described, by the small one that the config lies on."""
+    monkeypatch.setattr("engine.hardware.disk_free", lambda folder: len(Path(folder).name))
+    monkeypatch.chdir(tmp_path)
+
+    def free(config: RunConfig, base: Path = tmp_path, runs: str | None = None) -> int | None:
+        machine = gather_facts(config, base, sources=False, runs=runs).machine
+        return machine and machine.disk_free_bytes
+
+    plain = RunConfig()
+    named = read({"run": {"output_dir": "scratch"}}).config
+    assert (free(plain), free(named), free(named, runs="/large/disk-of-runs")) == (len("runs"), len("scratch"), 12)
+    monkeypatch.setenv("WORKBENCH_RUNS", "/large/elsewhere")
+    assert (free(plain), free(named)) == (len("elsewhere"), len("scratch"))
 
 
 def test_the_containers_limit_counts(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -11,6 +11,7 @@ import pytest
 from engine.run import store
 from engine.run.events import EventWriter
 from engine.run.store import RunFolder
+from widgets import asking
 
 
 class Written:
@@ -39,3 +40,11 @@ class Written:
 @pytest.fixture
 def written(tmp_path: Path) -> Callable[..., Written]:
     return lambda **options: Written(tmp_path / "runs", **options)
+
+
+@pytest.fixture(autouse=True)
+def _no_widget_is_left_open() -> Iterator[None]:
+    """A test that leaves one keeps the inspector for those behind it, which look at its end."""
+    before = asking._users
+    yield
+    assert asking._users == before, "a widget, or its right to ask, was left open"

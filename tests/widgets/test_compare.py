@@ -113,7 +113,7 @@ def test_runs_of_one_name_are_told_apart_and_the_same_one_twice_is_refused(runs:
     beside.close()
     with pytest.raises(UsageError, match="twice"):
         Compare(runs[0].folder, runs[0].folder.path)
-    with pytest.raises(UsageError, match="two to 8"):
+    with pytest.raises(UsageError, match="2 to 8"):
         Compare("slow-0001")
 
 

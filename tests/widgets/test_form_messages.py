@@ -235,7 +235,8 @@ def test_counting_is_told_stopped_and_begun_again(draft: Draft) -> None:
                 told.append(params["on_progress"])
             return SimpleNamespace(done=False, cancel=lambda: cancelled.append(True), add_done_callback=lambda do: None)
 
-    form = FormPart(draft, Silent())
+    silent = Silent()
+    form = FormPart(draft, silent)
     try:
         end = time.monotonic() + 60
         while not form.state()["counting"]:
@@ -251,6 +252,7 @@ def test_counting_is_told_stopped_and_begun_again(draft: Draft) -> None:
         assert (state["counting"], state["stopped"], len(told)) == (True, False, 2)
     finally:
         form.session.close()
+        silent.close()
 
 
 def test_yaml_that_cannot_be_read_changes_nothing_and_says_where(ask: Asker, draft: Draft) -> None:

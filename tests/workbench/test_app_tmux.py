@@ -58,6 +58,7 @@ def test_nothing_leaks_through_resizing_and_coming_back(tmux: Tmux) -> None:
     server.wait_for("Launch", "Training data")
     server.run("resize-window", "-x", "50", "-y", "12")
     server.wait_for("60 columns and 16 rows")
+    server.keys("q", "?", "F2")  # nothing is opened over what is not seen
     server.run("resize-window", "-x", "100", "-y", "30")
     server.wait_for("What shall the model learn?", "effective batch")
     server.keys("q")

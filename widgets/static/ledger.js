@@ -3,9 +3,10 @@ import { button, fill, h } from "./dom.js";
 
 const LEDGER_KIND = { unsupported: "bad", changed: "warn", mapped: "good", needless: "" };
 
-export function ledgerView(stage, taken) {
+export function ledgerView(stage, over) {
   const element = h("div", { class: "ftw-page ftw-ledger", tabindex: "0", role: "region", "aria-label": "Ledger" });
   let there = false;
+  let drawn = "";
   const row = ({ text, outcome, reason }) =>
     h(
       "li",
@@ -15,7 +16,7 @@ export function ledgerView(stage, taken) {
     );
   const draw = (state) => {
     const take = button("Take it over as a new config", async () => {
-      if (await stage.ask("take_over")) taken();
+      if (await stage.ask("take_over")) over();
     }, { class: "ftw-primary", disabled: state.taken });
     const groups = state.groups.map(({ heading, rows }) => [h("h4", {}, heading), h("ul", {}, rows.map(row))]);
     fill(element, h("p", {}, state.title), take, groups);
@@ -26,7 +27,13 @@ export function ledgerView(stage, taken) {
     async look() {
       const answer = await stage.ask("ledger");
       there = Boolean(answer?.data.there);
-      if (there) draw(answer.data);
+      // Drawn anew only where something changed: who reads far down keeps the place.
+      if (there) {
+        const { title, groups, taken } = answer.data;
+        const shown = JSON.stringify([title, groups, taken]);
+        if (shown !== drawn) draw(answer.data);
+        drawn = shown;
+      }
       return there && !answer.data.taken;
     },
   };

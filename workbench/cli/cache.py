@@ -186,7 +186,7 @@ def _show(cached: Sequence[Entry]) -> None:
     """A line for each entry, and below it what it is made of."""
     for entry in cached:
         about = entry.about
-        rows = f"{entry.rows or 0:,} {'packs' if about.get('packing') else 'rows'}"
+        rows = f"{entry.rows or 0:,} {'pack' if about.get('packing') else 'row'}{'' if entry.rows == 1 else 's'}"
         held = {"rows": rows, "stream": "stream", "copy": "copy of a source"}[entry.kind]
         used = "in use" if entry.in_use else f"used {brief(max(time.time() - entry.used, 0.0))} ago"
         echo(f"{entry.key[:_SHOWN]}  {size(entry.bytes):>9}  {held}, {used}")

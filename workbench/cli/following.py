@@ -18,12 +18,12 @@ from engine import figures
 from engine.errors import visible
 from engine.run import launch, silence
 from engine.run.best import best_text
-from engine.run.ending import card, end_of
+from engine.run.ending import end_of, facts, ways
 from engine.run.index import Watch
 from engine.run.proposals import FIRST
 from engine.run.view import RunView
 from workbench.calling import run_name
-from workbench.cli.output import clear, echo, rewrite, styled
+from workbench.cli.output import as_called, clear, echo, rewrite, styled
 from workbench.panels.glyphs import style_of
 
 LOOK_SECONDS = 0.2
@@ -189,8 +189,8 @@ def status_line(view: RunView) -> str:
         parts.append(f"{speed:,.0f} tokens/s")
     if view.silent_seconds is not None:
         parts.append(silence.describe(view.silent_seconds))
-    elif view.eta_seconds is not None and not view.over:
-        parts.append(f"{figures.duration(view.eta_seconds)} left")
+    elif (left := view.seconds_left()) is not None and not view.over:
+        parts.append(f"{figures.duration(left)} left")
     return "  ".join(parts)
 
 
@@ -199,7 +199,9 @@ def ending(view: RunView, name: str) -> str:
     took = figures.duration(view.seconds) if view.seconds else ""
     if view.state == "finished":
         loss = f", loss {view.latest['loss']:z.4f}" if "loss" in view.latest else ""
-        whole = f"{state_text('finished')}: {view.id}, {view.step} steps{loss}" + (f", {took}" if took else "")
+        whole = f"{state_text('finished')}: {view.id}, {view.step} step{'s' if view.step != 1 else ''}{loss}" + (
+            f", {took}" if took else ""
+        )
         return ". ".join(part for part in (whole, view.cause, best_text(view)) if part)
     if view.state == "stopped":
         return f"{state_text('stopped')} at step {view.step}: {view.id}. `workbench resume {name}` goes on."
@@ -210,8 +212,10 @@ def report(watch: Watch) -> None:
     """The end on stderr: what a finished run leaves, the lines that matter when it failed."""
     view, name = watch.view, run_name(watch.folder)
     echo(styled(ending(view, name), fg=COLOURS.get(view.state)), err=True, hang=2)
-    for what, words in card(view, watch.folder, name):
+    for what, words in facts(view, watch.folder):
         echo(f"  {what:<13}  {words}", err=True)
+    for way in ways(view, watch.folder, name):
+        echo(f"  {way.title:<13}  {as_called(way.command, err=True)}", err=True)
     if view.state == "failed":
         for line in view.cause_lines[-12:]:
             echo("  " + line, err=True)

@@ -53,6 +53,11 @@ def safe(text: str, *, lines: bool = False, terminal: bool = False) -> str:
     return _NAMED.sub("`" + program(), shown) if terminal and "`workbench" in shown else shown
 
 
+def as_called(command: str, err: bool = False) -> str:
+    """A command that begins with `workbench` as it can be called from here, where that is printed to a terminal."""
+    return program() + command.removeprefix("workbench") if _is_terminal(err) else command
+
+
 def echo(*parts: str | Styled, err: bool = False, lines: bool = False, hang: int | None = None) -> None:
     """Print one line of parts. With `lines` newlines and tabs within them are kept. With `hang`, which is for sentences, a terminal
     gets it in lines broken between words, the later ones indented by so much; a pipe gets one line."""

@@ -62,12 +62,13 @@ def read_with(document: Document, base: Path, pairs: Iterable[str]) -> tuple[dic
     return complete, lines
 
 
-def facts_for(mapping: Mapping[str, Any]) -> Facts:
-    """What is known without loading anything: this machine, the model's own files, a look at each source."""
+def facts_for(mapping: Mapping[str, Any], runs: str | None = None) -> Facts:
+    """What is known without loading anything: this machine, the model's own files, a look at each source; `runs` is the folder
+    of runs that the command names."""
     from engine.data.gather_facts import gather_facts
     from engine.rules import read
 
-    return gather_facts(read(mapping).config)
+    return gather_facts(read(mapping).config, runs=runs)
 
 
 def beside_the_file(file: Path, beside: RunConfig, facts: Facts) -> tuple[Estimate, Estimate]:

@@ -6,7 +6,6 @@ import os
 
 import click
 
-from engine.config.files import parse_pair
 from engine.errors import UsageError, WorkbenchError
 from engine.run import launch, member, store
 from engine.run.ending import end_of
@@ -16,6 +15,7 @@ from engine.run.store import RunFolder
 from workbench.calling import run_name
 from workbench.cli.going_on import go_on, report_versions
 from workbench.cli.output import echo
+from workbench.cli.reading import placed_override
 from workbench.cli.train import attach, hold_container, meeting_of, meets
 
 
@@ -51,7 +51,8 @@ def command(
     workbench resume my-0001
     workbench resume my-0001 optim.num_train_epochs=4
 
-    KEY=VALUE is another value for a setting of its config.yaml; a finished run trains on where one makes it longer. With --fix
+    KEY=VALUE is another value for a setting of its config.yaml; a finished run trains on where one makes it longer, and what would
+    make another model of it is refused. With --fix
     the change that a failed run proposes is made: it goes on from its last good checkpoint where the change allows that, else
     a new run starts that says where it comes from.
 
@@ -74,7 +75,7 @@ def command(
     launch.attend(folder)
     launch.settle(folder)
     differences = _changes(folder, changed)
-    settings = dict(map(parse_pair, (*overrides, *pairs)))
+    settings = dict(map(placed_override, (*overrides, *pairs)))
     if mend:
         if settings:
             raise UsageError(

@@ -190,7 +190,7 @@ def start(file: Path, asked: Axes, runs: str | None) -> tuple[str, list[RunFolde
     for cell in asked.cells():
         words = " ".join(f"{path}={value}" for path, value in cell.items())
         complete = with_overrides(document.mapping, base, [*asked.fixed, *(f"{k}={v}" for k, v in cell.items())])
-        facts = facts_for(complete)
+        facts = facts_for(complete, runs)
         reading = read(complete, facts)
         if reading.errors:
             require_no_errors(reading.findings, f"{file} with {visible(words)}", "no run was started")
@@ -278,7 +278,7 @@ def _report(name: str, started: Sequence[RunFolder], *, as_json: bool) -> int:
             echo(line)
         best = next((run for run in started if run.id == report["best"]), None)
         named = _compared(report)
-        if best is not None and len(named) > 1:
+        if (best is not None or report["differs_by"]) and len(named) > 1:
             echo(
                 f"`workbench compare {' '.join(run_name(run) for run in started if run.id in named)}` lays them side by side."
             )
@@ -315,13 +315,29 @@ def lines(report: dict[str, Any]) -> list[str]:
         rows += ["", *columns(table)]
     if metric is None:
         rows += ["", "The runs go by different metrics, so none of them is the best."]
+    elif report["differs_by"]:
+        rows += ["", incomparable(report)]
     return rows
 
 
+def incomparable(report: dict[str, Any]) -> str:
+    """Why no run is the best where a setting that varies changes what the metric measures, and what tells one."""
+    which = ", ".join(visible(each) for each in report["differs_by"])
+    title = titled(report["metric"])
+    sentence = f"Another {which} is another {title}, even of the same model, so none of them is the best by it."
+    if instead := report["instead"]:
+        name = instead.removeprefix("eval_")
+        sentence += (
+            f" Sweep with run.metric_for_best_model={name} to go by the {titled(instead)}, which all of them measure."
+        )
+    return sentence
+
+
 def picture(found: dict[str, Any]) -> list[str]:
-    """The curve of each run on one scale, a run a line; nothing where none has two points or they go by different metrics."""
+    """The curve of each run on one scale, a run a line; nothing where none has two points or they have no metric in
+    common."""
     rows = [row for row in found["runs"] if len(row["curve"]) > 1]
-    if not rows or found["metric"] is None:
+    if not rows or found["metric"] is None or found["differs_by"]:
         return []
     values = [value for row in rows for _, value in row["curve"]]
     first, last = (end(step for row in rows for step, _ in row["curve"]) for end in (min, max))

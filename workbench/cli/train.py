@@ -214,7 +214,7 @@ def start_mapping(
     from workbench.cli.reading import facts_for, with_overrides
 
     complete = with_overrides(mapping, base, overrides)
-    facts = facts_for(complete)
+    facts = facts_for(complete, runs)
     reading = read(complete, facts)
     require_no_errors(reading.findings, str(source or name), "no run was started")
     place = runs_dir_of(reading.config, reading.given, runs)

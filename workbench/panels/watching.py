@@ -86,8 +86,8 @@ class RunBar(Bar):
             parts.append(f"took {duration(view.seconds)}")
         elif view.silent_seconds is not None:
             parts.append(silence.describe(view.silent_seconds))
-        elif view.eta_seconds is not None and not view.over:
-            parts.append(f"{duration(view.eta_seconds)} left")
+        elif (left := view.seconds_left()) is not None and not view.over:
+            parts.append(f"{duration(left)} left")
         return parts
 
 

@@ -204,7 +204,7 @@ class RunsScreen(Screen[None]):
         runs = [row.run for row in table.rows if row.run.id in table.marked]
         if not 2 <= len(runs) <= MOST:
             marked = "1 is" if len(runs) == 1 else f"{len(runs)} are"
-            self._show_message(f"Mark two to {MOST} runs with Space, then c compares them; {marked} marked now.")
+            self._show_message(f"Mark 2 to {MOST} runs with Space, then c compares them; {marked} marked now.")
         else:
             self.app.push_screen(CompareScreen(runs))
 
@@ -290,8 +290,8 @@ def about(row: Row) -> str:
         parts.append(f"began {time.strftime('%Y-%m-%d %H:%M', time.localtime(view.started))}")
     if (view.over or view.state == "queued") and view.cause:
         parts.append(view.cause)
-    elif view.eta_seconds is not None and not view.over:
-        parts.append(f"{duration(view.eta_seconds)} left")
+    elif (left := view.seconds_left()) is not None and not view.over:
+        parts.append(f"{duration(left)} left")
     return "   ".join(part for part in parts if part)
 
 

@@ -137,7 +137,7 @@ KEYS: dict[str, Key] = {
     "load_in_4bit": Key(values.four_bits),
     "bnb_config_kwargs": Key(values.bnb),
     "gptq": unless_off(values.QUANTIZED),
-    "lora_model_dir": unless_off(),
+    "lora_model_dir": placed("adapter.path"),
     "lora_r": same("adapter.r"),
     "lora_alpha": same("adapter.lora_alpha"),
     "lora_dropout": lora_dropout(values.method_of),
@@ -160,8 +160,12 @@ KEYS: dict[str, Key] = {
         "adapter.autocast_adapter_dtype", default=True, why="PEFT holds an adapter in float32 by itself, and Axolotl leaves that on."
     ),
     "qlora_sharded_model_loading": unless_off("FSDP2 puts weights together in model.dtype here."),
-    "loraplus_lr_ratio": unless_off(),
-    "loraplus_lr_embedding": nothing("It counts with LoRA+."),
+    "loraplus_lr_ratio": where_known("adapter.loraplus_lr_ratio", unless_off()),
+    "loraplus_lr_embedding": Key(
+        lambda value, file: mapped({"adapter.loraplus_lr_embedding": value})
+        if file.get("loraplus_lr_ratio")
+        else needless("It counts with LoRA+.")
+    ),
     "merge_lora": unless_off("A run leaves an adapter; merging it is another command's."),
     "merge_method": nothing("It counts where an adapter is merged."),
     "relora": unless_off(),
@@ -203,8 +207,8 @@ KEYS: dict[str, Key] = {
     "trainer_cls": unless_off("A run's trainer follows from method.kind."),
     "qat": unless_off("kernels.quantization_aware learns around int8."),
     "quantization": unless_off("It counts after training; model.quantization names how the base weights are held meanwhile."),
-    "neftune_noise_alpha": unless_off(),
-    "noisy_embedding_alpha": unless_off(),
+    "neftune_noise_alpha": where_known("optim.neftune_noise_alpha", unless_off()),
+    "noisy_embedding_alpha": where_known("optim.neftune_noise_alpha", unless_off()),
     "use_eaft": unless_off(_RARE),
     "eaft_alpha": nothing("It counts with use_eaft."),
     "eaft_k": nothing("It counts with use_eaft."),

@@ -12,6 +12,7 @@ from engine.bridge.keys import (
     Key,
     Part,
     changed,
+    choice,
     mapped,
     needless,
     nothing,
@@ -87,5 +88,13 @@ _IN_TRL: dict[str, Key] = {
     "epsilon_high": same("method.epsilon_high"),
     "loss_type": same("method.loss_type"),
     "mask_truncated_completions": same("method.mask_truncated_completions"),
+    "reroll_start_fraction": same("method.reroll_start_fraction"),
+    "reroll_max_groups": same("method.reroll_max_groups"),
+    "skip_zero_advantage_batches": choice(
+        {
+            True: needless("Answers that teach nothing are left out by themselves where that changes no gradient."),
+            False: mapped({"method.skip_zero_advantage": False}),
+        }
+    ),
     "importance_sampling_level": same("method.importance_sampling_level"),
 }

@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from engine.kernels.device import interpreted, kernel_serves
+from engine.kernels.device import interpreted, kernel_serves, register_limit
 from engine.kernels.experts.packed import PackedExperts
 from engine.kernels.experts.reference import ACTIVATIONS, Gate
 from engine.kernels.tuner import TUNER, Cost, Key, Tile, Tiles, bucket, limits_of
@@ -128,10 +128,14 @@ def serves(x: Tensor, expert_ids: Tensor) -> bool:
 
 
 def rows_of_a_tile(slots: int, experts: int) -> int:
-    """As many rows as an expert gets on average, between 16 and 128."""
+    """As many rows as an expert gets on average, between 16 and 128, a power of two.
+
+    By comparisons alone: a graph for batches of any length asks this of a length that has no number yet.
+    """
     if interpreted():
         return 16
-    return min(max(bucket(-(-slots // max(experts, 1))), 16), 128)
+    average = -(-slots // max(experts, 1))
+    return 16 if average <= 16 else 32 if average <= 32 else 64 if average <= 64 else 128
 
 
 def tiles_at_most(slots: int, experts: int, rows: int) -> int:
@@ -574,7 +578,7 @@ def _launch_all(
             launch(weight, 0, {}, _tile(inside, x, weight, rows, partial(launch, weight, 0, {})))
             return
         beside = way == (BESIDE,)
-        told = {"maxnreg": REGISTERS} if beside else {}
+        told = register_limit(REGISTERS) if beside else {}
         for some, opens in weight.in_turn(plan.starts, beside):
             launch(some, opens, told, _tile(tiles, x, some, rows, partial(launch, some, opens, told)))
 

@@ -17,7 +17,7 @@ from typing import Any
 
 import torch
 
-from engine.kernels.device import interpreted, kernel_serves
+from engine.kernels.device import interpreted, kernel_serves, register_limit
 from engine.kernels.gated.reference import ACTIVATIONS
 from engine.kernels.gated_sums.reference import (
     Thin,
@@ -162,7 +162,7 @@ class _Plan:
         self.sizes = height, width, pieces, stages, even, interpreted()
         self.options = {"num_warps": warps, "num_stages": stages}
         if programs and max(ranks) == _LEAST_RANK:  # larger ones take registers as they come
-            self.options["maxnreg"] = _registers(warps, programs)
+            self.options |= register_limit(_registers(warps, programs))
 
 
 @lru_cache(maxsize=1024)

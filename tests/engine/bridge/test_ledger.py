@@ -375,6 +375,17 @@ SINGLE: tuple[tuple[str, dict[str, Any], dict[str, Any]], ...] = (
     ("axolotl", {"micro_batch_size": 4, "batch_size": 32}, {"optim.gradient_accumulation_steps": 8}),
     ("axolotl", {"micro_batch_size": 4, "batch_size": 30}, {"optim.gradient_accumulation_steps": None}),
     ("axolotl", {"deepspeed": {"zero_optimization": {"stage": 3}, "gradient_clipping": 0.5}}, {"optim.max_grad_norm": 0.5}),
+    ("axolotl", {"adapter": "lora", "loraplus_lr_ratio": 16, "loraplus_lr_embedding": 1e-5},
+     {"adapter.loraplus_lr_ratio": 16, "adapter.loraplus_lr_embedding": 1e-5}),
+    ("llamafactory", {"loraplus_lr_ratio": 16.0, "stage": "sft"}, {"adapter.loraplus_lr_ratio": 16.0}),
+    ("axolotl", {"noisy_embedding_alpha": 5}, {"optim.neftune_noise_alpha": 5}),
+    ("llamafactory", {"neftune_noise_alpha": 5, "stage": "sft"}, {"optim.neftune_noise_alpha": 5}),
+    ("axolotl", {"neftune_noise_alpha": 0}, {"optim.neftune_noise_alpha": None}),
+    ("axolotl", {"adapter": "lora", "lora_model_dir": "./sft"}, {"adapter.path": "./sft", "adapter.r": None}),
+    ("llamafactory", {"adapter_name_or_path": "saves/sft", "stage": "sft"},
+     {"adapter.path": "saves/sft", "adapter.kind": "lora", "adapter.r": None, "adapter.lora_alpha": None, "method.reference": None}),
+    ("llamafactory", {"adapter_name_or_path": "saves/sft", "stage": "dpo"}, {"method.reference": "adapter_off"}),
+    ("llamafactory", {"adapter_name_or_path": "saves/a,saves/b", "stage": "sft"}, {"adapter.path": None}),
 )  # fmt: skip
 """Keys of a tool beside a model, and what must stand in the config."""
 

@@ -55,8 +55,10 @@ ADAPTERS = st.one_of(
             "use_rslora": st.booleans(),
             "use_dora": st.booleans(),
             "autocast_adapter_dtype": st.booleans(),
+            "loraplus_lr_ratio": st.sampled_from([None, None, 8.0]),
         }
     ),
+    st.just({"kind": "lora", "path": "/nowhere/adapter"}),
 )
 OPTIM = st.fixed_dictionaries(
     {

@@ -180,7 +180,7 @@ def test_what_is_not_here_yet_is_refused_by_its_name(what: str, key: str) -> Non
         "streaming_foo",
         "wandb_project",
         "hub_strategy",
-        "loraplus_lr_ratio",
+        "pissa_convert",
     ],
 )
 def test_settings_of_what_is_not_here_are_refused_with_it_and_removed_where_they_are_off(key: str) -> None:

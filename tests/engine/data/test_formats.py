@@ -126,6 +126,11 @@ def test_a_file_that_mixes_formats_names_the_row_where_it_changes(write: Write) 
         ({"messages": [{"role": "user", "content": [{"type": "audio"}]}]}, "messages", "part of type audio"),
         ({"chosen": "a", "rejected": "b"}, "preference", "there is no prompt, and chosen is no transcript"),
         ({"chosen": "a", "rejected": [{"role": "user", "content": "x"}]}, "preference", "must both hold"),
+        (
+            {"prompt": "q", "chosen": "a", "rejected": 7},
+            "preference",
+            "rejected must hold text or a list of messages; got int",
+        ),
         ({"input_ids": [1, "2"]}, "tokens", "input_ids must hold a list of whole numbers"),
         ({"input_ids": [1, 2], "labels": [1]}, "tokens", "labels hold 1 numbers and input_ids 2"),
         (

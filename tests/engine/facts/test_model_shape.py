@@ -153,11 +153,12 @@ def write(folder: Path, name: str, content: str | bytes) -> None:
     ("content", "words"),
     [
         (None, "no config.json"),
-        ("{", "cannot be read"),
+        ("{", "its config.json is not JSON"),
         ("[]", "not a JSON object"),
-        (b"\xff\xfe", "cannot be read"),
-        ("[" * 100_000, "cannot be read"),
+        (b"\xff\xfe", "its config.json is not JSON"),
+        ("[" * 100_000, "its config.json nests more than 32"),
     ],
+    ids=("nothing", "cut", "a list", "bytes", "deep"),
 )
 def test_a_folder_that_is_no_model_says_what_is_missing(
     content: str | bytes | None, words: str, tmp_path: Path

@@ -135,7 +135,8 @@ def test_every_shipped_row_is_of_a_card_whose_published_speeds_are_known() -> No
 
 def told_by_itself(row: StepTime, rows: list[StepTime]) -> float:
     same = tuple(each for each in rows if each.card == row.card)
-    speeds = step_speeds.fitted(same, step_speeds.published(*(published(row.card) or (0, 0))))
+    shipped = step_times.shipped(Gpu(row.card, 0, (9, 0)))
+    speeds = speeds_by(same, shipped, published(row.card) or (0, 0))
     return step_speeds.seconds(speeds, step_speeds.terms(row))
 
 
@@ -171,6 +172,30 @@ def test_the_look_finds_the_rows_of_this_card_and_of_one_that_is_only_described(
     shipped = gather_facts(config, tmp_path, parse_machine("1xA100-80GB")).shipped_times
     assert shipped
     assert len({row.card for row in shipped}) == 1
+    step_times.own().unlink()
+    step_times.write(step_times.own(), MEASURED[:1])
+    found = gather_facts(config, tmp_path, here)
+    assert len(found.step_times) >= step_times.FEWEST, "one row of one's own says less than those that are shipped"
+    assert found.shipped_times == shipped + found.step_times
+
+
+def test_a_card_with_few_rows_is_told_by_them_and_in_all_else_by_another_card() -> None:
+    h100 = published(CARD)
+    assert h100 is not None
+    small = [made(*SIZES[at], tokens, tokens, compiled=False) for at in (0, 1) for tokens in (512, 2048)]
+    others = [replace(row, card="NVIDIA H200") for row in (*MEASURED, *small)]
+    quicker = TRUE._replace(products=0.8 * TRUE.products)
+    large = [made(*SIZES[at], tokens, 2048) for at in (2, 3) for tokens in (8192, 32_768)]
+    few = tuple(replace(row, seconds=step_speeds.seconds(quicker, step_speeds.terms(row))) for row in large)
+    found, by_itself = speeds_by(few, (*others, *few), h100), step_speeds.fitted(few, PUBLISHED)
+    waits = step_speeds.terms(small[0])
+    assert step_speeds.seconds(found, waits) == pytest.approx(small[0].seconds, rel=0.03), "its host, as the other's"
+    assert abs(step_speeds.seconds(by_itself, waits) / small[0].seconds - 1) > 0.2
+    assert step_speeds.seconds(found, step_speeds.terms(few[0])) == pytest.approx(few[0].seconds, rel=0.03)
+    assert few[0].seconds < 0.9 * large[0].seconds
+    assert speeds_by((), (*others, *few), h100) == found, "a machine without rows of its own"
+    own = speeds_by(tuple(MEASURED), (*others, *few), h100)
+    assert step_speeds.seconds(own, step_speeds.terms(large[0])) == pytest.approx(large[0].seconds, rel=0.03)
 
 
 def test_the_estimate_tells_the_time_that_was_measured() -> None:

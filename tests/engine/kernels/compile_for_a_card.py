@@ -186,6 +186,7 @@ def launch_experts(half: torch.dtype) -> None:
     that products decode."""
     experts, hidden, width, rank = 2, 512, 256, 16
     packed_experts(torch.zeros(1, 8, 40, dtype=half), "mxfp4").all_unpacked()  # rows that end in a part of a block
+    packed_experts(torch.zeros(1, 128, 128, dtype=half), "fp8").all_unpacked()  # products of 128 tokens decode theirs
     for kind, wide in (("uint4", 64), ("uint8", 128)):
         codes, scales = torch.zeros(1, 8, wide, dtype=torch.uint8), torch.zeros(1, 8, 2, dtype=torch.float16)
         of_groups(kind, codes, scales, 64, 128, half).all_unpacked()

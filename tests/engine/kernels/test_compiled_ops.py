@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import pytest
+import sympy
 import torch
+from torch._subclasses import FakeTensorMode
+from torch.fx.experimental.symbolic_shapes import DimDynamic, ShapeEnv, StatelessSymbolicContext
 
 from engine.kernels.experts import ExpertLoRA, Gate, expert_mlp
 from engine.kernels.gated import gated
@@ -97,3 +100,55 @@ def test_experts_are_one_node_of_a_graph():
 
     # Plain torch adds the experts up in another order inside a graph.
     compare(op, *(torch.randn(shape, dtype=torch.float64, requires_grad=i != 2) for i, shape in enumerate(shapes)))
+
+
+def test_no_op_makes_a_batchs_length_a_constant_of_the_graph():
+    """Padded batches have as many lengths as a run has steps. A fake form that asks a length for its number (`torch.Size.numel`,
+    `int.bit_length`) has the graph compiled anew for each."""
+    import engine.kernels.experts.registered
+    import engine.kernels.gated_sums
+    import engine.kernels.linear_logp.registered
+    import engine.kernels.logp_entropy.registered  # noqa: F401
+
+    ops, rows, time = torch.ops.workbench, 91, 13
+    x, targets, angles = torch.randn(rows, 10), torch.zeros(rows, dtype=torch.int64), torch.randn(time, 7, 10)
+    wide, heads = torch.randn(time, 7, 10), [torch.randn(time, 7, count, 10) for count in (4, 2)]
+    thin = [torch.randn(time, 7, 2), torch.randn(10, 2)]
+    experts = [
+        torch.zeros(rows, 3, dtype=torch.int64),
+        torch.randn(rows, 3),
+        torch.randn(4, 12, 10),
+        torch.randn(4, 10, 6),
+    ]
+    calls = {
+        ops.expert_mlp: ([x, *experts], [*[None] * 6, "silu", False, [0.0, 0.0, 1.0, 1.0]]),
+        ops.gated: ([wide, wide], ["silu"]),
+        ops.gated_sums: ([wide, *thin, wide, *thin], [None, None, "silu"]),
+        ops.rope: ([*heads, angles, angles], [False]),
+        ops.norm_rope: ([*heads, torch.rand(10), torch.rand(10), angles, angles], [1e-6, False]),
+        ops.linear_logp: (
+            [x, torch.randn(50, 10), torch.rand(50), targets],
+            [[1.0, 0.0, 1.0, 0.0, 0.0], 1 << 20, "entropy", -100, True],
+        ),
+        ops.logp_entropy: ([torch.randn(rows, 50), targets], [1.0, True, -100]),
+    }  # fmt: skip
+    for op, (tensors, settings) in calls.items():
+        lengths = ShapeEnv()
+        with FakeTensorMode(shape_env=lengths) as mode:
+            given = [
+                mode.from_tensor(
+                    each,
+                    symbolic_context=StatelessSymbolicContext(
+                        [DimDynamic.DYNAMIC if size in (rows, time) else DimDynamic.STATIC for size in each.shape]
+                    ),
+                )
+                for each in tensors
+            ]
+            given[0].requires_grad_()
+            out = op(*given, *settings)
+            (out if isinstance(out, torch.Tensor) else out[0]).sum().backward()
+        assert given[0].grad is not None
+        equal = [guard.expr for guard in lengths.guards if isinstance(guard.expr, sympy.Eq)]
+        held = [each for each in equal if any(side.is_number for side in each.args)]
+        assert not held, (op, held)
+        assert not [size for size in lengths.replacements.values() if size.is_number], op

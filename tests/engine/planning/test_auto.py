@@ -34,6 +34,20 @@ def test_lion_takes_a_fifth_of_adamws_rate_with_less_state():
     assert lion.reason == f"a fifth of {plain.reason}: Lion wants 3 to 10 times less than AdamW (arXiv:2302.06675)"
 
 
+@pytest.mark.parametrize(
+    ("settings", "left_out", "reason"),
+    [
+        ({}, True, "their gradient is zero"),
+        ({"method": {"beta": 0.1}}, False, "method.beta holds each answer"),
+        ({"kernels": {"torch_compile": True}}, False, "compiled layers would wait again"),
+    ],
+)
+def test_answers_that_teach_nothing_are_left_out_where_their_gradient_is_zero(settings, left_out, reason):
+    method = {"kind": "grpo", "reward_funcs": ["exact_match"], **settings.get("method", {})}
+    entry = auto("method.skip_zero_advantage", {**settings, "method": method})
+    assert (entry.effective, entry.reason.startswith(reason)) == (left_out, True)
+
+
 @pytest.mark.parametrize(("times", "every"), [(1, 13), (2, 6), (100, 1)])
 def test_what_is_asked_for_by_the_epoch_is_told_in_steps(times, every):
     facts = Facts(data=DataFacts(rows=100, eval_rows=5))

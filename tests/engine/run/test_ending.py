@@ -7,11 +7,15 @@ from array import array
 
 from engine.run import checkpoint, store
 from engine.run.batches import rows_of
-from engine.run.ending import card, end_of, ways
+from engine.run.ending import end_of, facts, ways
 from engine.run.evaluations import keep
 from engine.run.events import EventWriter
 from engine.run.in_flight import InFlight, in_flight
 from engine.run.index import open_view
+
+
+def card(view, folder, name):
+    return [*facts(view, folder), *((way.title, way.command) for way in ways(view, folder, name))]
 
 
 def finished(root, *, best=None, end="finished"):

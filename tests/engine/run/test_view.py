@@ -145,6 +145,64 @@ def test_time_left_follows_the_pace_and_ends_with_the_run():
     assert view.eta_seconds is None
 
 
+def schedule(steps=60, step=1.0, **took):
+    """A run's events by a clock that knows what is to come: answers before the line of a step, evaluation and checkpoint behind."""
+    every = {"eval": 20, "save": 30, "prompts": 15}
+    events, t = [{**started(max_steps=steps), "t": 0.0, "pauses": list(every.values()), "pause_steps": every}], 0.0
+    for number in range(1, steps + 1):
+        t += step
+        if number % every["prompts"] == 0 or number == steps:
+            t += took["prompts"]
+            events += [{"kind": "sample", "step": number, "index": index, "t": t} for index in range(2)]
+        events.append({"kind": "metrics", "step": number, "loss": 1.0, "step_seconds": step, "t": t})
+        if number % every["eval"] == 0:
+            t += took["eval"]
+            events.append({"kind": "metrics", "step": number, "eval_loss": 1.0, "eval_runtime": took["eval"], "t": t})
+        if number % every["save"] == 0:
+            events.append({"kind": "checkpoint", "step": number, "path": "c", "state": "saving", "t": t})
+            t += took["save"]
+            events.append({"kind": "checkpoint", "step": number, "path": "c", "state": "committed", "t": t})
+    return [{"v": 1, "seq": seq, "segment": 0, **event} for seq, event in enumerate(events)], t
+
+
+def test_time_left_counts_what_comes_between_steps_as_often_as_it_still_will():
+    events, end = schedule(eval=40.0, save=5.0, prompts=3.0)
+    view, told = RunView(), {}
+    for event in events:
+        fold(view, [event])
+        if event["kind"] == "metrics" and "loss" in event and view.eta_seconds is not None:
+            told[view.step] = view.eta_seconds, end - event["t"]
+    assert all(said == pytest.approx(came, rel=0.01) for step, (said, came) in told.items() if step > 31)
+    said, came = told[60]
+    assert said == came == 45.0, "an evaluation and a checkpoint come behind the last step"
+    # Until it was seen what they take, no evaluation is counted: not as part of a step either.
+    assert told[19][0] == pytest.approx(41 + 3 * 3.0)
+    assert told[22][0] == pytest.approx(38 + 3 * 3.0 + 2 * 40.0)
+    assert view.step_seconds == pytest.approx(1.0)
+
+
+def test_time_left_goes_on_while_the_next_event_is_waited_for_and_stops_where_it_is_late():
+    events, _ = schedule(eval=40.0, save=5.0, prompts=3.0)
+    view = fold(
+        RunView(),
+        [event for event in events if event.get("step", 0) < 40 or ("step_seconds" in event and event["step"] == 40)],
+    )
+    assert view.step == 40
+    assert view.seconds_left(view.updated) == view.eta_seconds
+    assert view.seconds_left(view.updated + 30) == pytest.approx(view.eta_seconds - 30)
+    assert view.seconds_left(view.updated + 3000) == pytest.approx(view.eta_seconds - 41), "the evaluation and a step"
+    assert view.seconds_left(view.updated - 3000) == view.eta_seconds, "another machine's clock"
+
+
+def test_waiting_for_the_compiler_is_no_pace():
+    view = history([started(max_steps=200), *metrics(1, 100, 1.0)])
+    told = view.eta_seconds
+    later = [{"kind": "phase", "name": "Compiling layers: why"}, {"kind": "phase", "name": "Training"}]
+    fold(view, [{**event, "t": view.updated + 100, "segment": 0} for event in later])
+    fold(view, [{"kind": "metrics", "step": 101, "t": view.updated + 1, "segment": 0, "loss": 1.0}])
+    assert view.eta_seconds == pytest.approx(told - 1)
+
+
 def test_a_receipt_entry_takes_the_place_of_the_earlier_one_of_its_feature():
     first = {
         "kind": "receipt",

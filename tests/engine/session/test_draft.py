@@ -22,7 +22,7 @@ from engine.config.recipes import recipes
 from engine.config.tree import fields
 from engine.errors import ConfigUnreadable, UsageError, WorkbenchError
 from engine.hardware import parse_machine
-from engine.session.draft import Draft, FileChanged, save_as
+from engine.session.draft import Draft, FileChanged, mend, save_as
 
 TEXT = """\
 # My config
@@ -147,6 +147,24 @@ def test_a_fix_is_one_change_and_one_undo() -> None:
     assert draft.undo()
     assert draft.text() == before
     assert not draft.history.can_undo
+
+
+def test_a_key_under_its_right_name_keeps_its_line_and_its_comments() -> None:
+    text = (
+        "# mine\r\nmodel: {name: builtin/tiny, dtpye: float32}   # small\r\ndata:\r\n  train:\r\n    - path: builtin/dates   # rows\r\n"
+        "      colums: {prompt: q}   # theirs\r\n  # the longest row\r\n  max_lenght: 128   # tokens\r\n  val_set_size: 0.1\r\n"
+    )
+    draft = Draft(text)
+    draft.set("data.val_set_size", 0.2)
+    assert len(mend(draft)) == 3
+    right = (
+        text.replace("dtpye", "dtype").replace("colums", "columns").replace("lenght", "length").replace("0.1", "0.2")
+    )
+    assert draft.text() == right
+    assert parse(right).mapping == draft.mapping
+    while draft.undo():
+        pass
+    assert draft.text() == text
 
 
 def test_a_fix_removes_several_entries_of_one_list() -> None:

@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 
-from engine.config.files import as_yaml
+from engine.config.files import as_yaml, parse, put
 from engine.errors import UsageError, WorkbenchError
 from engine.hardware import parse_machine
-from engine.run import checkpoint, launch
+from engine.run import checkpoint, data_record, launch
 from engine.run.store import RunFolder, create
 from engine.session import resume as resuming
 
@@ -103,25 +103,92 @@ def test_a_job_of_a_cluster_is_not_judged_by_this_machine(run: RunFolder, resume
 
 
 @pytest.mark.parametrize(
-    ("settings", "sentence"),
+    ("settings", "was", "given"),
     [
-        ({"adapter.r": 8}, "adapter.r: must stay 16, which checkpoint-4 was trained with; got 8."),
-        ({"adapter.bias": "all"}, "adapter.bias: must stay none, which checkpoint-4 was trained with; got all."),
-        ({"adapter": {"kind": "none"}}, "adapter.kind: must stay lora, which checkpoint-4 was trained with; got none."),
+        ({"method.kind": "pretrain"}, "sft", "pretrain"),
+        ({"adapter.r": 8}, 16, 8),
+        ({"adapter.bias": "all"}, "none", "all"),
+        ({"adapter.loraplus_lr_ratio": 16.0}, "nothing", "16"),
+        ({"adapter": {"kind": "none"}}, "lora", "none"),
+        ({"adapter.target_modules": ["q_proj"]}, "all-linear", "[q_proj]"),
+        ({"adapter.modules_to_save": ["lm_head"]}, "[]", "[lm_head]"),
+        ({"model.train_vision": "none"}, "all", "none"),
+        ({"optim.optim": "adafactor"}, "adamw_torch", "adafactor"),
+        ({"data.packing": True}, "false", "true"),
+        ({"run.seed": 7}, 42, 7),
+        ({"model.name": "foo"}, "{model}", "foo"),
+        ({"model.revision": "v2"}, "nothing", "v2"),
     ],
+    ids=lambda value: next(iter(value)) if isinstance(value, dict) else "",
 )
-def test_another_adapter_than_the_checkpoints_is_refused_before_it_starts(
-    run: RunFolder, resumed: list[str], settings: dict[str, Any], sentence: str
+def test_what_would_make_another_model_of_it_is_refused_before_it_starts(
+    run: RunFolder, resumed: list[str], tmp_path: Path, settings: dict[str, Any], was: object, given: object
 ) -> None:
     run.config.write_text(run.read_config() + "adapter: {kind: lora, r: 16}\n")
-    run.update_json(config=run.read_config())
-    before = run.read_config()
+    text = run.read_config().replace("max_steps: 100", "max_steps: 100\n  optim: adamw_torch")
+    text = text.replace(str(tmp_path / "model"), "org/model") if "model.revision" in settings else text
+    run.config.write_text(text)
+    run.update_json(config=text)
     tmp = checkpoint.begin(run, 4)
     (tmp / "adapter_config.json").write_text('{"peft_type": "LORA", "r": 16, "use_dora": false, "bias": "none"}')
     checkpoint.commit(tmp, {"step": 4})
+    path = "adapter.kind" if "adapter" in settings else next(iter(settings))
+    before = {file: file.read_bytes() for file in run.path.rglob("*") if file.is_file()}
     with pytest.raises(UsageError) as refused:
         resuming.resume(run, settings=settings)
+    stays = str(was).format(model=tmp_path / "model")
+    verb = "from" if path in ("model.name", "model.revision") else "with"
+    sentence = f"{path}: must stay {stays}, which checkpoint-4 was trained {verb}; got {given}."
     assert refused.value.message == f"run {run.id} cannot go on so: {sentence}"
-    assert (run.read_config(), resumed) == (before, [])
-    resuming.resume(run, settings={"adapter.lora_alpha": 8})
-    assert "lora_alpha: 8" in resumed[0]
+    assert refused.value.hint.startswith(f"Leave it at {stays}")
+    assert {file: file.read_bytes() for file in run.path.rglob("*") if file.is_file()} == before
+    # Who wrote it into the file is told the same.
+    mapping = parse(text).mapping
+    for path, value in settings.items():
+        put(mapping, path, value)
+    run.config.write_text(as_yaml(mapping))
+    with pytest.raises(UsageError, match="must stay"):
+        resuming.resume(run)
+    assert resumed == []
+
+
+def test_what_makes_the_same_model_goes_on(run: RunFolder, resumed: list[str], tmp_path: Path) -> None:
+    text = run.read_config().replace("max_steps: 100", "max_steps: 100\n  optim: adamw_torch")
+    run.config.write_text(text)
+    run.update_json(config=text)
+    tmp = checkpoint.begin(run, 4)
+    (tmp / "config.json").write_text(json.dumps(SHAPE))
+    checkpoint.commit(tmp, {"step": 4})
+    fused = {"optim.optim": "adamw_torch_fused", "optim.learning_rate": 1e-4, "optim.max_steps": 200}
+    resuming.resume(run, settings=fused)
+    resuming.resume(run, settings={"run.seed": 7, "data.packing": True, "data.ignore_data_skip": True})
+    assert len(resumed) == 2
+    run.config.write_text(text)
+    (tmp_path / "model").rename(tmp_path / "moved")
+    resuming.resume(run, settings={"model.name": str(tmp_path / "moved")})
+    assert str(tmp_path / "moved") in resumed[2]
+    run.config.write_text(text)
+    (tmp_path / "moved/config.json").write_text(json.dumps(SHAPE | {"num_hidden_layers": 28}))
+    with pytest.raises(UsageError, match=r"model\.name: must stay .*model, which checkpoint-4 was trained from"):
+        resuming.resume(run, settings={"model.name": str(tmp_path / "moved")})
+
+
+def test_rows_that_a_setting_makes_otherwise_are_compared_before_it_starts(
+    run: RunFolder, resumed: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Their files are as they were, and only the worker found out, which left a run that failed with a config that fails."""
+    asked: list[dict[str, Any]] = []
+
+    def ask(do: str, **params: Any) -> dict[str, Any]:
+        asked.append(params["config"])
+        return {"splits": {"train": {"sentence": "data.train: row 0 of 1 differs", "same": False}}}
+
+    monkeypatch.setattr(resuming, "ask_once", ask)
+    checkpoint.commit(checkpoint.begin(run, 4), {"step": 4})
+    data_record.write(run, {})
+    before = run.read_config()
+    with pytest.raises(data_record.DataChanged, match="row 0 of 1 differs"):
+        resuming.resume(run, settings={"data.max_length": 512})
+    assert (asked[0]["data"]["max_length"], run.read_config(), resumed) == (512, before, [])
+    resuming.resume(run, settings={"optim.learning_rate": 1e-4})
+    assert (len(asked), len(resumed)) == (1, 1)

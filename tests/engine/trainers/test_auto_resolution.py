@@ -282,10 +282,12 @@ def test_a_run_of_version_0_1_0_knew_no_size_of_scores_no_fused_experts_and_no_l
 def test_answers_of_a_run_that_knew_no_static_cache_are_sampled_as_before():
     """A static cache gives the same numbers but for rounding, and other answers by that."""
     stored = {"method": {"kind": "grpo"}}
-    assert gather_facts.as_launched(stored, {})["method"] == {"kind": "grpo", "cache_implementation": "dynamic"}
-    for method in ({"kind": "grpo", "cache_implementation": "static"}, {"kind": "dpo"}):
+    before = {"cache_implementation": "dynamic", "skip_zero_advantage": False}
+    assert gather_facts.as_launched(stored, {})["method"] == {"kind": "grpo", **before}
+    own = {"cache_implementation": "static", "skip_zero_advantage": True}
+    for method in ({"kind": "grpo", **own}, {"kind": "dpo"}):
         assert gather_facts.as_launched({"method": method}, {})["method"] == method
-    assert gather_facts.as_launched(stored, {"method.cache_implementation": {}}) == stored
+    assert gather_facts.as_launched(stored, {f"method.{name}": {} for name in own}) == stored
 
 
 def packed_run(tmp_path, monkeypatch, answers):

@@ -536,6 +536,14 @@ MORE: dict[str, tuple[list[Any], dict[str, Any]]] = {
     "distill": (TAUGHT, {"method.kind": "distill"}),
     "embedding": (TEXTS, {"method.kind": "embedding"}),
     "grpo": (ASKED, {**GRPO, "method.beta": 0.1}),
+    # Of one token, one group a batch: at times a process has no answer that teaches, also where both are asked for old ones.
+    "grpo with groups left out": (
+        ASKED,
+        {
+            **GRPO, "method.reward_funcs": ["regex:[n-t]"], "method.max_completion_length": 1,
+            "method.num_iterations": 2, "optim.per_device_train_batch_size": 4,
+        },
+    ),
     "gdpo lora": (ASKED, {**GRPO, **LORA, "method.kind": "gdpo"}),
     "reward lora": (PAIRS, {"method.kind": "reward", **LORA}),
     "qlora": (CONVERSATIONS, {**LORA, "model.quantization": "nf4", "optim.gradient_accumulation_steps": 2}),
@@ -547,7 +555,7 @@ MORE: dict[str, tuple[list[Any], dict[str, Any]]] = {
     "norms in float32": (CONVERSATIONS, {**LORA, "memory.fp32_norms": True, "model.dtype": "bfloat16"}),
     "muon": (CONVERSATIONS, {"optim.optim": "muon"}),
 }  # fmt: skip
-BY_DDP = ("embedding", "grpo", "gdpo lora")
+BY_DDP = ("embedding", "grpo", "grpo with groups left out", "gdpo lora")
 """Whose answers are sampled, or whose texts are told apart, within a process: there it is the two processes of DDP."""
 
 
@@ -560,6 +568,7 @@ def test_other_methods_learn_what_one_process_would(place: Place, name: str) -> 
     assert entry["effective"] == "fsdp2"
     assert entry["detail"].startswith(f"of {entry['count']} weights are shares (DTensor)"), "packed ones too"
     alike(*pair, tolerance=2e-2 if name == "norms in float32" else 1e-3)  # which is in bfloat16
-    for metric in ("reward", "kl", "eval_loss"):
+    for metric in ("reward", "kl", "eval_loss", "frac_tokens_skipped"):
         assert curve(pair.shared, metric) == pytest.approx(curve(pair.alone, metric), rel=1e-3, abs=1e-6)
     assert any(map(abs, curve(pair.shared).values()))
+    assert any(curve(pair.shared, "frac_tokens_skipped").values()) == (name == "grpo with groups left out")

@@ -33,7 +33,7 @@ PAIR_CURVES = ("rewards/margins", "rewards/accuracies", "rewards/chosen", "rewar
 SCORE_CURVES = ("accuracy", "margin", "mean_reward", "loss")
 GROUP_CURVES = (
     "reward", "reward_std", "rewards/gsm8k/mean", "frac_reward_zero_std", "completions/mean_length",
-    "completions/clipped_ratio", "entropy", "clip_ratio/region_mean", "loss",
+    "completions/clipped_ratio", "entropy/computed", "frac_tokens_skipped", "clip_ratio/region_mean", "loss",
 )  # fmt: skip
 CURVES = {
     "sft": ("loss", "eval_loss", "mean_token_accuracy", "entropy"),

@@ -124,6 +124,7 @@ def of_all(method: str, files: Files) -> dict[str, Trial]:
         "optim.adam_epsilon": Trial(0.1),
         "optim.max_grad_norm": Trial(0.01),
         "optim.bf16_full_eval": Trial(True, eval_),
+        "optim.neftune_noise_alpha": Trial(5.0),
         "run.backend": Trial("mlx"),
         "run.seed": Trial(7),
         "run.logging_steps": Trial(2),
@@ -163,6 +164,7 @@ OF_ADAPTER = {
         "adapter.target_modules": Trial(["q_proj"]),
         "adapter.modules_to_save": Trial(["embed_tokens"]),
         "adapter.use_rslora": Trial(True),
+        "adapter.loraplus_lr_ratio": Trial(16.0),
         "adapter.use_dora": Trial(True),
         "adapter.autocast_adapter_dtype": Trial(True, BF16),
         "kernels.fused_lora": Trial(True),
@@ -185,11 +187,15 @@ _SAMPLING = {
     "method.num_generations": Trial(2),
     "method.rollout_groups": Trial(1),
 }
+FAILING = {"method.reward_funcs": ["exact_match", "regex:zzzz"]}
 _GROUPS = {
     **_SAMPLING,
     "method.loss_type": Trial("sapo", OLD),
     "method.importance_sampling_level": Trial("sequence", OLD),
     "method.mask_truncated_completions": Trial(True),
+    "method.skip_zero_advantage": Trial(False),
+    "method.reroll_start_fraction": Trial(0.0, FAILING),
+    "method.reroll_max_groups": Trial(2, {**FAILING, "method.reroll_start_fraction": 0.0}),
 }
 OF_METHOD = {
     "sft": {"method.label_smoothing": Trial(0.2), "method.z_loss": Trial(0.1)},
@@ -318,6 +324,10 @@ ELSEWHERE = {
     ),
     "adapter.target_parameters": (
         "tests/engine/models/test_adapters.py::test_experts_of_three_dimensions_get_an_adapter_by_their_names"
+    ),
+    "adapter.loraplus_lr_embedding": (f"{T}/optimizers/test_loraplus.py::test_the_groups_are_those_of_peft"),
+    "adapter.path": (
+        f"{T}/test_adapter_folder.py::test_a_run_goes_on_from_the_newest_checkpoint_of_another_with_its_rank_and_alpha"
     ),
     "adapter.bias": "tests/engine/models/test_adapters.py::test_biases_are_trained_as_asked",
     # it says more of use_liger_kernel, which needs a card

@@ -83,6 +83,17 @@ def cut(folder: Path) -> None:
     os.truncate(file, file.stat().st_size - 1000)
 
 
+def halved(name: str) -> Change:
+    def change(folder: Path) -> None:
+        os.truncate(folder / name, (folder / name).stat().st_size // 2)
+
+    return change
+
+
+def pointer(folder: Path) -> None:
+    (folder / "model.safetensors").write_text("version https://git-lfs.github.com/spec/v1\noid sha256:ab\nsize 1\n")
+
+
 def pickled(folder: Path) -> None:
     (folder / "model.safetensors").rename(folder / "pytorch_model.bin")
 
@@ -119,6 +130,9 @@ def many_tokens(folder: Path) -> None:
 REFUSED: dict[str, tuple[Change, str]] = {
     "pickles alone": (pickled, "holds no safetensors weights, only pickles such as pytorch_model.bin"),
     "cut": (cut, "model.safetensors: is cut: "),
+    "a cut tokenizer": (halved("tokenizer.json"), "tokenizer.json: is cut, or no JSON"),
+    "a cut config": (halved("config.json"), "Copy or download it again."),
+    "a pointer of Git LFS": (pointer, "is a pointer of Git LFS, not the file itself. Run `git lfs pull`"),
     "an index with a pickle": (index(more="evil.bin"), "names evil.bin, which is no safetensors file"),
     "an index that leads out": (index(more="../outside.safetensors"), "names ../outside.safetensors, which leads out"),
     "an index with a file that is not there": (
@@ -178,6 +192,7 @@ def test_a_model_folder_that_cannot_be_trained_is_refused_by_its_files(case: str
     code, errors, written = check(folder, tmp_path)
     assert code == 1
     assert any(words in each["message"] for each in errors), errors
+    assert len(errors) == 1, "what is wrong is told once"
     assert all(each["path"] == "model.name" for each in errors)
     assert "Traceback" not in written
 

@@ -58,12 +58,12 @@ def test_json_has_every_value(root: Path) -> None:
 
 @pytest.mark.parametrize("names", [(), ("slow-0001",), ("slow-0001", "slow-0001"), ("slow-0001", "")])
 def test_too_few_too_many_or_twice_the_same_is_refused(root: Path, names: tuple[str, ...]) -> None:
-    with pytest.raises(UsageError, match="must be two to 8 different runs"):
+    with pytest.raises(UsageError, match="must be 2 to 8 different runs"):
         said(*names, "--runs", str(root))
 
 
 def test_one_run_by_its_name_and_by_its_folder_is_one_run(root: Path) -> None:
-    with pytest.raises(UsageError, match="must be two to 8 different runs"):
+    with pytest.raises(UsageError, match="must be 2 to 8 different runs"):
         said("slow-0001", str(root / "slow-0001"), "--runs", str(root))
 
 
@@ -75,7 +75,7 @@ def test_more_runs_than_a_chart_can_tell_apart_are_refused(root: Path) -> None:
     told = said(*eight, "--runs", str(root))
     assert all(name in told for name in eight)
     run_of(root, "ninth", 1e-4, [3.0], "4")
-    with pytest.raises(UsageError, match="must be two to 8 different runs"):
+    with pytest.raises(UsageError, match="must be 2 to 8 different runs"):
         said(*eight, "ninth-0001", "--runs", str(root))
 
 
@@ -88,9 +88,9 @@ def test_runs_of_other_methods_are_said_to_be(root: Path) -> None:
 
 
 def test_too_many_runs_are_told_before_one_that_is_not_there(root: Path) -> None:
-    with pytest.raises(UsageError, match="must be two to 8 different runs"):
+    with pytest.raises(UsageError, match="must be 2 to 8 different runs"):
         said("slow-0001", "absent-0001", *"bcdefgh", "--runs", str(root))
-    with pytest.raises(UsageError, match="must be two to 8 different runs"):
+    with pytest.raises(UsageError, match="must be 2 to 8 different runs"):
         said("absent-0001", "--runs", str(root))
 
 

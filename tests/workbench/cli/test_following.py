@@ -13,8 +13,9 @@ from engine.run.events import EventWriter
 from engine.run.index import open_view
 from engine.run.store import RunFolder, create
 from engine.run.view import RunView
+from tests.engine.run.test_ending import finished
 from workbench.cli import output, runs
-from workbench.cli.following import Follower, ending, exit_code, status_line
+from workbench.cli.following import Follower, ending, exit_code, report, status_line
 
 
 def test_a_line_says_how_far_a_run_is() -> None:
@@ -99,3 +100,18 @@ def test_the_table_of_runs_fits_the_terminal(
         assert len(lines) == 2
         assert all(len(line) <= int(width) for line in lines), lines
         assert "checkpoint-120  480 of 480  0.0058  -" in lines[1]
+
+
+def test_what_a_run_leaves_is_told_by_commands_that_work_from_here(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """`make demo` leaves no `workbench` on PATH; a pipe gets the plain name, whoever reads it."""
+    monkeypatch.setattr(output, "program", lambda: "my-env/bin/workbench")
+    run, _ = finished(tmp_path)
+    for terminal, called in ((True, "my-env/bin/workbench"), (False, "workbench")):
+        monkeypatch.setattr(output, "_is_terminal", lambda err, terminal=terminal: terminal)
+        with open_view(run) as watch:
+            report(watch)
+        told = click.unstyle(capsys.readouterr().err)
+        assert f"  talk to it     {called} chat " in told
+        assert f"  take it along  {called} export " in told

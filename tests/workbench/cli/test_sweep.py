@@ -16,7 +16,7 @@ from engine.errors import UsageError
 from engine.run import checkpoint, launch, store
 from engine.run.sweep import axes, results, split
 from tests.warm import command
-from workbench.cli.sweep import _hold, start
+from workbench.cli.sweep import _hold, lines, picture, start
 from workbench.cli.sweep import command as sweep_command
 from workbench.panels.run_table import SPARK
 
@@ -71,6 +71,28 @@ def test_each_combination_is_a_run_and_the_best_is_told(place: Path) -> None:
     code, after = sweep(place, found["sweep"])
     assert (code, after["ok"]) == (1, False)
     assert after["best"] == found["runs"][3]["id"]
+    # Of losses that are different numbers none is the best; what all runs measure alike is named instead.
+    members = [store.find(row["id"], place / "runs") for row in found["runs"][:2]]
+    for run, kind in zip(members, ("dpo", "ipo"), strict=True):
+        run.update_json(sweep={"id": "apart", "values": {"method.kind": kind}, "metric": "loss"})
+        with run.events.open("a") as file:
+            logged = {
+                "v": 1,
+                "seq": 99,
+                "t": 9,
+                "rank": 0,
+                "segment": 0,
+                "kind": "metrics",
+                "step": 4,
+                "eval_rewards/accuracies": 0.5,
+            }
+            file.write(json.dumps(logged) + "\n")
+    apart = results(members)
+    assert (apart["best"], apart["differs_by"], apart["instead"]) == (None, ["method.kind"], "eval_rewards/accuracies")
+    told = "\n".join(lines(apart))
+    assert "the best by it. Sweep with run.metric_for_best_model=rewards/accuracies" in told
+    assert ", the best" not in told
+    assert not picture(apart)
 
 
 def test_nothing_starts_where_one_cell_is_wrong_or_there_are_too_many(place: Path) -> None:
@@ -153,4 +175,5 @@ def test_commas_in_brackets_and_quotes_belong_to_a_value(tmp_path: Path) -> None
     assert split("'x,y',z") == ["'x,y'", "z"]
     with pytest.raises(UsageError, match="has the value 1 twice"):
         axes(["run.seed=1,1"])
-    assert results([]) == {"metric": None, "greater_is_better": None, "runs": [], "groups": [], "best": None}
+    nothing = {"metric": None, "greater_is_better": None, "runs": [], "groups": [], "best": None}
+    assert results([]) == {**nothing, "differs_by": [], "instead": None}

@@ -47,7 +47,7 @@ async def test_marked_runs_are_laid_over_each_other_with_what_differs_and_what_t
     async with app.run_test(size=(80, 40)) as pilot:
         await until(pilot, lambda: "quick-0001" in shown(app))
         await pilot.press("c")
-        await until(pilot, lambda: "Mark two to 8 runs with Space" in shown(app))
+        await until(pilot, lambda: "Mark 2 to 8 runs with Space" in shown(app))
         await pilot.press("space", "c")
         await until(pilot, lambda: "1 is marked now" in shown(app))
         await pilot.press("space")

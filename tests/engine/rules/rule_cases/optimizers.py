@@ -5,7 +5,25 @@ from __future__ import annotations
 from engine.config.facts import Facts
 from tests.engine.rules.rule_cases.shared import CPU, LORA, NOTHING, TINY_FACTS, Case
 
+FASTER = {**LORA, "adapter.loraplus_lr_ratio": 16.0}
 CASES: dict[str, list[Case]] = {
+    "faster-second-matrices-need-one-optimizer": [
+        ({**FASTER, "optim.optim": "muon"}, Facts(), "adapter.loraplus_lr_ratio", "error")
+    ],
+    "faster-second-matrices-where-experts-are-whole": [
+        (
+            {**FASTER, "run.devices": 2, "distributed.expert_parallel_size": 2},
+            Facts(),
+            "adapter.loraplus_lr_ratio",
+            "error",
+        )
+    ],
+    "a-rate-of-embeddings-is-part-of-loraplus": [
+        ({**LORA, "adapter.loraplus_lr_embedding": 1e-4}, Facts(), "adapter.loraplus_lr_embedding", "error")
+    ],
+    "a-rate-of-embeddings-needs-an-adapter-on-them": [
+        ({**FASTER, "adapter.loraplus_lr_embedding": 1e-4}, Facts(), "adapter.loraplus_lr_embedding", "error")
+    ],
     "adam-settings-need-adam": [
         ({"optim.optim": "sgd", "optim.adam_beta2": 0.95}, Facts(), "optim.adam_beta2", "error"),
         ({"optim.optim": "lion_8bit", "optim.adam_epsilon": 1e-6}, Facts(), "optim.adam_epsilon", "error"),

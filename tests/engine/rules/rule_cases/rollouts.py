@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from engine.config.facts import Facts
-from tests.engine.rules.rule_cases.shared import GRPO, LORA, TINY_FACTS, Case, rows, source
+from tests.engine.rules.rule_cases.shared import GRPO, LORA, TINY_FACTS, Case, model, rows, source
 
 CASES: dict[str, list[Case]] = {
     "rewards-are-named": [({"method.kind": "grpo"}, Facts(), "method.reward_funcs", "error")],
@@ -21,6 +21,14 @@ CASES: dict[str, list[Case]] = {
             "error",
         )
         for text in ("0.5 * mine.py:score", "json_schema:shape.json", "model:./judge")
+    ]
+    + [
+        (
+            {**GRPO, "method.reward_funcs": ["gsm8k", "mine.py:scor"]},
+            Facts(reward_flaws={"mine.py:scor": "mine.py has no function scor. Did you mean score?"}),
+            "method.reward_funcs.1",
+            "error",
+        )
     ],
     "groups-need-more-than-one-answer": [
         ({**GRPO, "method.num_generations": 1}, Facts(), "method.num_generations", "error")
@@ -108,6 +116,25 @@ CASES: dict[str, list[Case]] = {
     ],
     "ratios-of-whole-answers-need-equal-answers": [
         ({**GRPO, "method.importance_sampling_level": "sequence"}, Facts(), "method.loss_type", "warning")
+    ],
+    "each-answer-is-held-to-the-reference": [
+        (
+            {**GRPO, "method.skip_zero_advantage": True, "method.beta": 0.1},
+            Facts(),
+            "method.skip_zero_advantage",
+            "error",
+        )
+    ],
+    "prompts-come-back-where-that-is-asked-for": [
+        ({**GRPO, "method.reroll_max_groups": 2}, Facts(), "method.reroll_max_groups", "error")
+    ],
+    "experts-are-balanced-over-all-tokens": [
+        (
+            {**GRPO, "method.skip_zero_advantage": True},
+            model(experts=8),
+            "method.skip_zero_advantage",
+            "error",
+        )
     ],
     "a-reference-needs-weight": [({**GRPO, "method.reference": "copy"}, Facts(), "method.reference", "warning")],
     "sampled-and-trained-with-the-same-weights": [

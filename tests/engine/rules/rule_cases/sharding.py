@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from engine.config.facts import Facts
-from tests.engine.rules.rule_cases.shared import CPU, GRPO, LORA, Case, model
+from tests.engine.rules.rule_cases.shared import CPU, DPO, GRPO, LORA, Case, model
 
 SHARED = {"distributed.strategy": "fsdp2", "run.devices": 2}
 _BESIDE: dict[str, dict[str, Any]] = {
@@ -22,6 +22,7 @@ _BESIDE: dict[str, dict[str, Any]] = {
     "optimizers-of-matrices": {"optim.optim": "dion"},
     "bfloat16-evaluation": {"optim.bf16_full_eval": True, "data.eval": [{"path": "e.jsonl"}]},
     "modules-to-save": {**LORA, "adapter.modules_to_save": ["embed_tokens"]},
+    "faster-second-matrices": {**LORA, "adapter.loraplus_lr_ratio": 16.0},
     "dora": {**LORA, "adapter.use_dora": True},
     "compiled-4-bit-weights-asked-for": {**LORA, "model.quantization": "nf4", "kernels.torch_compile": True},
     "compiled-4-bit-weights-by-options": {
@@ -36,6 +37,9 @@ CASES: dict[str, list[Case]] = {
         f"fsdp2-without-{name}": [({**SHARED, **beside}, Facts(), "distributed.strategy", "error")]
         for name, beside in _BESIDE.items()
     },
+    "fsdp2-keeps-no-copy-of-an-adapter": [
+        ({**SHARED, **LORA, **DPO, "adapter.path": "./before"}, Facts(), "distributed.strategy", "error")
+    ],
     "fsdp2-without-packed-experts": [
         ({**SHARED, **LORA, "model.quantization": "nf4"}, model(experts=8), "distributed.strategy", "error"),
         ({**SHARED, **LORA}, model(experts=8, stored="mxfp4"), "distributed.strategy", "error"),

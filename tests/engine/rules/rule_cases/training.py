@@ -10,6 +10,17 @@ MIXTURE = model(
 )
 
 CASES: dict[str, list[Case]] = {
+    "noise-is-for-answers-that-are-not-compared": [
+        ({**DPO, "optim.neftune_noise_alpha": 5.0}, Facts(), "optim.neftune_noise_alpha", "error")
+    ],
+    "noise-knows-the-length-of-rows": [
+        (
+            {"optim.neftune_noise_alpha": 5.0, "run.devices": 2, "distributed.context_parallel_size": 2},
+            Facts(),
+            "optim.neftune_noise_alpha",
+            "error",
+        )
+    ],
     "target-modules-name-layers": [
         ({**LORA, "adapter.target_modules": "(q_proj"}, Facts(), "adapter.target_modules", "error"),
         ({**LORA, "adapter.target_modules": []}, Facts(), "adapter.target_modules", "error"),

@@ -1,0 +1,62 @@
+"""Prompts on which every answer failed, which come back in later samplings, when the model may know more.
+
+A group failed where no answer was told apart and no reward paid: its sums are all 0 or less. Its prompt waits, once, in the
+order in which prompts failed, and takes the place of a group at the end of a later sampling. What waits is the same on all
+processes and goes into each checkpoint, so that a resumed run asks the same prompts.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from accelerate.utils import gather_object
+
+WAITING = 1024
+"""Prompts that wait at most; the oldest give way. Each goes into every checkpoint with its ids and columns."""
+
+
+class Reroll:
+    """The prompts that wait. `start` is the share of the run's steps behind which they come back, `most` how many groups of a
+    sampling they take at most."""
+
+    def __init__(self, start: float, most: int) -> None:
+        self.start, self.most = start, most
+        self.waiting: list[dict[str, Any]] = []
+
+    def is_due(self, step: int, steps: int) -> bool:
+        """Whether prompts come back after so many of the run's steps."""
+        return step >= self.start * steps
+
+    def instead(self, rows: Sequence[dict[str, Any]], first: int, total: int, size: int) -> list[dict[str, Any]]:
+        """These rows, of which the first is the answer `first` of `total` in groups of `size`, the last groups being asked
+        prompts that waited; these wait no longer."""
+        count = min(self.most, len(self.waiting), total // size)
+        back, self.waiting = self.waiting[:count], self.waiting[count:]
+        begin = total // size - count
+        groups = [(first + place) // size for place in range(len(rows))]
+        return [row if group < begin else back[group - begin] for row, group in zip(rows, groups, strict=True)]
+
+    def keep(self, rows: Sequence[dict[str, Any]], first: int, failed: Sequence[bool], size: int) -> None:
+        """Has the prompts of failed groups wait; every process says what it has of them. `failed` is of all groups."""
+        if not any(failed):
+            return
+        own = [
+            dict(row)
+            for place, row in enumerate(rows, first)
+            if place % size == 0 and failed[place // size]  # a group may end on the next process
+        ]
+        known = {row["row"] for row in self.waiting}
+        for row in gather_object(own):
+            if row["row"] not in known:
+                known.add(row["row"])
+                self.waiting.append(row)
+        self.waiting = self.waiting[-WAITING:]
+
+
+def failed_groups(totals: torch.Tensor, alike: torch.Tensor, size: int) -> list[bool]:
+    """Which groups failed. `totals` are the answers' sums of rewards, NaN where none applies, `alike` is of each group."""
+    paid = (totals.view(-1, size) > 0).any(1)
+    judged = (~totals.isnan()).view(-1, size).any(1)
+    return (alike & judged & ~paid).tolist()
