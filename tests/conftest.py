@@ -119,7 +119,7 @@ def pytest_xdist_auto_num_workers() -> int:
 def _rewrite_once(config: pytest.Config) -> None:
     """In a fresh clone pytest rewrites the asserts of 400 files, in each process of tests anew if they begin together: five
     seconds each. Meanwhile torch is imported elsewhere, and a core is free."""
-    named = [Path(each) for each in config.args]
+    named = [Path(each).absolute() for each in config.args]
     tests = named if all(each.is_file() for each in named) else HERE.rglob("test_*.py")
     for file in (*tests, *HERE.rglob("conftest.py")):
         kept = rewrite.get_cache_dir(file) / (file.stem + rewrite.PYC_TAIL)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -52,8 +53,8 @@ class Case:
         return ids
 
 
-def block(case: Case, op, ids):
-    """`op` on flat tensors, as `compare` calls it; those that a case has not are left out."""
+def block(case: Case, op, ids, moved: float = 0.0):
+    """`op` on flat tensors, as `compare` calls it; those that a case has not are left out. A clamp is `moved` by so much."""
     names = ["x", "routing", "gate_up", "down"]
     names += ["gate_up_bias", "down_bias"] if case.biased else []
     names += ["a1", "b1"] if case.adapted in ("both", "gate_up") else []
@@ -69,10 +70,18 @@ def block(case: Case, op, ids):
             gate_up_bias=t.get("gate_up_bias"), down_bias=t.get("down_bias"),
             gate_up_lora=ExpertLoRA(t["a1"], t["b1"], 2.0) if "a1" in t else None,
             down_lora=ExpertLoRA(t["a2"], t["b2"], 0.5) if "a2" in t else None,
-            gate=Gate(case.activation, case.interleaved),
+            gate=Gate(case.activation, case.interleaved, Gate().limit + moved),
         )  # fmt: skip
 
     return names, call
+
+
+def either_side(case: Case, ids) -> list:
+    """The reference with a clamp moved either way by what numbers there are rounded by, half a step, and as much for what the
+    adapter was rounded by before; none where nothing is clamped."""
+    step = torch.finfo(case.dtype).eps * 2.0 ** math.floor(math.log2(Gate().limit))
+    moves = (-step, step) if case.activation == "clamped_swiglu" else ()
+    return [block(case, expert_mlp_reference, ids, moved)[1] for moved in moves]
 
 
 def inputs(case: Case, names: list[str]) -> list[torch.Tensor]:
@@ -102,30 +111,14 @@ def inputs(case: Case, names: list[str]) -> list[torch.Tensor]:
     return found
 
 
-def off_the_limit(case: Case, given: dict[str, torch.Tensor]) -> None:
-    """Zeros in place of rows of which a number comes near the limit of a clamped gate: its gradient jumps there, so rounding alone
-    decides on which side it is, in plain torch too, and one such number among 40,000 is 2 % of the gradient."""
-    if case.activation != "clamped_swiglu":
-        return
-    t = {name: x.detach().double() for name, x in given.items()}
-    weight = t["gate_up"].transpose(1, 2) if case.transposed else t["gate_up"]
-    if "a1" in t:
-        weight = weight + 2.0 * t["b1"] @ t["a1"]
-    opened = torch.einsum("th,ewh->tew", t["x"], weight)
-    if case.biased:
-        opened += t["gate_up_bias"]
-    near = (opened.abs() - Gate(case.activation).limit).abs() < 0.1
-    with torch.no_grad():
-        given["x"][near.flatten(1).any(1)] = 0
-
-
 def check(case: Case, name: str) -> None:
     ids = case.ids()
     names, ours = block(case, expert_mlp, ids)
     _, theirs = block(case, expert_mlp_reference, ids)
-    given = dict(zip(names, inputs(case, names), strict=True))
-    off_the_limit(case, given)
-    compare(f"experts {name}", ours, theirs, list(given.values()), 1, handful=INTERPRETED or case.tokens < 16)
+    compare(
+        f"experts {name}", ours, theirs, inputs(case, names), 1,
+        handful=INTERPRETED or case.tokens < 16, either=either_side(case, ids),
+    )  # fmt: skip
 
 
 def held_in(kind: str, weight: torch.Tensor, turned: bool) -> torch.Tensor:
@@ -165,7 +158,6 @@ def check_packed(kind: str, case: Case, room: int, inside: bool = False, ahead: 
     held = {name: held_in(kind, given[name], case.transposed) for name in ("gate_up", "down")}
     # One by one, in plain torch or by bitsandbytes: not by the kernel that is looked at.
     given |= {name: torch.stack([each.unpack(i) for i in range(case.experts)]) for name, each in held.items()}
-    off_the_limit(case, given)
     turned = {name: each.transpose(1, 2) if case.transposed else each for name, each in held.items()}
 
     def over_packed(x, ids, routing, gate_up, down, **more):
@@ -179,7 +171,7 @@ def check_packed(kind: str, case: Case, room: int, inside: bool = False, ahead: 
         with decoding(inside, ahead) as asked:
             compare(
                 f"experts in {kind}{way} {case}", ours, theirs, list(given.values()), 1,
-                handful=INTERPRETED or case.tokens < 16,
+                handful=INTERPRETED or case.tokens < 16, either=either_side(case, ids),
             )  # fmt: skip
         said(not inside or (len(asked) == 4 and all(asked)), f"experts in {kind}: all four products decode {case}")
     finally:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -66,18 +66,20 @@ def judge(
     averaged: int = 0,
     between: float = 0.0,
     handful: bool = INTERPRETED,
+    jump: float = 0.0,
 ) -> None:
     """Ours may be at most twice as far from the truth as plain torch in the same dtype.
 
     A mean over `averaged` logits of about one is small where they cancel, and its rounding may cancel by luck in either
     form: it is granted twice what independent roundings of its terms to `step` leave, and one rounding of its sum.
     A difference of numbers as large as `between` is granted four roundings of them to float32: plain torch may have none.
+    What a gradient jumps by where numbers lie at a clamp is granted: rounded they come to lie on either side of it.
     A handful of rows may round by luck, and the interpreter cuts float32 to bfloat16 where a card rounds: half as much
     again, one step of bfloat16 and two of float16 are granted there.
     """
     size = rms(truth) + 1e-30
     luck = 2 * torch.finfo(step).eps / (12 * averaged) ** 0.5 + torch.finfo(torch.float32).eps if averaged else 0.0
-    luck += 4 * torch.finfo(torch.float32).eps * between
+    luck += 4 * torch.finfo(torch.float32).eps * between + jump
     few = max(torch.finfo(step).eps, 2e-3) * size if handful and step != torch.float32 else 0.0
     error, bound = (
         rms(ours.double() - truth),
@@ -96,15 +98,18 @@ def compare(
     averaged: int = 0,
     between: float = 0.0,
     handful: bool = INTERPRETED,
+    either: Sequence[Callable[..., Any]] = (),
 ) -> None:
     """Outputs and every input's gradient, under one random upstream gradient.
 
     A gradient of probabilities is off by as much of itself as their logits are, in absolute numbers, where they are
-    computed again.
+    computed again. `either` are the references with a clamp moved by a rounding either way: what their gradients differ by
+    is of the numbers that may come to lie on the other side of it.
     """
     results = {}
     upstream: list[torch.Tensor] = []
-    for key, function, dtype in (("truth", reference, torch.float64), ("eager", reference, None), ("ours", op, None)):
+    runs = [("truth", reference, torch.float64), ("eager", reference, None), ("ours", op, None)]
+    for key, function, dtype in (*runs, *((f"clamp {i}", each, torch.float64) for i, each in enumerate(either))):
         leaves = [
             (x.detach().to(dtype) if dtype and x.is_floating_point() else x.detach().clone()).requires_grad_(
                 x.requires_grad
@@ -119,7 +124,8 @@ def compare(
         results[key] = [*out, *(leaf.grad for leaf in leaves if leaf.requires_grad)]
     for i, (truth, eager, ours) in enumerate(zip(results["truth"], results["eager"], results["ours"], strict=True)):
         kind, terms, scale = ("output", averaged, between) if i < outputs else ("gradient", 0, between * rms(truth))
-        judge(f"{name} {kind} {i}", truth, eager, ours, inputs[0].dtype, terms, scale, handful)
+        jump = rms(results["clamp 0"][i] - results["clamp 1"][i]) if either and i >= outputs else 0.0
+        judge(f"{name} {kind} {i}", truth, eager, ours, inputs[0].dtype, terms, scale, handful, jump)
 
 
 @contextmanager
