@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import re
+import shlex
 from collections.abc import Iterable, Mapping
 from functools import cache, lru_cache
 from typing import Any, Self, TextIO
@@ -15,7 +16,8 @@ from urllib.parse import urlsplit
 
 
 class WorkbenchError(Exception):
-    """One sentence for the person, an optional hint below it, and the exit code of the command."""
+    """One sentence for the person, an optional hint below it, and the exit code of the command. Neither shows a secret or the home
+    directory."""
 
     exit_code = 1
     cause = "error"
@@ -24,7 +26,7 @@ class WorkbenchError(Exception):
     """Changes of a config after which this would not come again, values by dotted paths, the best one first."""
 
     def __init__(self, message: str, hint: str = "", *, exit_code: int | None = None) -> None:
-        self.message, self.hint = without_secrets(message), without_secrets(hint)
+        self.message, self.hint = redact(message), redact(hint)
         super().__init__(self.message)
         if exit_code is not None:
             self.exit_code = exit_code
@@ -151,6 +153,12 @@ def redact(text: str) -> str:
     if len(home) > 1:
         text = re.sub(re.escape(home) + r"(?=$|[/\s:'\",)])", "~", text)
     return text
+
+
+def as_argument(path: str | os.PathLike[str]) -> str:
+    """A path as a command that is shown takes it: quoted for a shell, with the home directory as `~`."""
+    text, home = os.fspath(path), os.path.join(os.path.expanduser("~"), "")
+    return f"~/{shlex.quote(text[len(home) :])}" if len(home) > 1 and text.startswith(home) else shlex.quote(text)
 
 
 class Redacting:

@@ -13,6 +13,8 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from engine.errors import as_argument
+
 if TYPE_CHECKING:
     from engine.run.store import RunFolder
 
@@ -48,5 +50,5 @@ def file_name(path: Path) -> str:
     try:
         beside = path.relative_to(Path.cwd())
     except (OSError, ValueError):  # elsewhere, or the working directory is gone
-        return shlex.quote(str(path))
+        return as_argument(path)
     return shlex.quote(str(beside) if len(beside.parts) > 1 else f"./{beside}")

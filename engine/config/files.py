@@ -73,7 +73,9 @@ def load(path: str | os.PathLike[str]) -> Document:
             f"{shown}: must be a file that exists; got nothing there. Write one with `workbench new -o {shown}`."
         ) from None
     except OSError as problem:
-        raise ConfigUnreadable(f"{shown}: cannot be read: {problem.strerror or problem}.") from None
+        raise ConfigUnreadable(
+            f"{shown}: cannot be read: {problem.strerror or problem}. See whose file it is."
+        ) from None
     if len(raw) > MOST_BYTES:
         raise ConfigUnreadable(
             f"{shown}: must be at most 1 MiB; got more. A config is a few dozen lines: is this a data file?"

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from engine.errors import visible, without_secrets
+from engine.errors import redact, visible, without_secrets
 
 Severity = Literal["error", "warning", "hint"]
 RANK: dict[str, int] = {"error": 0, "warning": 1, "hint": 2}
@@ -28,7 +28,7 @@ class Fix:
     def as_json(self) -> dict[str, Any]:
         """The fix as plain data."""
         kept = {path: without_secrets(value) if isinstance(value, str) else value for path, value in self.set.items()}
-        return {"label": without_secrets(self.label), "set": kept, "unset": list(self.unset)}
+        return {"label": redact(self.label), "set": kept, "unset": list(self.unset)}
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,7 +57,7 @@ class Finding:
             "path": self.path,
             "severity": self.severity,
             "rule": self.rule,
-            "message": self.message,
+            "message": redact(self.message),
             "fix": self.fix.as_json() if self.fix else None,
         }
 
@@ -69,7 +69,7 @@ def shown(value: Any) -> str:
     if value is True or value is False:
         return str(value).lower()
     if isinstance(value, str):
-        text = value if value.strip() else f"'{value}'"
+        text = redact(value) if value.startswith("/") else value if value.strip() else f"'{value}'"
     elif isinstance(value, float):
         text = f"{value:g}" if abs(value) < 1e15 else repr(value)
     elif isinstance(value, int):

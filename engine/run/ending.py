@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from engine import figures
-from engine.errors import visible
+from engine.errors import as_argument, redact, visible
 from engine.run import checkpoint, proposals
 from engine.run.batches import rows_of
 from engine.run.best import best_text, title_of
@@ -99,10 +99,10 @@ def facts(view: RunView, folder: RunFolder) -> list[tuple[str, str]]:
     if view.state != "finished" or not view.committed:
         return []
     if not (kept_steps := _kept(view, folder)):
-        lines = [("model", f"none: no checkpoint is whole any more in {visible(str(folder.checkpoints))}")]
+        lines = [("model", f"none: no checkpoint is whole any more in {visible(redact(str(folder.checkpoints)))}")]
     else:
         end, step = view.committed[-1], _step(view, kept_steps)
-        path = visible(str(folder.checkpoints / f"checkpoint-{step}"))
+        path = visible(as_argument(folder.checkpoints / f"checkpoint-{step}"))
         lines = [("model", path)]
         if view.best and view.best["step"] == step != end:
             lines = [("model", f"{path}, the best; the end is checkpoint-{end}")]

@@ -42,9 +42,9 @@ def tasks_of(named: Sequence[str], place: str = "--tasks") -> list[Path]:
     WorkbenchError without the harness."""
     files = [Path(path).expanduser().absolute() for path in named]
     for file in files:
-        if file.suffix not in (".yaml", ".yml") or not file.is_file():
+        if file.suffix not in (".yaml", ".yml") or not os.path.isfile(file) or not os.access(file, os.R_OK):
             raise UsageError(
-                f"{place}: must be a task's YAML file; got {visible(redact(str(file)))}.",
+                f"{place}: must be a task's YAML file that can be read; got {visible(redact(str(file)))}.",
                 "Its rows lie on this machine, named in it as dataset_path and dataset_kwargs.data_files.",
             )
     if files and not has_harness():

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from engine import figures
-from engine.errors import RunBusy, WorkbenchError, redact, visible
+from engine.errors import RunBusy, UsageError, WorkbenchError, redact, visible
 from engine.run import checkpoint, control, devices, inside, proposals, slurm, store
 from engine.run.devices import Choice
 from engine.run.events import last_numbers
@@ -376,9 +376,14 @@ def _preflight(root: Path, forecast: int) -> None:
         root.mkdir(parents=True, exist_ok=True)
         _try_append(root)
         space = os.statvfs(root)
+    except (FileExistsError, NotADirectoryError):
+        raise UsageError(
+            f"{visible(redact(str(root)))}: must be a folder for runs; got a file.",
+            "Choose another folder with --runs or the WORKBENCH_RUNS variable.",
+        ) from None
     except OSError as problem:
         raise WorkbenchError(
-            f"{visible(str(root))}: runs cannot be written here: {problem.strerror or problem}.",
+            f"{visible(redact(str(root)))}: runs cannot be written here: {problem.strerror or problem}.",
             "Choose another folder with --runs or the WORKBENCH_RUNS variable.",
         ) from problem
     free = space.f_bavail * space.f_frsize

@@ -11,7 +11,6 @@ import errno
 import json
 import os
 import re
-import shlex
 import tempfile
 import time
 import unicodedata
@@ -20,7 +19,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from engine import figures
-from engine.errors import RunNotFound, WorkbenchError, nearest, visible
+from engine.errors import RunNotFound, WorkbenchError, as_argument, nearest, redact, visible
 from engine.run import inside
 from engine.run.disk import length_limit, storage_error
 from engine.run.process import Identity, identity_from
@@ -308,15 +307,18 @@ def runs_dir(explicit: str | os.PathLike[str] | None = None, config_dir: str | o
 
 def called(run: RunFolder) -> str:
     """The run as an argument of a command: its id where that is found without more, else its folder."""
-    return shlex.quote(visible(run.id if run.path.parent == runs_dir() else str(run.path)))
+    return as_argument(visible(run.id if run.path.parent == runs_dir() else str(run.path)))
 
 
 def runs_in(root: str | os.PathLike[str]) -> Iterator[RunFolder]:
-    """Every run folder directly inside `root`, by name; symbolic links are not followed."""
+    """Every run folder directly inside `root`, by name; symbolic links are not followed. Raises RunNotFound where it may not be
+    read."""
     try:
         entries = sorted(os.scandir(root), key=lambda entry: entry.name)
     except (FileNotFoundError, NotADirectoryError):
         return
+    except PermissionError as problem:
+        raise _unreadable(root, problem) from None
     for entry in entries:
         if entry.is_dir(follow_symlinks=False) and not entry.name.startswith(".") and is_run(Path(entry.path)):
             yield RunFolder(entry.path)
@@ -342,7 +344,20 @@ def find(name_or_path: str, runs_dir: str | os.PathLike[str]) -> RunFolder:
 
     Raises RunNotFound, naming the nearest id.
     """
-    root = Path(runs_dir)
+    try:
+        return _find(name_or_path, Path(runs_dir))
+    except PermissionError as problem:
+        raise _unreadable(runs_dir, problem) from None
+
+
+def _unreadable(root: str | os.PathLike[str], problem: OSError) -> RunNotFound:
+    return RunNotFound(
+        f"{visible(redact(os.fspath(root)))}: its runs cannot be read: {problem.strerror or problem}.",
+        "See whose folder it is, or name another with --runs.",
+    )
+
+
+def _find(name_or_path: str, root: Path) -> RunFolder:
     if _ID.fullmatch(name_or_path) and is_run(root / name_or_path):
         return RunFolder(root / name_or_path)
     if "\0" not in name_or_path and len(name_or_path) < 4096:
@@ -361,4 +376,4 @@ def find(name_or_path: str, runs_dir: str | os.PathLike[str]) -> RunFolder:
         if guess
         else "`workbench runs` lists them; --runs, in a notebook runs=, names another folder."
     )
-    raise RunNotFound(f"no run is called {visible(name_or_path)[:80]} in {visible(str(root))}.", hint)
+    raise RunNotFound(f"no run is called {visible(name_or_path)[:80]} in {visible(redact(str(root)))}.", hint)

@@ -346,7 +346,9 @@ def tools_from(path: Path) -> list[Any]:
         tools = json.loads(path.read_text("utf-8"))
     except (OSError, ValueError, RecursionError) as problem:
         reason = problem.strerror if isinstance(problem, OSError) else "it is no JSON"
-        raise UsageError(f"--tools: {shown} cannot be read: {reason}.") from None
+        raise UsageError(
+            f"--tools: {shown} cannot be read: {reason}.", "Name a JSON file with a list of tools."
+        ) from None
     if not isinstance(tools, list) or not all(isinstance(tool, dict) for tool in tools):
         raise UsageError(f"--tools: {shown} must hold a list of tools, each an object.")
     return tools

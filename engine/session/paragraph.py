@@ -14,7 +14,7 @@ from engine.config.data import DataSource
 from engine.config.facts import Facts
 from engine.config.files import short_path
 from engine.config.tree import RunConfig
-from engine.errors import visible
+from engine.errors import redact, visible
 from engine.facts.counts import device_count, train_rows
 from engine.features.packed_experts import EXPERTS_ALONE
 from engine.figures import brief, count, large, number, percent, size, size_of
@@ -29,7 +29,7 @@ def paragraph(config: RunConfig, facts: Facts, estimate: Estimate, runs_dir: Pat
     """The sentences, in one line. `runs_dir` is where the run would go, if that is known."""
     sentences = [_learns(config, facts), _trained(config, estimate), _long(config, facts, estimate)]
     sentences += [_devices(config, facts), _memory(facts, estimate), _kept(config, facts, estimate, runs_dir)]
-    return " ".join(filter(None, sentences))
+    return redact(" ".join(filter(None, sentences)))
 
 
 def _learns(config: RunConfig, facts: Facts) -> str:

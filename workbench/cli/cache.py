@@ -5,6 +5,7 @@ What a run or a window uses at the moment is never removed, whichever folder tha
 
 from __future__ import annotations
 
+import os
 import re
 import sys
 import time
@@ -17,6 +18,7 @@ from engine.data.cache_entries import Entry, cache_folder, entries, remove, unus
 from engine.errors import UsageError, WorkbenchError, nearest, visible
 from engine.figures import brief, size
 from workbench.cli.output import echo, print_json
+from workbench.cli.places import shown
 
 _SECONDS = {"m": 60, "h": 3600, "d": 86400, "w": 7 * 86400}
 _SHOWN = 12
@@ -59,7 +61,7 @@ def _list(folder: str | None, as_json: bool) -> int:
         print_json({"folder": str(place), "bytes": total, "entries": [entry.as_json() for entry in cached]})
         return 0
     if not cached:
-        echo(f"No prepared data in {place}.")
+        echo(f"No prepared data in {shown(place)}.")
         return 0
     _show(cached)
     echo(_summary(cached, place))
@@ -148,8 +150,8 @@ def _ask(chosen: Sequence[Entry], as_json: bool) -> None:
 def _place(folder: str | None) -> Path:
     """Raises UsageError where a folder that was named is not there."""
     place = cache_folder(folder)
-    if folder is not None and not place.is_dir():
-        what = "a file" if place.exists() else "nothing there"
+    if folder is not None and not os.path.isdir(place):
+        what = "a file" if os.path.exists(place) else "nothing there"
         raise UsageError(
             f"--folder: must be a folder of prepared data; got {what}: {visible(folder)}.", "Check the path."
         )
@@ -200,7 +202,7 @@ def _show(cached: Sequence[Entry]) -> None:
 
 
 def _summary(cached: Sequence[Entry], place: Path) -> str:
-    return f"{_many(cached)}, {size(sum(entry.bytes for entry in cached))} in {place}"
+    return f"{_many(cached)}, {size(sum(entry.bytes for entry in cached))} in {shown(place)}"
 
 
 def _many(cached: Sequence[Entry]) -> str:

@@ -13,6 +13,7 @@ import click
 from engine.errors import UsageError, WorkbenchError
 from engine.run import store
 from workbench.cli.output import clear, echo, print_json, rewrite, styled
+from workbench.cli.places import shown, to_write
 
 if TYPE_CHECKING:
     from engine.client import Ticket
@@ -76,9 +77,10 @@ def command(
         raise UsageError("--base excludes --tuned; choose one, or leave both out for both.")
     root = store.runs_dir(runs)
     folders = [store.find(name, root) for name in (run, other) if name is not None]
-    who = who_answers(folders, checkpoints, "base" if base else "tuned" if tuned else "")
     tools, device = given.pop("tools"), given.pop("device")
-    session = ChatSession(who, Settings(**given), tools=tools_from(Path(tools)) if tools else (), device=device)
+    offered = tools_from(Path(tools)) if tools else ()
+    who = who_answers(folders, checkpoints, "base" if base else "tuned" if tuned else "")
+    session = ChatSession(who, Settings(**given), tools=offered, device=device)
     if not prompts:
         for name, value in (("--save", save), ("--answer", answers), ("--text", texts), ("--json", as_json)):
             if value:
@@ -89,6 +91,8 @@ def command(
     more = _more(session.kind, prompts, answers, texts)
     if save and session.kind != "text":
         raise UsageError("--save: scores and nearness are no rows to train on; leave it out.")
+    if save:
+        to_write(Path(save), flag="--save", example="rows.jsonl", way="Name another file.")
     with closing(session):
         _load(session, quiet=as_json)
         for number, text in enumerate((*prompts, *more), 1):
@@ -99,8 +103,8 @@ def command(
         saved = session.conversation.save(Path(save)) if save else None
         if as_json:
             print_json(_document(session, saved))
-        elif saved:
-            echo(f"{saved} row{'' if saved == 1 else 's'} written to {save}.", err=True)
+        elif saved and save:
+            echo(f"{saved} row{'' if saved == 1 else 's'} written to {shown(save)}.", err=True)
     return 1 if any(answer.problem for turn in session.conversation.turns for answer in turn.answers) else 0
 
 

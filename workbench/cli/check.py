@@ -11,6 +11,7 @@ import click
 
 from engine.errors import UsageError, visible
 from workbench.cli.output import echo, print_json, styled
+from workbench.cli.places import PATH
 
 if TYPE_CHECKING:
     from engine.config.facts import Facts
@@ -20,7 +21,7 @@ if TYPE_CHECKING:
 
 
 @click.command(short_help="Find everything wrong with a config.")
-@click.argument("file", type=click.Path(path_type=Path))
+@click.argument("file", type=PATH)
 @click.argument("overrides", nargs=-1, metavar="[KEY=VALUE ...]")
 @click.option(
     "--for",
@@ -49,7 +50,7 @@ def command(
     from engine.data.gather_facts import countable, gather_facts
     from engine.hardware import parse_machine
     from engine.rules import read
-    from workbench.cli.reading import beside_the_file, counts, read_with
+    from workbench.cli.reading import counts, read_with
 
     base = file.resolve().parent
     document = load(file)
@@ -58,7 +59,7 @@ def command(
     if mending:
         mended = _mend(file, tool, overrides)
         document = load(file)
-    mapping, lines = read_with(document, base, overrides)
+    mapping, lines = read_with(document, overrides)
     facts = gather_facts(read(mapping).config, base, parse_machine(machine) if machine else None)
     reading = read(mapping, facts)
     problem = ""
@@ -73,7 +74,7 @@ def command(
 
     known = estimate(reading.config, facts)
     words = paragraph(reading.config, facts, known)
-    compared = beside_the_file(file, reading.config, facts) if overrides and tool is None else None
+    compared = _compared(file, overrides, facts) if overrides and tool is None else None
     if as_json:
         mended |= {"changes": compared[1].changes(compared[0])} if compared is not None else {}
         listed = [finding.as_json() for finding in findings]
@@ -91,6 +92,17 @@ def command(
     if tool is not None:
         echo(f"It is a config of {TITLES[tool]}. {_way(file, tool)}")
     return int(bad)
+
+
+def _compared(file: Path, overrides: tuple[str, ...], facts: Facts) -> tuple[Estimate, Estimate]:
+    """The file without and with the settings beside it, their paths whole on both sides."""
+    from engine.config.files import load, placed
+    from engine.rules import read
+    from workbench.cli.reading import beside_the_file, with_overrides
+
+    base = file.resolve().parent
+    beside = read(with_overrides(load(file).mapping, base, overrides)).config
+    return beside_the_file(file, beside, placed(facts, base))
 
 
 def _summarize(words: str, compared: tuple[Estimate, Estimate] | None) -> None:

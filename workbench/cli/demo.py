@@ -11,6 +11,7 @@ from engine.errors import UsageError
 from engine.run.index import open_view
 from workbench.calling import run_name
 from workbench.cli.output import echo
+from workbench.cli.places import shown
 from workbench.cli.train import attach, hold_container, start_mapping
 
 
@@ -37,7 +38,7 @@ def command(
     if in_app:
         return int(ctx.invoke(import_module("workbench.cli.app").command, run=str(run.path)) or 0)
     if not as_json:
-        echo(f"{run.id} in {run.path}", err=True)
+        echo(f"{run.id} in {shown(run.path)}", err=True)
     code = attach(run, detach=detach, as_json=as_json)
     if code == 0 and not detach and not as_json:
         with open_view(run) as watch:

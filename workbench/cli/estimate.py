@@ -8,10 +8,11 @@ from typing import Any
 
 import click
 
-from engine.errors import UsageError, visible
+from engine.errors import UsageError, redact, visible
 from engine.figures import brief, large, percent, size
 from workbench.cli.ending import ends_are_interrupts
 from workbench.cli.output import clear, echo, print_json, rewrite
+from workbench.cli.places import PATH
 
 _CLASSES = {
     "weights": "weights",
@@ -31,7 +32,7 @@ _ON_CPU = {**_CLASSES, "overhead": "the process and fragments"}
 
 
 @click.command(short_help="Memory, steps, disk and time before launch.")
-@click.argument("file", type=click.Path(path_type=Path))
+@click.argument("file", type=PATH)
 @click.argument("overrides", nargs=-1, metavar="[KEY=VALUE ...]")
 @click.option(
     "--for", "machine", metavar="MACHINE", help="For another machine, such as 1xH100-80GB, 2x8xH100-80GB or cpu."
@@ -80,7 +81,7 @@ def command(file: Path, overrides: tuple[str, ...], machine: str | None, rehears
         print_json({**estimated.as_json(), **document, "findings": [each.as_json() for each in reading.errors]})
         return 0
     for finding in reading.errors:
-        echo(f"x {finding.message}", err=True, hang=2)
+        echo(f"x {redact(finding.message)}", err=True, hang=2)
     rows = lines(estimated, facts, longest_row(reading.config, facts))
     if measured is not None:
         rows += rehearsed(measured, estimated)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ from engine.run import store
 from engine.run.curves import format_metric, ordered, titled
 from engine.run.evaluations import Evaluation, step_of, tasks_of
 from workbench.cli.output import clear, echo, print_json, rewrite
+from workbench.cli.places import to_read
 
 
 @click.command(short_help="Measure a checkpoint on held-out rows.")
@@ -82,13 +84,11 @@ def rows_of(data: str | None) -> str | None:
     if data is None or data in BUILTIN_ROWS:
         return data
     file = Path(data).expanduser().absolute()
-    if not file.exists():
-        builtin = data.startswith("builtin/")
-        raise UsageError(
-            f"--data: must be a file with rows; got nothing there: {visible(redact(data if builtin else str(file)))}.",
-            f"Give {' or '.join(BUILTIN_ROWS)}, or a file." if builtin
-            else "Give its path, or leave --data out for the rows that the run held out.",
-        )  # fmt: skip
+    way = "Give its path, or leave --data out for the rows that the run held out."
+    builtin = data.startswith("builtin/") and not os.path.lexists(file)
+    if builtin:
+        way = f"Give {' or '.join(BUILTIN_ROWS)}, or a file."
+    to_read(Path(data) if builtin else file, "a file with rows", way, flag="--data", folder=True)
     return str(file)
 
 

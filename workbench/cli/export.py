@@ -6,11 +6,12 @@ from pathlib import Path
 
 import click
 
-from engine.errors import UsageError
+from engine.errors import UsageError, as_argument
 from engine.export.places import FORMS, places, refuse_existing
 from engine.export.process import request
 from engine.run import store
 from workbench.cli.output import echo
+from workbench.cli.places import PATH
 from workbench.cli.taking_along import absolute, ended, followed
 
 
@@ -20,7 +21,7 @@ from workbench.cli.taking_along import absolute, ended, followed
 @click.option(
     "--checkpoint", "step", type=int, metavar="N", help="The checkpoint of step N; else the newest whole one."
 )
-@click.option("-o", "--output", "output", type=click.Path(path_type=Path), help="The folder; else RUN-export here.")
+@click.option("-o", "--output", "output", type=PATH, help="The folder; else RUN-export here.")
 @click.option(
     "--quant",
     default="F16",
@@ -61,5 +62,5 @@ def command(
     result = followed(asked, as_json=as_json)
     code = ended(result, as_json=as_json)
     if not as_json and "modelfile" in forms and code == 0:
-        echo(f"Next: `ollama create {run.id} -f {where['modelfile']}`")
+        echo(f"Next: `ollama create {run.id} -f {as_argument(where['modelfile'])}`")
     return code

@@ -7,16 +7,15 @@ from pathlib import Path
 import click
 
 from engine.errors import UsageError, WorkbenchError, visible
+from workbench.cli.places import PATH, to_write
 
 TARGETS = ("axolotl", "trl")
 
 
 @click.command(short_help="Write a config for another tool.")
-@click.argument("file", type=click.Path(path_type=Path))
+@click.argument("file", type=PATH)
 @click.option("--to", "tool", type=click.Choice(TARGETS), help="The tool it is written for.")
-@click.option(
-    "-o", "--output", "output", type=click.Path(path_type=Path), help="The new file; without it the config is printed."
-)
+@click.option("-o", "--output", "output", type=PATH, help="The new file; without it the config is printed.")
 @click.option("--json", "as_json", is_flag=True, help="For machines.")
 def command(file: Path, tool: str | None, output: Path | None, as_json: bool) -> int:
     """Write the config FILE for Axolotl or TRL, and say what became of every setting.
@@ -33,11 +32,11 @@ def command(file: Path, tool: str | None, output: Path | None, as_json: bool) ->
     from engine.data.gather_facts import inspect_sources
     from engine.rules import read
     from workbench.cli.findings import require_no_errors
-    from workbench.cli.ledger import deliver, kept, show
+    from workbench.cli.ledger import deliver, show
 
     if tool is None:
         raise UsageError("the tool it is written for must be named.", f"Give --to {' or --to '.join(TARGETS)}.")
-    place = kept(output)
+    place = to_write(output) if output is not None else None
     reading = read(load(file).mapping)
     name, folder = visible(str(file)), file.resolve().parent
     require_no_errors(reading.errors, name, "nothing was written")

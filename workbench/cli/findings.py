@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 
 from engine.config.findings import Finding, shown
+from engine.errors import redact
 from workbench.cli.output import ConfigRefused, echo, styled
 
 _MARKS = {"error": ("x", "red"), "warning": ("!", "yellow"), "hint": ("?", "cyan")}
@@ -16,7 +17,7 @@ def show(findings: Iterable[Finding], lines: Mapping[str, int | None], *, err: b
         mark, colour = _MARKS[finding.severity]
         line = line_of(finding.path, lines)
         place = f" (line {line})" if line else ""
-        echo(styled(f"{mark} {finding.severity}", fg=colour), f"  {finding.message}{place}", err=err, hang=9)
+        echo(styled(f"{mark} {finding.severity}", fg=colour), f"  {redact(finding.message)}{place}", err=err, hang=9)
         if finding.fix:
             echo(f"         fix: {fix_text(finding)}", err=err, hang=14)
 

@@ -15,6 +15,7 @@ from engine.session import going_on
 from engine.session.resume import resume
 from workbench.calling import run_name
 from workbench.cli.output import echo
+from workbench.cli.places import shown
 
 
 def go_on(
@@ -61,7 +62,7 @@ def begun_by(file: Path, overrides: tuple[str, ...], runs: str | None, rank: int
     if rank > 0:
         return folder if folder is not None and folder.state in ENDED and going_on.stays(folder) else None
     if folder is None:
-        echo(f"no run of {visible(str(file))} is in {visible(str(place))}: one is started", err=True)
+        echo(f"no run of {shown(file)} is in {shown(place)}: one is started", err=True)
         return None
     if differences := going_on.differences(folder, reading.config):
         for line in differences:

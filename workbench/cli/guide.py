@@ -10,6 +10,7 @@ from typing import Any
 import click
 
 from engine.client import Inspector
+from engine.config.kinds import BUILTIN_ROWS
 from engine.errors import WorkbenchError
 from engine.hardware import this_machine
 from engine.run.index import open_view
@@ -19,7 +20,9 @@ from engine.session.guided_rehearsal import DATES, STEPS, Verdict, examine
 from engine.session.pages import Block
 from workbench.calling import run_name
 from workbench.cli.output import echo, print_json, rewrite, styled
+from workbench.cli.places import PATH, to_read, to_write
 
+_ROWS = "Name a JSON, JSONL or CSV file of questions and answers, or none for the built-in rows."
 _LOOKS: dict[str, dict[str, Any]] = {
     "title": {"bold": True},
     "dim": {"dim": True},
@@ -33,9 +36,7 @@ _LOOKS: dict[str, dict[str, Any]] = {
 @click.option(
     "--model", default=TINY, show_default=True, metavar="MODEL", help="A folder, a hub model or builtin/tiny."
 )
-@click.option(
-    "--save", "save", metavar="FILE", type=click.Path(path_type=Path), help="Keep the config of the real run."
-)
+@click.option("--save", "save", metavar="FILE", type=PATH, help="Keep the config of the real run.")
 @click.option("--runs", "runs", metavar="DIR", help="Folder that holds the runs.")
 @click.option("--json", "as_json", is_flag=True, help="For machines.")
 def command(rows: str, model: str, save: Path | None, runs: str | None, as_json: bool) -> int:
@@ -45,15 +46,16 @@ def command(rows: str, model: str, save: Path | None, runs: str | None, as_json:
     itself once the model answers up to three of their questions word for word; if it never does, the step that failed is
     named.
     """
-    if save is not None and save.exists():
-        raise WorkbenchError(f"--save {save}: the file exists.", "Name another one.")
+    if save is not None:
+        to_write(save, flag="--save", way="Name another one.")
+    if rows not in BUILTIN_ROWS:
+        to_read(Path(rows).expanduser(), "a file of questions and answers", _ROWS)
     inspector = Inspector()
     try:
         first = FirstRun(inspector.ask, rows=rows, model=model, runs=runs)
         first.examined = examine(rows, first.base)
         if first.examined.problem:
-            hint = "Name a JSON, JSONL or CSV file of questions and answers, or none for the built-in rows."
-            raise WorkbenchError(first.examined.problem, hint)
+            raise WorkbenchError(first.examined.problem, _ROWS)
         first.row = _first_row(first)
         if not as_json:
             for page in ("machine", "goal", "rows", "tokens"):

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from engine.bridge.ledger import Ledger, Row
-from engine.errors import UsageError, visible
+from engine.errors import visible
 from workbench.cli.output import echo, print_json, styled
 
 _MARKS = {"unsupported": ("x", "red"), "changed": ("~", "yellow"), "mapped": ("=", "green"), "needless": (".", "")}
@@ -42,18 +42,6 @@ def _show_needless(rows: Sequence[Row], width: int) -> None:
         for line in textwrap.wrap(", ".join(keys), width - 2, break_long_words=False):
             echo(f". {line}", err=True)
         echo(styled(f"    {reason}", dim=True), err=True)
-
-
-def kept(output: Path | None) -> Path | None:
-    """Where a new file may stand. Raises UsageError where something stands already."""
-    if output is None:
-        return None
-    shown = visible(str(output))
-    if output.is_dir():
-        raise UsageError(f"{shown}: must be a file name; got a folder.", f"Name the file in it: {shown}/my.yaml")
-    if output.exists() or output.is_symlink():
-        raise UsageError(f"{shown}: must be a new file; this one exists and is kept.", "Choose another name.")
-    return output.absolute()
 
 
 def deliver(ledger: Ledger, output: Path | None, place: Path | None, *, as_json: bool, after: str = "") -> None:

@@ -11,6 +11,7 @@ from engine.export.places import refuse_existing
 from engine.export.process import request
 from engine.run import store
 from workbench.cli.output import print_json
+from workbench.cli.places import PATH
 from workbench.cli.taking_along import absolute, followed, part_line
 
 
@@ -23,7 +24,7 @@ from workbench.cli.taking_along import absolute, followed, part_line
     "-o",
     "--output",
     "output",
-    type=click.Path(path_type=Path),
+    type=PATH,
     help="The new folder; else RUN-merged or RUN-packed here.",
 )
 @click.option(

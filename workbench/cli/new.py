@@ -9,14 +9,13 @@ import click
 
 from engine.errors import UsageError, visible
 from workbench.cli.output import echo, print_json
+from workbench.cli.places import PATH, to_write
 
 
 @click.command(short_help="Write a config from a recipe.")
 @click.argument("first", required=False, metavar="[RECIPE]")
 @click.option("--recipe", "named", metavar="RECIPE", help="Which; see `workbench recipes`.  [default: sft-lora]")
-@click.option(
-    "-o", "--output", "output", type=click.Path(path_type=Path), help="The file; without it the config is printed."
-)
+@click.option("-o", "--output", "output", type=PATH, help="The file; without it the config is printed.")
 @click.option("--force", is_flag=True, help="Overwrite the file if it exists.")
 @click.option("--json", "as_json", is_flag=True, help="For machines.")
 def command(first: str | None, named: str | None, output: Path | None, force: bool, as_json: bool) -> int:
@@ -39,15 +38,10 @@ def command(first: str | None, named: str | None, output: Path | None, force: bo
         echo(text.removesuffix("\n"), lines=True)
         return 0
     shown = visible(str(output))
-    if output.is_dir():
-        raise UsageError(f"{shown}: must be a file name; got a folder.", f"Name the file in it: {shown}/my.yaml")
-    if output.exists() and not force:
-        raise UsageError(
-            f"{shown}: must be a new file; this one exists and is kept.", "Choose another name, or give --force."
-        )
-    write(output.absolute(), text)
+    place = to_write(output, replaces=force, way="Choose another name, or give --force.")
+    write(place, text)
     if as_json:
-        print_json({"recipe": name, "path": str(output.absolute()), "text": text})
+        print_json({"recipe": name, "path": str(place), "text": text})
         return 0
     echo(f"Wrote {shown} from the recipe {name}. Next: `workbench check {shlex.quote(shown)}`", err=True)
     return 0

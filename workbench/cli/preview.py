@@ -14,15 +14,16 @@ import click
 
 from engine.client import ask_once
 from engine.data.gather_facts import outcome
-from engine.errors import DataError, UsageError, visible, without_secrets
+from engine.errors import DataError, UsageError, redact, visible
 from engine.figures import size
 from engine.run.store import find, runs_dir
 from engine.session.rows import image_text, length_text, pack_text, reward_text, tokens_of, why_none
 from workbench.cli.output import Styled, clear, coloured, echo, on_stderr, print_json, styled
+from workbench.cli.places import PATH, to_write
 
 
 @click.command(short_help="Show the batch that training will see.")
-@click.argument("file", type=click.Path(path_type=Path))
+@click.argument("file", type=PATH)
 @click.argument("overrides", nargs=-1, metavar="[KEY=VALUE ...]")
 @click.option("--rows", "count", type=click.IntRange(1, 1000), default=3, show_default=True, help="How many rows.")
 @click.option("--row", "first", type=click.IntRange(0), default=None, help="Begin at this row (from 0).")
@@ -37,7 +38,7 @@ from workbench.cli.output import Styled, clear, coloured, echo, on_stderr, print
     "--export",
     "out",
     metavar="FILE",
-    type=click.Path(path_type=Path),
+    type=PATH,
     help="Write all prepared rows: .jsonl or .parquet.",
 )
 @click.option("--runs", "runs", metavar="DIR", help="Folder that holds the runs.")
@@ -73,14 +74,13 @@ def command(
         raise UsageError("--against shows the rows that differ, or those from --row on; leave the other choice out")
     from engine.config.files import load
     from engine.rules import read
-    from workbench.cli.ledger import kept
     from workbench.cli.reading import read_with
 
     base = file.resolve().parent
-    place = kept(out) if out is not None else None
-    mapping, _ = read_with(load(file), base, overrides)
+    place = to_write(out, example="rows.jsonl") if out is not None else None
+    mapping, _ = read_with(load(file), overrides)
     for finding in () if as_json else read(mapping).errors:
-        echo(f"x {finding.message}", err=True, hang=2)
+        echo(f"x {redact(finding.message)}", err=True, hang=2)
     rows = {"config": mapping, "base": str(base), "split": "eval" if held_out else "train"}
     if place is not None:
         return _export(rows, place, out, as_json)
@@ -123,7 +123,7 @@ def _export(rows: dict[str, Any], place: Path, out: Path | None, as_json: bool) 
         print_json(written)
         return 0
     for warning in written["warnings"]:
-        echo(styled(f"warning: {without_secrets(warning)}", fg="yellow"))
+        echo(styled(f"warning: {redact(warning)}", fg="yellow"))
     echo(f"{out}: {written['rows']:,} rows of {', '.join(written['columns'])}, {size(written['bytes'])}")
     return 0
 
@@ -145,11 +145,11 @@ def show(answer: dict[str, Any]) -> None:
             if source["rows"] is not None
             else "rows still counted"
         )
-        template = f"; template {without_secrets(source['template'])}" if source.get("template") else ""
-        echo(f"{without_secrets(source['path'])}: {source['why']} ({rows}){template}")
+        template = f"; template {redact(source['template'])}" if source.get("template") else ""
+        echo(f"{redact(source['path'])}: {source['why']} ({rows}){template}")
     echo(f"method {answer['method']}; {answer.get('template') or 'no chat template'}; mask {answer['fingerprint']}")
     for warning in answer.get("warnings", []):
-        echo(styled(f"warning: {without_secrets(warning)}", fg="yellow"))
+        echo(styled(f"warning: {redact(warning)}", fg="yellow"))
     for row in answer["rows"]:
         echo()
         _show_row(row, total)
@@ -163,18 +163,18 @@ def _show_row(row: dict[str, Any], total: int | None) -> None:
     if words := outcome(row):
         echo(styled(words, fg="yellow"))
     if row.get("error"):
-        echo(without_secrets(row["error"]))
+        echo(redact(row["error"]))
         echo(styled(row.get("clipped", "")[:2000], dim=True), lines=True)
     if words := pack_text(row):
         echo(words)
     for image in row["images"]:
-        echo(f"image {without_secrets(image_text(image))}")
+        echo(f"image {redact(image_text(image))}")
     for name, part in row["parts"].items():
         if len(row["parts"]) > 1:
             echo(styled(f"{name}:", bold=True))
         echo(*marked(part, colour=coloured()), lines=True)
     for words in reward_text(row):
-        echo(f"given to rewards: {without_secrets(words)}")
+        echo(f"given to rewards: {redact(words)}")
 
 
 _CHANGED_LOOK: dict[str, dict[str, Any]] = {

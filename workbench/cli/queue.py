@@ -9,6 +9,7 @@ from engine.run import launch, store
 from engine.run.queue import move, queue_of, waiting_for
 from engine.run.store import RunFolder
 from workbench.cli.output import echo, print_json
+from workbench.cli.places import runs_folder, shown
 
 
 @click.command(short_help="Show the runs that wait, and change their order.")
@@ -33,7 +34,7 @@ def command(run: str | None, first: bool, last: bool, place: int | None, runs: s
     if (run is None) != (chosen == 0):
         missing = "a run" if run is None else "--first, --last or --place N"
         raise UsageError(f"queue: {missing} is missing; a run and its new place go together.")
-    root = store.runs_dir(runs)
+    root = runs_folder(runs)
     if run is not None:
         folder = store.find(run, root)
         root = folder.path.parent
@@ -47,7 +48,7 @@ def command(run: str | None, first: bool, last: bool, place: int | None, runs: s
     if as_json:
         print_json(listed)
     elif not listed:
-        echo(f"No run waits in {visible(str(root))}.")
+        echo(f"No run waits in {shown(root)}.")
     for entry in listed if not as_json else ():
         echo(f"{entry['place']:>3}  {visible(str(entry['id']))}  {visible(str(entry['waits_for']))}".rstrip())
     return 0

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -23,12 +24,16 @@ def with_overrides(mapping: Mapping[str, Any], base: Path, pairs: Iterable[str])
     """The mapping with absolute paths: the file's own against its folder, the overrides' against the working directory."""
     complete = absolute(mapping, base)
     here, pairs = Path.cwd(), tuple(pairs)
-    lengths = [path for path in _LENGTHS if path in {pair.partition("=")[0].strip() for pair in pairs}]
-    if len(lengths) == 1 and isinstance(complete.get("optim"), dict):
-        complete["optim"].pop(next(path for path in _LENGTHS if path not in lengths).partition(".")[2], None)
+    _leave_other_length(complete, pairs)
     for pair in pairs:
         put(complete, *placed_override(pair, here))
     return complete
+
+
+def _leave_other_length(complete: dict[str, Any], pairs: tuple[str, ...]) -> None:
+    lengths = [path for path in _LENGTHS if path in {pair.partition("=")[0].strip() for pair in pairs}]
+    if len(lengths) == 1 and isinstance(complete.get("optim"), dict):
+        complete["optim"].pop(next(path for path in _LENGTHS if path not in lengths).partition(".")[2], None)
 
 
 def placed_override(pair: str, here: Path | None = None) -> tuple[str, Any]:
@@ -46,17 +51,20 @@ def placed_override(pair: str, here: Path | None = None) -> tuple[str, Any]:
     return path.strip(), value
 
 
-def read_with(document: Document, base: Path, pairs: Iterable[str]) -> tuple[dict[str, Any], dict[str, int | None]]:
+def read_with(document: Document, pairs: Iterable[str]) -> tuple[dict[str, Any], dict[str, int | None]]:
     """The mapping of a file with overrides, and the line of each place; what was overridden stands in no line.
 
-    Without overrides the mapping is the file's own, so that messages name paths as they stand there.
+    Paths of the file are as they stand there, so that messages name them so; those of overrides are from the working directory.
     """
     lines: dict[str, int | None] = dict(document.lines)
     given = tuple(pairs)
     if not given:
         return document.mapping, lines
-    complete = with_overrides(document.mapping, base, given)
+    complete = copy.deepcopy(dict(document.mapping))
+    _leave_other_length(complete, given)
+    here = Path.cwd()
     for pair in given:
+        put(complete, *placed_override(pair, here))
         path = pair.partition("=")[0].strip()
         lines = {place: line for place, line in lines.items() if not place.startswith(f"{path}.")} | {path: None}
     return complete, lines

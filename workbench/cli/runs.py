@@ -7,12 +7,13 @@ from typing import Any
 
 import click
 
-from engine.errors import UsageError, visible
+from engine.errors import visible
 from engine.figures import brief
 from engine.run import launch, silence, store
 from engine.run.index import peek
 from workbench.cli.following import COLOURS, state_text, summary
 from workbench.cli.output import echo, print_json, styled, terminal_width
+from workbench.cli.places import runs_folder, shown
 
 MODEL, LEAST_MODEL = 3, 12
 """The column that gives way in a narrow terminal, and how far."""
@@ -23,17 +24,14 @@ MODEL, LEAST_MODEL = 3, 12
 @click.option("--json", "as_json", is_flag=True, help="For machines.")
 def command(runs: str | None, as_json: bool) -> int:
     """List the runs of a folder. A run whose supervisor died gets a new one, so that its state is true."""
-    root = store.runs_dir(runs)
-    if runs is not None and not root.is_dir():
-        what = "a file" if root.exists() else "nothing there"
-        raise UsageError(f"--runs: must be a folder that holds runs; got {what}: {visible(str(root))}. Check the path.")
+    root = runs_folder(runs)
     folders = list(store.runs_in(root))
     listed = [summary(peek(run, problem=launch.attend_or_report(run))) for run in folders]
     if as_json:
         print_json(listed)
         return 0
     if not listed:
-        echo(f"No runs in {root}. `workbench demo` makes one.")
+        echo(f"No runs in {shown(root)}. `workbench demo` makes one.")
         return 0
     show(sorted(listed, key=lambda entry: entry["started"] or 0))
     return 0

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -16,10 +17,11 @@ from workbench.calling import run_name
 from workbench.cli.clusters import at_a_time, checked, cluster_options, hand_over, job_of, show_script, tasks_of
 from workbench.cli.following import summary
 from workbench.cli.output import echo, print_json
+from workbench.cli.places import PATH, shown
 
 
 @click.command(short_help="Hand runs over to a cluster.")
-@click.argument("file", type=click.Path(path_type=Path))
+@click.argument("file", type=PATH)
 @click.argument("words", nargs=-1, metavar="[FILE ...] [KEY=VALUE ...]")
 @click.option("--to", "to", type=click.Choice([slurm.NAME]), default=slurm.NAME, help="The cluster's scheduler.")
 @cluster_options
@@ -68,7 +70,7 @@ def _split_arguments(file: Path, words: Sequence[str]) -> tuple[list[Path], tupl
     for word in words:
         if "=" in word:
             continue
-        if not Path(word).exists():
+        if not os.path.exists(word):
             raise UsageError(
                 f"{visible(word)}: must be a config file, or KEY=VALUE; got nothing there.",
                 "Leave it out, or mend the name.",
@@ -109,7 +111,7 @@ def _one(
         made = {"dry_run": False, "path": str(run.path), "job": number, "script": str(run.path / slurm.SCRIPT)}
         print_json(summary(peek(run)) | made)
         return 0
-    echo(f"{run.id} in {run.path}", err=True)
+    echo(f"{run.id} in {shown(run.path)}", err=True)
     name = run_name(run)
     echo(
         f"job {number} of SLURM: {run.id}. `workbench watch {name}` shows it, `workbench stop {name}` stops it.",
@@ -135,6 +137,6 @@ def _array(
         return 0
     echo(f"job {number} of SLURM, an array of {len(made)} runs{at_a_time(limit)}:", err=True)
     for run in made:
-        echo(f"  {slurm.number(run)}  {run.id} in {run.path}", err=True)
+        echo(f"  {slurm.number(run)}  {run.id} in {shown(run.path)}", err=True)
     echo("`workbench runs` shows them; each is watched, stopped and resumed by its own name.", err=True)
     return 0

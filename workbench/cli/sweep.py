@@ -72,7 +72,7 @@ def command(
     Exit code: 0 where all runs finished or were stopped on request, 1 where one failed.
     """
     path = Path(file)
-    shown = not pairs and not path.exists()
+    shown = not pairs and not os.path.exists(path)
     hold_container(detach=detach and to is None and not shown)
     if to is None or shown:
         _refuse_options(cluster, "--to" if to is not None else "", shown)

@@ -10,19 +10,16 @@ from pathlib import Path
 
 import click
 
-from engine.errors import UsageError, visible
+from engine.errors import visible
+from workbench.cli.places import PATH, to_read, to_write
 
 
 @click.command(short_help="Take over a config of another tool.")
-@click.argument("file", type=click.Path(path_type=Path))
+@click.argument("file", type=PATH)
 @click.option("--from", "tool", metavar="TOOL", help="axolotl, llamafactory or trl; left out where the file shows it.")
-@click.option(
-    "-o", "--output", "output", type=click.Path(path_type=Path), help="The new file; without it the config is printed."
-)
+@click.option("-o", "--output", "output", type=PATH, help="The new file; without it the config is printed.")
 @click.option("--method", metavar="KIND", help="The method, where the file does not say it, as TRL's do not.")
-@click.option(
-    "--data-dir", "lists", type=click.Path(path_type=Path), help="Where LLaMA-Factory's dataset_info.json lies."
-)
+@click.option("--data-dir", "lists", type=PATH, help="Where LLaMA-Factory's dataset_info.json lies.")
 @click.option("--json", "as_json", is_flag=True, help="For machines.")
 def command(
     file: Path, tool: str | None, output: Path | None, method: str | None, lists: Path | None, as_json: bool
@@ -36,16 +33,16 @@ def command(
     from engine.bridge.detect import TITLES, detect
     from engine.bridge.tools import take_over, tool_named
     from engine.config.files import load
-    from workbench.cli.ledger import deliver, kept
+    from workbench.cli.ledger import deliver
     from workbench.cli.output import echo, styled
 
-    place = kept(output)
+    place = to_write(output) if output is not None else None
     known = tool_named(tool) if tool is not None else None
-    if not file.exists():
-        words = f"{visible(str(file))}: must be a config of Axolotl, LLaMA-Factory or TRL; nothing is there."
-        raise UsageError(words, "Name the file that the other tool trains from.")
-    if lists is not None and not lists.is_dir():
-        raise UsageError(f"{visible(str(lists))}: must be a folder with dataset_info.json; there is none.")
+    to_read(file, "a config of Axolotl, LLaMA-Factory or TRL", "Name the file that the other tool trains from.")
+    if lists is not None:
+        to_read(
+            lists / "dataset_info.json", "a folder with dataset_info.json", "Name LLaMA-Factory's.", flag="--data-dir"
+        )
     document = load(file)
     ledger = take_over(document, known, out=place.parent if place else Path.cwd(), method=method, lists=lists)
     deliver(

@@ -29,6 +29,7 @@ from workbench.calling import run_name
 from workbench.cli.following import Follower, exit_code, report, state_text, summary
 from workbench.cli.going_on import begun_by, go_on, report_versions, stays
 from workbench.cli.output import echo, print_json
+from workbench.cli.places import PATH, shown
 
 Command = TypeVar("Command", bound=Callable[..., Any])
 
@@ -48,7 +49,7 @@ def meets(command: Command) -> Command:
 
 
 @click.command(short_help="Start a run and watch it.")
-@click.argument("file", type=click.Path(path_type=Path))
+@click.argument("file", type=PATH)
 @click.argument("overrides", nargs=-1, metavar="[KEY=VALUE ...]")
 @click.option("--detach", is_flag=True, help="Return once training has begun; the run goes on.")
 @click.option("--queue", "queue", is_flag=True, help="Wait until a device is free.")
@@ -106,7 +107,7 @@ def command(
     else:
         run = start(file, overrides, runs, queue=queue, after=after, meeting=meeting)
     if not as_json:
-        echo(f"{run.id} in {run.path}", err=True)
+        echo(f"{run.id} in {shown(run.path)}", err=True)
     return attach(run, detach=detach, as_json=as_json)
 
 

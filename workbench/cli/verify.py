@@ -11,10 +11,11 @@ from engine.errors import WorkbenchError, redact, visible
 from engine.export.record import verify
 from engine.figures import size
 from workbench.cli.output import clear, echo, print_json, rewrite
+from workbench.cli.places import PATH, to_read
 
 
 @click.command(short_help="Whether an exported model is still the one compared.")
-@click.argument("artefact", metavar="FOLDER|FILE", type=click.Path(path_type=Path))
+@click.argument("artefact", metavar="FOLDER|FILE", type=PATH)
 @click.option("--json", "as_json", is_flag=True, help="For machines.")
 def command(artefact: Path, as_json: bool) -> int:
     """Read a model that `export` or `merge` has made, here or copied from elsewhere, and say whether each of its files is the
@@ -26,6 +27,8 @@ def command(artefact: Path, as_json: bool) -> int:
 
     Exit code: 0 where it is, 1 where a file was changed, added or lost.
     """
+
+    to_read(artefact, "a folder or file of a model", "Name one that `workbench export` has made.", folder=True)
 
     def show(what: str, done: int, total: int) -> None:
         rewrite(f"{what} {size(done)} of {size(total)}")

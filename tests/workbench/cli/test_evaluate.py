@@ -94,7 +94,7 @@ def test_tasks_need_their_file_and_the_harness_and_name_their_own_rows(
         tasks_of([str(path)])
     assert "pip install -U lm-eval" in refused.value.hint
     for bad in ("nowhere.yaml", "hellaswag", str(tmp_path / "rows.jsonl")):
-        with pytest.raises(UsageError, match="--tasks: must be a task's YAML file; got "):
+        with pytest.raises(UsageError, match="--tasks: must be a task's YAML file that can be read; got "):
             tasks_of([bad])
     assert tasks_of([]) == []
 

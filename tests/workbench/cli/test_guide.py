@@ -50,8 +50,8 @@ def test_nothing_is_started_for_rows_that_cannot_be_rehearsed(tmp_path: Path, mo
     Path("mine.yaml").write_text("version: 1\n")
     for words, message in (
         (["text.jsonl"], "row 1 holds no question with an answer"),
-        (["gone.jsonl"], "no such file"),
-        (["--save", "mine.yaml"], "--save mine.yaml: the file exists."),
+        (["gone.jsonl"], "gone.jsonl: must be a file of questions and answers; got nothing there."),
+        (["--save", "mine.yaml"], "--save mine.yaml: must be a new file; this one exists and is kept."),
     ):
         with pytest.raises(WorkbenchError, match=message.replace(".", r"\.")) as refused:
             CliRunner().invoke(command, words, standalone_mode=False, catch_exceptions=False)

@@ -103,7 +103,7 @@ def test_wrong_calls_are_one_sentence(foreign: Path, tmp_path: Path) -> None:
     for arguments, words in (
         ([foreign, "--from", "axolotel"], "must be axolotl, llamafactory or trl"),
         ([ours], "the workbench's own"),
-        ([foreign, "--data-dir", tmp_path / "none"], "must be a folder"),
+        ([foreign, "--data-dir", tmp_path / "none"], "must be a folder with dataset_info.json; got nothing there"),
         ([foreign, "--from", "trl", "--method", "dpoo"], "must be a method"),
     ):
         problem = run(take_over.command, *arguments).exception
@@ -200,5 +200,5 @@ def test_check_fix_leaves_choices_to_the_person(tmp_path: Path) -> None:
 def test_a_file_that_is_not_there_is_no_config_to_write_anew(tmp_path: Path) -> None:
     ended = warm.command("import", str(tmp_path / "qlora.yml"))
     assert ended.returncode == 2
-    assert "must be a config of Axolotl, LLaMA-Factory or TRL; nothing is there" in ended.stderr
+    assert "must be a config of Axolotl, LLaMA-Factory or TRL; got nothing there" in ended.stderr
     assert "workbench new" not in ended.stderr
