@@ -167,7 +167,8 @@ def test_batches_of_another_size_are_not_compared(tmp_path):
     larger = read({**GOOD, "optim": {"per_device_train_batch_size": 8}}).config
     longer = read({**GOOD, "data": {**GOOD["data"], "max_length": 16384}}).config
     compiler_waits.keep(compiler_waits.key(QWEN_CONFIG, QWEN, "card"), Measured(plain=0.1), file)
-    for other in (larger, longer):
+    pairs = read({**GOOD, "method": {"kind": "dpo"}}).config
+    for other in (larger, longer, pairs):
         assert compiler_waits.known(other, QWEN, "card", file) is None
     assert compiler_waits.known(QWEN_CONFIG, replace(QWEN, layers=2), "card", file) is None
     assert compiler_waits.known(QWEN_CONFIG, QWEN, "card", file).plain == 0.1
