@@ -20,6 +20,7 @@ ORDER = {
 """The phases of a worker in their order, each in a word; others (timing kernels, compiling layers) come between."""
 
 
+LAST = "Training"
 TITLE = "before the first step"
 """What a list of them is called."""
 
@@ -38,6 +39,11 @@ class Phase:
         return "" if self.seconds is None else brief(self.seconds)
 
 
+def reason(view: RunView) -> str:
+    """Why the phase that goes on is worth its time, where it says that."""
+    return view.phase.partition(": ")[2]
+
+
 def before_first_step(view: RunView, now: float | None = None) -> list[Phase]:
     """The way to the first step; empty for a run that has taken one, is over, or waits for its turn."""
     if view.over or view.state == "queued" or view.step > (view.resumed_from or 0):
@@ -46,6 +52,8 @@ def before_first_step(view: RunView, now: float | None = None) -> list[Phase]:
         return [Phase("process", "now"), *(Phase(word, "later") for word in ORDER.values())]
     now = time.time() if now is None else now
     begun = [(str(phase["name"]), float(phase["t"])) for phase in view.phases]
+    if begun[-1][0] != LAST:
+        begun = [each for each in begun if each[0] != LAST]  # the step was begun and waits: it is still to come
     ends = [*(t for _, t in begun[1:]), max(now, begun[-1][1])]
     states = ["done"] * (len(begun) - 1) + ["now"]
     phases = [
