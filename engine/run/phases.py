@@ -52,14 +52,14 @@ def before_first_step(view: RunView, now: float | None = None) -> list[Phase]:
         return [Phase("process", "now"), *(Phase(word, "later") for word in ORDER.values())]
     now = time.time() if now is None else now
     begun = [(str(phase["name"]), float(phase["t"])) for phase in view.phases]
-    if begun[-1][0] != LAST:
-        begun = [each for each in begun if each[0] != LAST]  # the step was begun and waits: it is still to come
     ends = [*(t for _, t in begun[1:]), max(now, begun[-1][1])]
     states = ["done"] * (len(begun) - 1) + ["now"]
     phases = [
         Phase(ORDER.get(name, name.partition(":")[0].lower()), state, max(0.0, end - t))
         for (name, t), end, state in zip(begun, ends, states, strict=True)
+        if name != LAST or state == "now"  # a step that was begun and waits, as for the compiler, is still to come
     ]
+    begun = [each for each in begun[:-1] if each[0] != LAST] + begun[-1:]
     known = {name for name, _ in begun}
     last = max((place for place, name in enumerate(ORDER) if name in known), default=-1)
     return [*phases, *(Phase(word, "later") for place, word in enumerate(ORDER.values()) if place > last)]

@@ -53,6 +53,7 @@ def test_compiling_between_stands_where_it_happens() -> None:
     begun = [phase(1.0, "Building the trainer"), phase(2.0, "Training"), phase(3.0, "Compiling layers: it is worth it")]
     told = [(one.word, one.state) for one in before_first_step(viewed(*begun), now=4.0)]
     assert told == [("trainer", "done"), ("compiling layers", "now"), ("first step", "later")]
+    assert before_first_step(viewed(*begun), now=4.0)[0].seconds == 1.0
     assert reason(viewed(*begun)) == "it is worth it"
     after = viewed(*begun, phase(9.0, "Training"))
     told = [(one.word, one.state, one.seconds) for one in before_first_step(after, now=10.0)]
