@@ -20,6 +20,7 @@ from engine.errors import WorkbenchError
 from engine.figures import doing
 from engine.run import silence, stack, store
 from engine.run.ending import facts, ways
+from engine.run.phases import reason
 from engine.run.rollouts import read_group
 from engine.run.store import RunFolder
 from engine.run.view import RunView
@@ -149,6 +150,8 @@ class MonitorPart(Part):
         was started in its place]`: what changes with every look."""
         state = view.progress
         phase = doing(state, view.phase) if state else view.phase
+        if state and (why := reason(view)):
+            phase += f"; {why}"
         left = view.seconds_left()
         eta = round(left) if left is not None and not view.over else None
         if view.silent_seconds is not None:

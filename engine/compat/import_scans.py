@@ -31,6 +31,7 @@ from engine.errors import WorkbenchError
 from engine.run.spawn import private_folder
 
 WHERE = "transformers.utils.import_utils"
+MODELS = "models"
 SETTLED = 120 * 10**9
 """Nanoseconds that folders of packages must have been as they are before it is kept what is in them."""
 LARGEST = 16 * 1024**2
@@ -116,15 +117,12 @@ class _Loader(importlib.abc.Loader):
 
 def _scanned_once(scan: Callable[..., Names], key: str) -> Callable[..., Names]:
     @functools.cache
-    @functools.wraps(scan)
-    def define_import_structure(module_path: Any, prefix: str | None = None, **more: Any) -> Names:
-        if prefix != "models" or more:
-            return scan(module_path, prefix=prefix, **more)
+    def of_models(folder: Path) -> Names:
         # The folder's own time, for a model that somebody puts beside those of the release.
-        name = f"models {key} {module_path} {_changed(module_path)}"
+        name = f"models {key} {folder} {_changed(folder)}"
         found = _names(_read(name))
         if found is None:
-            found = scan(module_path, prefix=prefix)
+            found = scan(folder, prefix=MODELS)
             _write(
                 name,
                 [
@@ -134,7 +132,29 @@ def _scanned_once(scan: Callable[..., Names], key: str) -> Callable[..., Names]:
             )
         return found
 
+    @functools.cache
+    @functools.wraps(scan)
+    def define_import_structure(module_path: Any, prefix: str | None = None, **more: Any) -> Names:
+        folder = _models_at(module_path, prefix)
+        if folder is None or more:
+            return scan(module_path, prefix=prefix, **more)
+        # transformers asks twice, for itself and for `transformers.models`, and adds names of its own to the first answer.
+        cut = "" if prefix else f"{MODELS}."
+        return {
+            needed: {file.removeprefix(cut): set(names) for file, names in files.items()}
+            for needed, files in of_models(folder).items()
+        }
+
     return define_import_structure
+
+
+def _models_at(module_path: Any, prefix: str | None) -> Path | None:
+    """The folder of all models where its names are asked for, None where it is another's."""
+    path = Path(module_path)
+    if prefix == MODELS:
+        return path
+    own = prefix is None and path.name == "__init__.py" and path.parts[-3:-1] == ("transformers", MODELS)
+    return path.parent if own else None
 
 
 def _names(value: Any) -> Names | None:

@@ -16,6 +16,7 @@ TOKENS = 512
 BUILTIN_ROWS = ("builtin/dates", "builtin/shapes", SYNTHETIC)
 """Models and rows that come with the product: each pair is a demo, the first of text and the second of images. The last rows
 are tokens drawn by chance, as many as one likes (`format: synthetic`)."""
+BUILTIN_SPLITS = ("train", "eval")
 
 Rows = Literal["language", "pairs", "rated", "steps", "texts", "distill", "prompts"]
 """What a prepared row holds: ids and labels; a prompt with two answers; a prompt with an answer and a verdict; an answer

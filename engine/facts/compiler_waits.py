@@ -2,7 +2,7 @@
 
 Kept beside what the compiler itself keeps, so that who removes the one removes the other: a shape that is in the record was
 compiled here, and most of its wait is saved the next time. Entries are known by what decides the code that is made: the
-card, the versions of the libraries, the model's shape, adapter, quantization and packing. What is not readable counts as
+card, the versions of the libraries, the model's shape, adapter, quantization, method and packing. What is not readable counts as
 not there, and a run that cannot write it goes on.
 """
 
@@ -43,7 +43,8 @@ def key(config: RunConfig, model: ModelFacts | None, card: str) -> str | None:
     shape = (model.layers, model.hidden_size, model.intermediate_size, model.heads, model.kv_heads, model.head_dim)
     adapter = f"{config.adapter.kind} {config.adapter.r}" if config.adapter.kind == "lora" else config.adapter.kind
     # A batch's size is part of the code where rows are packed, and of what a step takes everywhere.
-    rows = "packed" if config.data.packing else "padded"
+    # A method's batch has its own passes: a pair is two rows, and a reference may answer too.
+    rows = f"{config.method.kind} {'packed' if config.data.packing else 'padded'}"
     rows += f" {config.optim.per_device_train_batch_size} x {config.data.max_length}"
     words = (card, *(f"{name} {installed(name)}" for name in _VERSIONS), model.model_type, "x".join(map(str, shape)))
     return ", ".join((*words, adapter, config.model.dtype, config.model.quantization, rows))

@@ -227,7 +227,9 @@ def _ten_times(label: str) -> Resolve:
         steps = counts.total_steps(config, facts)
         if steps is None:
             return 100, f"{label} every 100 steps while the number of steps is not known"
-        return max(1, round(steps / 10)), f"{label} ten times in {steps:,} steps"
+        every = max(1, round(steps / 10))
+        times = steps // every
+        return every, f"{label} {'ten' if times == 10 else f'{times:,}'} times in {steps:,} steps"
 
     return resolve
 

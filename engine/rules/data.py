@@ -8,7 +8,7 @@ from operator import not_
 from engine.config.facts import DataFacts, Facts, SourceFacts
 from engine.config.files import DATA_SUFFIXES, REMOTE, scheme_of
 from engine.config.findings import Finding, Fix, Severity, must, notice
-from engine.config.kinds import BUILTIN_ROWS, example_row
+from engine.config.kinds import BUILTIN_ROWS, BUILTIN_SPLITS, example_row
 from engine.config.rule import Check, Refused, leave_out, one_of, other_than, refused, rule, take
 from engine.config.tree import FieldSpec, RunConfig, fields
 from engine.errors import visible
@@ -232,6 +232,11 @@ def builtin_data_are_known(config: RunConfig, facts: Facts) -> Iterator[Finding]
             fix = Fix("use builtin/dates", {path: "builtin/dates"})
             todo = "There are no other built-in data sets."
             yield must(path, " or ".join(BUILTIN_ROWS), entry.path, todo, fix=fix)
+        elif entry.path in BUILTIN_ROWS and entry.split not in (None, *BUILTIN_SPLITS):
+            path = f"{place}.split"
+            other = BUILTIN_SPLITS[place.startswith(fields.data.eval.path)]
+            todo = "The built-in rows have no other split."
+            yield must(path, " or ".join(BUILTIN_SPLITS), entry.split, todo, fix=Fix(f"use {other}", {path: other}))
 
 
 @rule(reads=(fields.data.train, fields.data.eval))

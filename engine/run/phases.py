@@ -20,6 +20,7 @@ ORDER = {
 """The phases of a worker in their order, each in a word; others (timing kernels, compiling layers) come between."""
 
 
+LAST = "Training"
 TITLE = "before the first step"
 """What a list of them is called."""
 
@@ -38,6 +39,11 @@ class Phase:
         return "" if self.seconds is None else brief(self.seconds)
 
 
+def reason(view: RunView) -> str:
+    """Why the phase that goes on is worth its time, where it says that."""
+    return view.phase.partition(": ")[2]
+
+
 def before_first_step(view: RunView, now: float | None = None) -> list[Phase]:
     """The way to the first step; empty for a run that has taken one, is over, or waits for its turn."""
     if view.over or view.state == "queued" or view.step > (view.resumed_from or 0):
@@ -51,7 +57,9 @@ def before_first_step(view: RunView, now: float | None = None) -> list[Phase]:
     phases = [
         Phase(ORDER.get(name, name.partition(":")[0].lower()), state, max(0.0, end - t))
         for (name, t), end, state in zip(begun, ends, states, strict=True)
+        if name != LAST or state == "now"  # a step that was begun and waits, as for the compiler, is still to come
     ]
+    begun = [each for each in begun[:-1] if each[0] != LAST] + begun[-1:]
     known = {name for name, _ in begun}
     last = max((place for place, name in enumerate(ORDER) if name in known), default=-1)
     return [*phases, *(Phase(word, "later") for place, word in enumerate(ORDER.values()) if place > last)]

@@ -206,6 +206,10 @@ def test_the_way_to_the_first_step_is_told_until_there_is_one(watched: Any) -> N
     run.pen.write("phase", name="evil\u202ephase: and more")
     view.look()
     assert "\u202e" not in str(view.parts["way"])
+    run.pen.write("phase", name="Compiling layers: 900 batches earn the wait")
+    run.pen.write("progress", what="compiling layers", done=6, total=0, unit="seconds")
+    view.look()
+    assert view.parts["now"][2] == "compiling layers: 0:06; 900 batches earn the wait"
     run.pen.write("metrics", step=1, loss=2.0)
     view.look()
     assert view.parts["way"] is None

@@ -19,7 +19,7 @@ from engine.run import silence, stopping
 from engine.run.best import best_text
 from engine.run.curves import concern, format_metric, leading, titled, watch_for
 from engine.run.ending import End, done_text
-from engine.run.phases import TITLE, before_first_step
+from engine.run.phases import TITLE, before_first_step, reason
 from engine.run.view import RunView
 from engine.session.run_messages import NO_RECEIPT, NO_SAMPLES, NO_WORDS, damaged, sample_time
 from workbench.panels.bars import Bar, TextBar
@@ -126,6 +126,8 @@ def _way(view: RunView, width: int) -> list[Line]:
         drawn.append([(sign, style), *columns(phase.word, phase.time, width - 2, style)])
         if phase.state == "now" and (words := doing(view)) and view.progress:
             drawn += [[("  ", ""), *line] for line in paragraph(words, width - 2, "dim")]
+        if phase.state == "now" and (why := clean(reason(view))):
+            drawn += [[("  ", ""), *line] for line in paragraph(why, width - 2, "dim")]
     return drawn
 
 

@@ -21,7 +21,7 @@ from engine.compat import import_scans
 reads = []
 sys.addaudithook(lambda event, given: reads.append(str(given[0])) if event == "open" else None)
 with import_scans.kept():
-    import transformers
+    import transformers, transformers.models
     packages = {name: sorted(each) for name, each in importlib.metadata.packages_distributions().items()}
 from transformers.utils import import_utils
 assert (importlib.metadata.packages_distributions, inspect.getframeinfo) == before
@@ -30,10 +30,13 @@ assert type(import_utils.__loader__).__name__ == type(import_utils.__spec__.load
 from pathlib import Path
 models = Path(transformers.__file__).parent / "models"
 plain = inspect.unwrap(import_utils.define_import_structure)
+assert {"qwen3", "llama"} <= set(dir(transformers.models))
 sources = sum(read.startswith(str(models)) and read.endswith(".py") for read in reads)
 given, found = import_utils.define_import_structure(models, prefix="models"), plain(models, prefix="models")
 same = all(given[needed][file] == names for needed, files in found.items() for file, names in files.items())
 same = same and len(given) == len(found)  # transformers has added its own names beside those of models
+inner = models / "__init__.py"
+same = same and import_utils.define_import_structure(str(inner)) == plain(str(inner))
 theirs = {name: sorted(each) for name, each in before[0]().items()}
 transformers.Qwen3Config(), transformers.AutoTokenizer
 print(json.dumps([same, packages == theirs, sources]))

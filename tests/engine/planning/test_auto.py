@@ -26,6 +26,13 @@ def test_nobody_is_told_of_evaluations_where_no_rows_are_held_out(held_out, reas
     assert (reason in entry.reason, entry.effective) == (True, 5)
 
 
+@pytest.mark.parametrize(("steps", "every", "told"), [(2, 1, "2 times in 2 steps"), (17, 2, "8 times in 17 steps")])
+def test_a_run_too_short_for_ten_evaluations_is_not_told_of_ten(steps, every, told):
+    data = {"train": [{"path": "builtin/dates"}], "val_set_size": 0.1}
+    found = auto("run.eval_steps", {"data": data, "optim": {"max_steps": steps}})
+    assert (found.effective, found.reason) == (every, f"evaluates {told}")
+
+
 def test_lion_takes_a_fifth_of_adamws_rate_with_less_state():
     plain, lion = (
         auto("optim.learning_rate", {"optim": {"optim": optimizer}}) for optimizer in ("adamw_torch", "lion_32bit")

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from engine.run.phases import before_first_step
+from engine.run.phases import before_first_step, reason
 from engine.run.view import RunView, fold
 
 
@@ -50,6 +50,12 @@ def test_each_phase_tells_its_seconds_and_what_comes_next_until_there_is_a_step(
 
 
 def test_compiling_between_stands_where_it_happens() -> None:
-    begun = [phase(1.0, "Building the trainer"), phase(2.0, "Training"), phase(3.0, "Compiling layers: the first step")]
+    begun = [phase(1.0, "Building the trainer"), phase(2.0, "Training"), phase(3.0, "Compiling layers: it is worth it")]
     told = [(one.word, one.state) for one in before_first_step(viewed(*begun), now=4.0)]
-    assert told == [("trainer", "done"), ("first step", "done"), ("compiling layers", "now")]
+    assert told == [("trainer", "done"), ("compiling layers", "now"), ("first step", "later")]
+    assert before_first_step(viewed(*begun), now=4.0)[0].seconds == 1.0
+    assert reason(viewed(*begun)) == "it is worth it"
+    after = viewed(*begun, phase(9.0, "Training"))
+    told = [(one.word, one.state, one.seconds) for one in before_first_step(after, now=10.0)]
+    assert told[1:] == [("compiling layers", "done", 6.0), ("first step", "now", 1.0)]
+    assert reason(after) == ""

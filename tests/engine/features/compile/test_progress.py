@@ -21,7 +21,7 @@ from engine.run.view import RunView, fold
 from tests.engine.features.compile.test_choice import GOOD, QWEN
 from tests.engine.features.compile.test_fallback import Told
 from workbench.cli.following import status_line
-from workbench.panels.watching import doing
+from workbench.panels.watching import _way, doing
 
 QWEN_CONFIG = read(GOOD).config
 
@@ -76,6 +76,8 @@ def test_both_frontends_and_the_command_show_the_seconds_so_far():
     going = {"what": progress.WHAT, "done": 75, "total": 0, "unit": "seconds"}
     view = viewed([*begun, ("progress", going)])
     assert status_line(view) == doing(view) == "compiling layers: 1:15"
+    shown = "\n".join("".join(text for text, _ in line) for line in _way(view, 24))
+    assert "compiling layers: 1:15\n  it pays\n" in shown
     view = viewed([*begun, ("progress", {**going, "total": 103})])
     assert status_line(view) == doing(view) == "compiling layers: 1:15 of 1:43"
 
@@ -167,7 +169,8 @@ def test_batches_of_another_size_are_not_compared(tmp_path):
     larger = read({**GOOD, "optim": {"per_device_train_batch_size": 8}}).config
     longer = read({**GOOD, "data": {**GOOD["data"], "max_length": 16384}}).config
     compiler_waits.keep(compiler_waits.key(QWEN_CONFIG, QWEN, "card"), Measured(plain=0.1), file)
-    for other in (larger, longer):
+    pairs = read({**GOOD, "method": {"kind": "dpo"}}).config
+    for other in (larger, longer, pairs):
         assert compiler_waits.known(other, QWEN, "card", file) is None
     assert compiler_waits.known(QWEN_CONFIG, replace(QWEN, layers=2), "card", file) is None
     assert compiler_waits.known(QWEN_CONFIG, QWEN, "card", file).plain == 0.1

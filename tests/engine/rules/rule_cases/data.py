@@ -40,7 +40,10 @@ CASES: dict[str, list[Case]] = {
         ({"data.train.0.path": "what://rows.jsonl"}, Facts(), "data.train.0.path", "error"),
         ({"data.train.0.path": "s3://b/rows.jsonl"}, Facts(packages={"s3fs": None}), "data.train.0.path", "error"),
     ],
-    "builtin-data-are-known": [({"data.train.0.path": "builtin/times"}, Facts(), "data.train.0.path", "error")],
+    "builtin-data-are-known": [
+        ({"data.train.0.path": "builtin/times"}, Facts(), "data.train.0.path", "error"),
+        ({"data.eval": [{"path": "builtin/dates", "split": "test"}]}, Facts(), "data.eval.0.split", "error"),
+    ],
     "held-out-rows-are-not-trained-on": [
         ({"data.eval": [{"path": "rows.jsonl"}]}, Facts(), "data.eval.0.path", "warning")
     ],
