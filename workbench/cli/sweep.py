@@ -274,7 +274,7 @@ def _report(name: str, started: Sequence[RunFolder], *, as_json: bool) -> int:
         print_json({"ok": not failed, **report})
     else:
         for line in [*lines(report), *picture(report)]:
-            echo(line)
+            echo(line, hang=0 if line.endswith(".") else None)
         best = next((run for run in started if run.id == report["best"]), None)
         named = _compared(report)
         if (best is not None or report["differs_by"]) and len(named) > 1:
