@@ -341,6 +341,12 @@ class ListRows(CountedRows):
         return DataError(f"row {index}: {message}", hint, path=self.path)
 
 
+def nothing_named(split: str) -> DataError:
+    """That a split has no rows, and how it gets some."""
+    share = " or let data.val_set_size hold out a part of the training rows" if split == "eval" else ""
+    return DataError(f"data.{split} names no rows", f"Add a source with its path{',' if share else ''}{share}.")
+
+
 def template_of(config: RunConfig, processing_class: Any) -> tuple[str | None, str]:
     """The chat template's text and a name for it in messages; no text where there is none."""
     return named_template(config.model.chat_template, processing_class)

@@ -26,7 +26,7 @@ from engine.data.duplicates import left_out
 from engine.data.held_out import hold_out
 from engine.data.image_references import stamp_image
 from engine.data.packing import best_fit, joined
-from engine.data.plan import Plan, plan_of, use_template
+from engine.data.plan import Plan, nothing_named, plan_of, use_template
 from engine.data.prepared_rows import BATCH, Row, shape_of
 from engine.data.row_counts import Counts, Refused, facts_of_counts, refuse_useless
 from engine.data.token_rows import token_rows
@@ -77,7 +77,7 @@ def prepare(
     plan = plan_of(config, processing_class, split, progress, tolerant=count_all)
     plan.count_all = count_all
     if not plan.sources:
-        raise DataError(f"data.{split} names no rows", "Add a source with its path.")
+        raise nothing_named(split)
     hold_out(plan, progress)
     store = Store(plan.prepared_path)
     key = key_of(plan, processing_class, progress)

@@ -22,7 +22,7 @@ from engine.data.counting import SAMPLE, streamed_note
 from engine.data.detect import CAREFUL
 from engine.data.held_out import hold_out
 from engine.data.image_references import short
-from engine.data.plan import Plan, Source, plan_of, use_template
+from engine.data.plan import Plan, Source, nothing_named, plan_of, use_template
 from engine.data.prepare import FIXED_ROWS, Prepared, fingerprint, prepare
 from engine.data.prepared_rows import SHAPES, shape_of
 from engine.data.prompts import reward_columns
@@ -111,7 +111,7 @@ def choose(
     """(source, row) of what is asked: `index` from a number on; `random` with a seed; `worst` by longest, masked or
     truncated; `search` for text from a number on. Raises `DataError` for a number that is not there."""
     if not plan.sources:
-        raise DataError(f"data.{plan.split} names no rows", "Add a source with its path.")
+        raise nothing_named(plan.split)
     kind = wanted.get("kind", "index")
     if kind == "random":
         return _random(plan, wanted.get("seed"), count)

@@ -11,7 +11,7 @@ from engine.config.findings import Finding, Fix, Severity, must, notice
 from engine.config.kinds import BUILTIN_ROWS, BUILTIN_SPLITS, example_row
 from engine.config.rule import Check, Refused, leave_out, one_of, other_than, refused, rule, take
 from engine.config.tree import FieldSpec, RunConfig, fields
-from engine.errors import visible
+from engine.errors import nearest, visible
 from engine.facts.counts import effective_batch, held_out_of, known_model, train_rows
 from engine.facts.template_flaws import TEMPLATE_FLAWS
 from engine.rules.sources import sources
@@ -229,9 +229,10 @@ def builtin_data_are_known(config: RunConfig, facts: Facts) -> Iterator[Finding]
     for place, entry, _ in sources(config, facts):
         if entry.path.startswith("builtin/") and entry.path not in BUILTIN_ROWS:
             path = f"{place}.path"
-            fix = Fix("use builtin/dates", {path: "builtin/dates"})
-            todo = "There are no other built-in data sets."
-            yield must(path, " or ".join(BUILTIN_ROWS), entry.path, todo, fix=fix)
+            close = nearest(entry.path, BUILTIN_ROWS)
+            fix = Fix(f"use {close or BUILTIN_ROWS[0]}", {path: close or BUILTIN_ROWS[0]})
+            todo = f"Did you mean {close}?" if close else "There are no other built-in data sets."
+            yield must(path, f"{', '.join(BUILTIN_ROWS[:-1])} or {BUILTIN_ROWS[-1]}", entry.path, todo, fix=fix)
         elif entry.path in BUILTIN_ROWS and entry.split not in (None, *BUILTIN_SPLITS):
             path = f"{place}.split"
             other = BUILTIN_SPLITS[place.startswith(fields.data.eval.path)]

@@ -316,7 +316,7 @@ def checkpoints_fit_the_disk(config: RunConfig, facts: Facts) -> Iterator[Findin
         sentence = (
             f"the checkpoints will need {figures.size(need)} ({figures.size(checkpoint)} each), curves, log and what saving needs to "
             f"end well {figures.size(BESIDE_CHECKPOINTS)}, and {figures.size(free)} are free. Free some space, keep fewer, train an "
-            "adapter, or choose another run.output_dir."
+            "adapter, or choose another folder of runs (run.output_dir or --runs)."
         )
         fewer = int((free - BESIDE_CHECKPOINTS) // checkpoint) - 1
         fix = Fix(f"keep {fewer}", {path: fewer}) if 2 <= fewer < config.run.save_total_limit else None

@@ -22,7 +22,7 @@ def ask(run: RunFolder, do: str, *, now: bool = False, patience: float) -> RunVi
     launch.settle(run)
     if launch.unattended(run):
         launch.attend(run)
-    id = control.request(run, do, by="workbench", now=now)
+    id = control.request(run, do, by="the command line", now=now)
     give_up = time.monotonic() + patience
     stops = do != "checkpoint"
 

@@ -50,7 +50,7 @@ def command(
     from engine.data.gather_facts import countable, gather_facts
     from engine.hardware import parse_machine
     from engine.rules import read
-    from workbench.cli.reading import counts, read_with
+    from workbench.cli.reading import counts, import_way, read_with
 
     base = file.resolve().parent
     document = load(file)
@@ -90,7 +90,7 @@ def command(
     rows = _describe_rows(reading.config, facts, with_data)
     echo(f"{file}: {count_text(findings)}{_machine_clause(facts.machine)}{rows}")
     if tool is not None:
-        echo(f"It is a config of {TITLES[tool]}. {_way(file, tool)}")
+        echo(f"It is a config of {TITLES[tool]}. {import_way(file, tool)}")
     return int(bad)
 
 
@@ -138,10 +138,6 @@ def _with_problem(findings: Iterable[Finding], problem: str) -> list[Finding]:
     return sorted([*findings, found], key=lambda finding: RANK[finding.severity])
 
 
-def _way(file: Path, tool: str) -> str:
-    return f"`workbench import {file} --from {tool} -o my.yaml` takes it over as a new one, with a ledger of every key."
-
-
 def _mend(file: Path, tool: str | None, overrides: tuple[str, ...]) -> dict[str, Any]:
     """Apply the fixes that keep what the file says, and write the file; which, and what changed. Raises UsageError beside
     overrides, and for a config of another tool."""
@@ -149,11 +145,12 @@ def _mend(file: Path, tool: str | None, overrides: tuple[str, ...]) -> dict[str,
 
     from engine.bridge.detect import TITLES
     from engine.session.draft import Draft, mend
+    from workbench.cli.reading import import_way
 
     if overrides:
         raise UsageError(f"{overrides[0]}: must be left out with --fix, which changes the file itself.")
     if tool is not None:
-        raise UsageError(f"{visible(str(file))}: a config of {TITLES[tool]} is not changed.", _way(file, tool))
+        raise UsageError(f"{visible(str(file))}: a config of {TITLES[tool]} is not changed.", import_way(file, tool))
 
     draft = Draft.open(file)
     before = draft.text()

@@ -68,14 +68,13 @@ def checked(
 
     Raises ConfigRefused where the rules refuse it.
     """
-    from engine.config.files import load
     from engine.data.gather_facts import gather_facts
     from engine.hardware import parse_machine
     from engine.rules import read
     from workbench.cli.findings import require_no_errors
-    from workbench.cli.reading import with_overrides
+    from workbench.cli.reading import load_own, with_overrides
 
-    complete = with_overrides(load(file).mapping, file.resolve().parent, overrides)
+    complete = with_overrides(load_own(file).mapping, file.resolve().parent, overrides)
     target = parse_machine(machine) if machine else None
     facts = gather_facts(read(complete).config, machine=target)
     if target is None:

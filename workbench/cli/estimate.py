@@ -47,7 +47,6 @@ def command(file: Path, overrides: tuple[str, ...], machine: str | None, rehears
     workbench estimate my.yaml data.max_length=4096 --for 1xH100-80GB
     """
     from engine.config.facts import DataFacts
-    from engine.config.files import load
     from engine.data.gather_facts import gather_facts
     from engine.facts.counts import longest_row
     from engine.hardware import parse_machine
@@ -55,12 +54,12 @@ def command(file: Path, overrides: tuple[str, ...], machine: str | None, rehears
     from engine.rules import read
     from engine.run.rehearsed import last
     from engine.session.consequences import consequences
-    from workbench.cli.reading import beside_the_file, with_overrides
+    from workbench.cli.reading import beside_the_file, load_own, with_overrides
 
     if rehearse and machine:
         raise UsageError(f"--rehearse: measures on this machine, not on {visible(machine)}.", "Leave --for out.")
     target = parse_machine(machine) if machine else None
-    mapping = with_overrides(load(file).mapping, file.resolve().parent, overrides)
+    mapping = with_overrides(load_own(file).mapping, file.resolve().parent, overrides)
     reading = read(mapping)
     facts = gather_facts(reading.config, file.resolve().parent, target)
     reading = read(mapping, facts)

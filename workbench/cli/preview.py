@@ -72,13 +72,12 @@ def command(
     wanted = _wanted(first, at_random, worst, search)
     if against is not None and wanted["kind"] != "index":
         raise UsageError("--against shows the rows that differ, or those from --row on; leave the other choice out")
-    from engine.config.files import load
     from engine.rules import read
-    from workbench.cli.reading import read_with
+    from workbench.cli.reading import load_own, read_with
 
     base = file.resolve().parent
     place = to_write(out, example="rows.jsonl") if out is not None else None
-    mapping, _ = read_with(load(file), overrides)
+    mapping, _ = read_with(load_own(file), overrides)
     for finding in () if as_json else read(mapping).errors:
         echo(f"x {redact(finding.message)}", err=True, hang=2)
     rows = {"config": mapping, "base": str(base), "split": "eval" if held_out else "train"}

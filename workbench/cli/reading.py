@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Any
 
 from engine.config.facts import DataFacts, Facts
 from engine.config.files import Document, absolute, load, overrides, parse_value, place_of, put
-from engine.errors import WorkbenchError
+from engine.errors import UsageError, WorkbenchError, visible
+from workbench.calling import file_name
 
 if TYPE_CHECKING:
     from engine.config.tree import RunConfig
@@ -18,6 +19,24 @@ if TYPE_CHECKING:
 
 # What is given beside the file takes the place of the file's other way to say how long a run is.
 _LENGTHS = ("optim.max_steps", "optim.num_train_epochs")
+
+
+def load_own(file: Path) -> Document:
+    """A config of the workbench. Raises UsageError for one of another tool, whose every key would be an error."""
+    from engine.bridge.detect import TITLES, detect
+
+    document = load(file)
+    if (tool := detect(document.mapping)) is not None:
+        raise UsageError(
+            f"{visible(str(file))}: must be a config of the workbench; it is one of {TITLES[tool]}.",
+            import_way(file, tool),
+        )
+    return document
+
+
+def import_way(file: Path, tool: str) -> str:
+    """How a config of another tool is taken over."""
+    return f"`workbench import {file_name(file)} --from {tool} -o my.yaml` takes it over as a new one, with a ledger of every key."
 
 
 def with_overrides(mapping: Mapping[str, Any], base: Path, pairs: Iterable[str]) -> dict[str, Any]:

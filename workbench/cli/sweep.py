@@ -174,15 +174,14 @@ def _membership(name: str, cell: Mapping[str, str], config: RunConfig) -> dict[s
 
 def start(file: Path, asked: Axes, runs: str | None) -> tuple[str, list[RunFolder]]:
     """Check every cell, then queue a run for each. Raises WorkbenchError with nothing started where one cannot be."""
-    from engine.config.files import load
     from engine.planning.estimate import estimate
     from engine.rules import read
     from engine.run.from_config import launch_config, runs_dir_of
     from engine.session.paragraph import paragraph
     from workbench.cli.findings import require_no_errors, show
-    from workbench.cli.reading import facts_for, with_overrides
+    from workbench.cli.reading import facts_for, load_own, with_overrides
 
-    document, base = load(file), file.resolve().parent
+    document, base = load_own(file), file.resolve().parent
     cells: list[tuple[dict[str, str], Any, Any, int]] = []
     known: dict[str, dict[str, str]] = {}
     reported: set[str] = set()
@@ -275,7 +274,7 @@ def _report(name: str, started: Sequence[RunFolder], *, as_json: bool) -> int:
         print_json({"ok": not failed, **report})
     else:
         for line in [*lines(report), *picture(report)]:
-            echo(line)
+            echo(line, hang=0 if line.endswith(".") else None)
         best = next((run for run in started if run.id == report["best"]), None)
         named = _compared(report)
         if (best is not None or report["differs_by"]) and len(named) > 1:

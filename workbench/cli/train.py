@@ -178,9 +178,9 @@ def start(
     meeting: Rendezvous | None = None,
 ) -> RunFolder:
     """Read, check, launch, or queue. Raises WorkbenchError after printing the findings if the config has errors."""
-    from engine.config.files import load
+    from workbench.cli.reading import load_own
 
-    document = load(file)
+    document = load_own(file)
     return start_mapping(
         document.mapping,
         file.resolve().parent,

@@ -205,7 +205,7 @@ def test_a_task_that_waits_is_taken_out_alone(place: Path, played: Scheduler) ->
     done = warm.command("stop", two.id, cwd=place)
     assert done.returncode == 0, done.stderr
     assert played.calls("scancel") == ["42_1"], "with --state=PENDING SLURM would end every waiting task"
-    assert two.read_json()["message"] == "Job 42_1 was cancelled by workbench while it waited"
+    assert two.read_json()["message"] == "Job 42_1 was cancelled by the command line while it waited"
     assert slurm.refresh(one) == "running"
     two.update_json(state="queued", message="", ended=None)
     assert slurm.refresh(two) == "stopped"
@@ -281,7 +281,7 @@ def test_a_job_that_waits_is_queued_here_and_taken_out_there(place: Path, played
     assert done.returncode == 0, done.stderr
     assert "stopped at step 0" in done.stdout
     assert played.calls("scancel")[-1] == "--state=PENDING 42"
-    assert run.read_json()["message"] == "Job 42 was cancelled by workbench while it waited"
+    assert run.read_json()["message"] == "Job 42 was cancelled by the command line while it waited"
 
     played.says("sbatch", "43\n")
     played.says("squeue", "43|PENDING|Priority\n42|CANCELLED|None\n")

@@ -13,7 +13,7 @@ from click.testing import CliRunner, Result
 from engine.config.files import load
 from engine.errors import UsageError, WorkbenchError
 from tests import warm
-from workbench.cli import check, export_config, take_over
+from workbench.cli import check, estimate, export_config, preview, submit, sweep, take_over, train
 
 FOREIGN = """\
 base_model: Qwen/Qwen3-8B
@@ -157,6 +157,23 @@ optim:
 adapter:
   kind: qlora
 """
+
+
+def test_what_uses_a_config_names_the_way_instead_of_an_error_for_each_key(foreign: Path) -> None:
+    way = "`workbench import ./theirs.yml --from axolotl -o my.yaml` takes it over"
+    for command, more in (
+        (train.command, ["--detach"]),
+        (preview.command, []),
+        (estimate.command, []),
+        (sweep.command, ["run.seed=1,2"]),
+        (submit.command, ["--dry-run"]),
+    ):
+        done = run(command, foreign, *more)
+        assert isinstance(done.exception, UsageError), done
+        assert "theirs.yml: must be a config of the workbench; it is one of Axolotl. " in done.exception.full_message
+        assert way in done.exception.full_message
+        assert "error  " not in done.output
+    assert not Path("runs").exists()
 
 
 def test_a_file_read_as_another_tools_is_told_of_its_own(foreign: Path) -> None:
