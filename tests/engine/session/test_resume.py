@@ -108,7 +108,7 @@ def test_a_job_of_a_cluster_is_not_judged_by_this_machine(run: RunFolder, resume
         ({"adapter.r": 8}, "adapter.r: must stay 16, which checkpoint-4 was trained with; got 8."),
         ({"adapter.bias": "all"}, "adapter.bias: must stay none, which checkpoint-4 was trained with; got all."),
         (
-            {"adapter.loraplus_lr_ratio": 16.0},
+            {"adapter.loraplus_lr_ratio": 16.0, "distributed.strategy": "ddp"},
             "adapter.loraplus_lr_ratio: must stay nothing, as the optimizer's states are in one group of weights or in two; got 16.",
         ),
         ({"adapter": {"kind": "none"}}, "adapter.kind: must stay lora, which checkpoint-4 was trained with; got none."),
