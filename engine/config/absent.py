@@ -85,12 +85,6 @@ ABSENT = (
         "optim.optim has GaLore and Q-GaLore, adapter.unfrozen_parameters trains some weights alone.",
     ),
     Absent(
-        "a threshold for early stopping",
-        ("early_stopping_threshold",),
-        (),
-        "optim.early_stopping_patience counts every value that is better as better.",
-    ),
-    Absent(
         "Unsloth and plugins",
         ("plugins", "use_unsloth", "use_unsloth_gc", "unsloth"),
         ("unsloth_",),

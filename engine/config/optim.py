@@ -133,6 +133,17 @@ class Optim(Section):
     """End the run once so many evaluations in a row were no better than the best one before them. Empty means never.
     `run.metric_for_best_model` says what is compared."""
 
+    early_stopping_threshold: Annotated[
+        float,
+        Ge(0),
+        Le(1_000_000),
+        Title("Better by more than"),
+        Advanced,
+        Source("transformers: EarlyStoppingCallback"),
+    ] = 0.0
+    """How much better than the best one before it an evaluation must be to count as better for `early_stopping_patience`. The
+    best checkpoint is the best one in any case."""
+
     tf32: Annotated[bool | Auto, Title("TF32"), Expert, Source("transformers: tf32")] = "auto"
     """Let the GPU multiply float32 numbers faster with slightly fewer digits. `auto` turns it on where the card has it."""
 

@@ -176,6 +176,15 @@ def the_best_is_told_by_held_out_rows(config: RunConfig, facts: Facts) -> Iterat
             yield must(spec.path, "left out without held-out data", value, todo, fix=fix)
 
 
+@rule(reads=(fields.optim.early_stopping_threshold, fields.optim.early_stopping_patience))
+def a_threshold_needs_patience(config: RunConfig, facts: Facts) -> Iterator[Finding]:
+    spec, optim = fields.optim.early_stopping_threshold, config.optim
+    if optim.early_stopping_threshold and optim.early_stopping_patience is None:
+        todo = "No run ends early without it: set it to a number of evaluations, or remove the threshold."
+        rule_text = "left out while optim.early_stopping_patience is empty"
+        yield must(spec.path, rule_text, optim.early_stopping_threshold, todo, fix=Fix("remove it", unset=(spec.path,)))
+
+
 def _is_resolved(facts: Facts) -> bool:
     """Whether the file is a stored, resolved config, in which every setting is written."""
     return fields.run.grace_seconds.path in facts.given and fields.kernels.kernel_auto_compose.path in facts.given

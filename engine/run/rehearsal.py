@@ -122,6 +122,7 @@ def _shortened(config: RunConfig) -> RunConfig:
                     "warmup_steps": fields.optim.warmup_steps.default,
                     "per_device_eval_batch_size": fields.optim.per_device_eval_batch_size.default,
                     "early_stopping_patience": fields.optim.early_stopping_patience.default,
+                    "early_stopping_threshold": fields.optim.early_stopping_threshold.default,
                     "bf16_full_eval": fields.optim.bf16_full_eval.default,
                     "gradient_accumulation_steps": accumulation,
                 }

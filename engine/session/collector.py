@@ -16,6 +16,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from engine.config.adapter import Lora
 from engine.config.facts import DataFacts, Facts, SourceFacts
 from engine.config.files import absolute, place_of
 from engine.config.tree import RunConfig, fields
@@ -170,7 +171,8 @@ class FactsCollector:
 
     def _start(self) -> None:
         draft, config, base = self.draft, self.draft.config, self.draft.base
-        about = [place_of(config.model.name, base), config.model.revision, config.run.output_dir]
+        adapter = config.adapter.path if isinstance(config.adapter, Lora) else None
+        about = [place_of(config.model.name, base), config.model.revision, config.run.output_dir, adapter]
         if self._is_new("model", about):
             self._submit("model", lambda: _facts_without_sources(config, base, self._runs))
         # Training counts where both name one file: its rows are looked at last, and stand.
@@ -267,7 +269,8 @@ class FactsCollector:
     def _take(self, what: str, answer: Any) -> None:
         if what == "model":
             data = self.draft.facts.data or answer.data
-            self._learn(machine=answer.machine, model=answer.model, packages=answer.packages, data=data)
+            known = {"machine": answer.machine, "model": answer.model, "packages": answer.packages}
+            self._learn(**known, adapter=answer.adapter, data=data)
         elif what == "sources":
             facts, self.looks = answer
             self._learn(sources=facts)

@@ -26,9 +26,10 @@ class HeldOutBest(TrainerCallback):
     def __init__(self, config: RunConfig, writer: AsyncWriter | None) -> None:
         self.metric, self.greater = metric_of(config)
         self.patience, self.saves = config.optim.early_stopping_patience, config.run.save_best
+        self.threshold = config.optim.early_stopping_threshold
         self._wanted = config.run.metric_for_best_model is not None or self.patience is not None
         self.waited = 0
-        """Evaluations since the best one."""
+        """Evaluations since one was better than those before it by more than the threshold."""
         self._writer = writer
         self._measured: dict[str, float] = {}
 
@@ -41,7 +42,8 @@ class HeldOutBest(TrainerCallback):
         """Why a run that is over ended at this step."""
         times = f"{self.waited} evaluation{'s' if self.waited != 1 else ''}"
         verb = "risen" if self.greater else "fallen"
-        return f"stopped early at step {step}: {title_of(self.metric)} has not {verb} for {times}"
+        enough = f" by more than {self.threshold:g}" if self.threshold else ""
+        return f"stopped early at step {step}: {title_of(self.metric)} has not {verb}{enough} for {times}"
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         kept = state.stateful_callbacks.get(STATE)
@@ -67,7 +69,9 @@ class HeldOutBest(TrainerCallback):
             )
         value, best = float(measured[self.metric]), state.best_metric
         better = not math.isnan(value) and (best is None or (value > best if self.greater else value < best))
-        self.waited = 0 if better else self.waited + 1
+        # As transformers counts: beside the best one so far, also where that was better by too little.
+        counts = better and (best is None or abs(value - best) > self.threshold)
+        self.waited = 0 if counts else self.waited + 1
         state.stateful_callbacks[STATE] = {"args": {}, "attributes": {"waited": self.waited}}
         if better:
             state.best_metric, state.best_global_step = value, state.global_step

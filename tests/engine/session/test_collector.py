@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import torch
+from safetensors.torch import save_file
 
 from engine.config.facts import DataFacts
 from engine.config.tree import fields
@@ -95,6 +98,41 @@ def test_a_model_is_looked_at_again_for_another_revision(tmp_path: Path, monkeyp
             draft.set(path, value)
             facts.refresh()
         assert looked == ["model"]
+    finally:
+        facts.close()
+
+
+def test_an_adapter_is_looked_at_when_it_is_named_and_its_rank_stands_in_the_form(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(collector, "QUIET_SECONDS", -1.0)
+    monkeypatch.chdir(tmp_path)
+    folder = tmp_path / "before"
+    folder.mkdir()
+    said = {"peft_type": "LORA", "r": 4, "lora_alpha": 12, "target_modules": ["q_proj"]}
+    (folder / "adapter_config.json").write_text(json.dumps(said))
+    save_file({"layers.0.q_proj.lora_A.weight": torch.zeros(4, 64)}, folder / "adapter_model.safetensors")
+    draft, silent = Draft.new("demo"), Silent()
+    facts: Any = collector.FactsCollector(draft, silent.ask)
+
+    def looked() -> None:
+        facts.refresh()
+        for look in facts._looking.values():
+            look.result(20)
+        facts.refresh()
+
+    try:
+        draft.set(fields.adapter.kind.path, "lora")
+        looked()
+        assert draft.config.adapter.r == 16
+        draft.set(fields.adapter.path.path, "./before")
+        looked()
+        assert (draft.config.adapter.r, draft.config.adapter.lora_alpha) == (4, 12)
+        draft.set(fields.adapter.r.path, 8)
+        assert any(finding.path == "adapter.r" for finding in draft.findings)
+        draft.set(fields.adapter.path.path, "./gone")
+        looked()
+        assert any("is not there" in finding.message for finding in draft.findings)
     finally:
         facts.close()
 

@@ -82,7 +82,13 @@ def test_a_run_goes_on_from_the_newest_checkpoint_of_another_with_its_rank_and_a
         ("dpo", PAIRS, {"model.dtype": "bfloat16"}),
         ("grpo", [{"prompt": row["prompt"]} for row in PAIRS], REWARDED),
         pytest.param("dpo", PAIRS, {"method.reference": "precompute"}, marks=pytest.mark.slow),
-        pytest.param("kto", RATED, {}, marks=pytest.mark.slow),
+        pytest.param("kto", RATED, {"kernels.fused_lora": True}, marks=pytest.mark.slow),
+        pytest.param(
+            "dpo",
+            PAIRS,
+            {"kernels.torch_compile": True, "memory.gradient_checkpointing": False},
+            marks=pytest.mark.slow,
+        ),
         pytest.param("ipo", PAIRS, {}, marks=pytest.mark.slow),
     ],
 )

@@ -114,6 +114,21 @@ def test_a_run_that_gets_no_better_ends_early_and_says_so(train, source):
         assert best in said
 
 
+def test_better_by_less_than_the_threshold_is_not_better_and_the_best_is_still_the_best(train, source):
+    """The loss falls at each evaluation, by less than one."""
+    settings = {"data.train": [{"path": source(CONVERSATIONS)}], "data.val_set_size": 8, "run.eval_steps": 1}
+    more = {"optim.early_stopping_patience": 2, "optim.max_steps": 5, "optim.learning_rate": 1e-4}
+    run = train({**settings, **more, "optim.early_stopping_threshold": 1.0})
+    losses = [event["eval_loss"] for event in lines(run, "metrics") if "eval_loss" in event]
+    assert losses == sorted(losses, reverse=True)
+    assert _evaluated(run) == [1, 2, 3]
+    (end,) = lines(run, "finished")
+    assert end["message"] == "stopped early at step 3: held-out loss has not fallen by more than 1 for 2 evaluations"
+    assert _view(run).best["step"] == 3
+    plain = train({**settings, **more, "optim.early_stopping_threshold": 1e-9})
+    assert _evaluated(plain) == [1, 2, 3, 4, 5]
+
+
 @pytest.mark.parametrize("step", [2, *(pytest.param(step, marks=pytest.mark.slow) for step in (1, 4))])
 def test_patience_and_the_best_survive_a_kill(train, source, tmp_path, step):
     settings = {"data.train": [{"path": source(CONVERSATIONS)}], "data.val_set_size": 8, **WORSE}

@@ -134,6 +134,7 @@ def of_all(method: str, files: Files) -> dict[str, Trial]:
         "optim.early_stopping_patience": Trial(
             1, {**eval_, "run.greater_is_better": method not in SAMPLED, "optim.max_steps": 3}
         ),
+        "optim.early_stopping_threshold": Trial(0.5, eval_),
         "run.metric_for_best_model": Trial("nothing", eval_),
         "run.greater_is_better": Trial(True, {**eval_, **judged, "run.greater_is_better": False}),
         "run.save_best": Trial(False, {**eval_, "run.save_steps": 9}),

@@ -13,6 +13,14 @@ EACH = checkpoint_bytes(read({**GOOD, "model": {"name": LARGE.name}}).config, Fa
 """Bytes of a checkpoint of it; four of them are nine tenths of the disk below."""
 
 CASES: dict[str, list[Case]] = {
+    "a-threshold-needs-patience": [
+        (
+            {"optim.early_stopping_threshold": 0.1, "data.eval": [{"path": "e.jsonl"}]},
+            Facts(),
+            "optim.early_stopping_threshold",
+            "error",
+        )
+    ],
     "mlx-is-not-a-backend-here": [({"run.backend": "mlx"}, Facts(), "run.backend", "error")],
     "unsloth-is-not-a-backend-here": [({"run.backend": "unsloth"}, Facts(), "run.backend", "error")],
     "prompts-steps-need-prompts": [({"run.prompts_steps": 5}, Facts(), "run.prompts_steps", "error")],
