@@ -20,6 +20,9 @@ from engine.models.adapters import add_adapter
 from engine.planning.auto import resolved
 from engine.rules import read
 
+CARD = torch.cuda.is_available() and torch.cuda.get_device_capability() >= (8, 9)
+WITHOUT_FP8 = pytest.mark.skipif(not CARD, reason="no CUDA device that multiplies in FP8")
+
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
@@ -45,7 +48,13 @@ def config_of(folder: Path, **model: object) -> RunConfig:
 
 
 @pytest.mark.parametrize(
-    "model", [{}, {"quantization": "nf4"}, {"dtype": "bfloat16"}], ids=["plain", "nf4", "bfloat16"]
+    "model",
+    [
+        {},
+        {"quantization": "nf4"},
+        {"dtype": "bfloat16"},
+        pytest.param({"quantization": "fp8", "dtype": "bfloat16"}, marks=[pytest.mark.gpu, WITHOUT_FP8]),
+    ],
 )
 def test_every_number_is_the_files_whatever_the_base_is_held_in(folder: Path, model: dict[str, object]) -> None:
     config = config_of(folder, **model)
@@ -54,7 +63,7 @@ def test_every_number_is_the_files_whatever_the_base_is_held_in(folder: Path, mo
     stored = load_file(folder / "adapter_model.safetensors")
     held = {name.replace(".default", ""): weight for name, weight in adapted.named_parameters() if weight.requires_grad}
     assert held.keys() == stored.keys()
-    assert all(held[name].equal(stored[name].to(held[name].dtype)) for name in stored)
+    assert all(held[name].cpu().equal(stored[name].to(held[name].dtype)) for name in stored)
     assert begun.weights == len(stored) == 16
     assert begun.largest == max(value.abs().max().item() for name, value in stored.items() if "lora_B" in name)
     assert begun.rounded is (model.get("dtype") == "bfloat16")
