@@ -8,7 +8,8 @@ more than that.
 
 Where no row is left a stub of two tokens goes through the model with an advantage of 0: its gradients are zeros on every
 weight, as those of the whole batch would be, so that momentum and decay act as before, and a process without a row makes the
-passes and collectives of the others.
+passes and collectives of the others. Where none that teaches has images a row with some is computed too: the parts that see are
+to be passed as well.
 
 Shapes: B answers, P tokens of the longest prompt, T of the longest answer.
 """
@@ -166,11 +167,8 @@ class GroupTrainer(RolloutTrainer):
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """Log-probabilities and entropies (B, T) of `given`, computed for `rows`. Elsewhere log-probabilities are those of
         `before`, whose ratio to them is 1, and entropies 0."""
-        taken, shown = rows, self._shown
-        if self.images is not None and not rows:
-            taken = [
-                min(range(len(given.lengths)), key=given.lengths.__getitem__)
-            ]  # with its images, for the parts that see
+        shown = self._shown
+        taken = rows if self.images is None else _with_an_image(rows, shown, given.lengths)
         part = given.of(taken, int(self.pad_to_multiple_of or 1)) if taken else given.stub()
         self._shown = [shown[row] for row in taken] if self.images is not None else shown
         try:
@@ -184,7 +182,9 @@ class GroupTrainer(RolloutTrainer):
         beyond = logps[place, part.width :]
         spread = torch.zeros_like(logps)
         if entropies is not None and rows:
-            spread = spread.index_copy(0, place, pad(entropies.to(spread.dtype), (0, beyond.shape[1])))
+            asked = torch.tensor([row in rows for row in taken], device=found.device)
+            own = entropies.to(spread.dtype) * asked[:, None]
+            spread = spread.index_copy(0, place, pad(own, (0, beyond.shape[1])))
         return logps.index_copy(0, place, torch.cat([found, beyond], 1)), spread
 
     @torch.no_grad()
@@ -234,6 +234,14 @@ class GroupTrainer(RolloutTrainer):
         self.skipped_tokens += int(skipped)
         metrics["frac_tokens_skipped"].append(skipped / max(all_tokens, 1.0))
         metrics["num_skipped_tokens"] = [self.skipped_tokens]
+
+
+def _with_an_image(rows: list[int], shown: list[list[str]], lengths: list[int]) -> list[int]:
+    """These rows, and the shortest that has images where none of them has: the parts that see are passed as with all rows."""
+    seeing = [row for row, images in enumerate(shown) if images]
+    if not seeing or any(shown[row] for row in rows):
+        return rows
+    return [*rows, min(seeing, key=lengths.__getitem__)]
 
 
 def without_difference(values: torch.Tensor, size: int) -> torch.Tensor:

@@ -14,7 +14,7 @@ from engine.run.rollouts import read_group
 from engine.run.store import RunFolder
 from tests.caches import own_cache
 from tests.engine.seeing import FAMILIES, real_processor
-from tests.engine.trainers.building import Built
+from tests.engine.trainers.building import Built, apart
 from tests.engine.trainers.conftest import lines
 from tests.engine.trainers.test_against_trl import images_with_answers, steps
 from tests.engine.trainers.test_grpo import curve, ids_of, same_after_a_resume
@@ -150,6 +150,45 @@ def test_losses_and_gradients_are_trls_own_for_the_same_answers(
         assert found == pytest.approx(other, rel=1e-4, abs=1e-7)
 
 
+def sampled_from(settings, rows, folder):
+    """A trainer that has sampled four answers to each of the first four rows."""
+    built = Built(settings, rows, folder)
+    trainer = built.trainer
+    trainer.attach(RunFolder(folder), None, 1, {})
+    trainer.current_gradient_accumulation_steps = 2
+    trainer.model.train()
+    trainer._prepare_inputs([row for row in built.rows for _ in range(4)])
+    trainer.rewards.close()
+    return built
+
+
+@pytest.mark.parametrize("taught", [{0, 3}, {2}, set()], ids=["some", "the one without images", "none"])
+def test_answers_that_teach_are_computed_with_the_images_of_their_own_rows(tmp_path, monkeypatch, shared_data, taught):
+    """Where none of these has images, the parts that see have zeros for gradients, as in the whole batch."""
+    monkeypatch.setenv("WORKBENCH_CACHE", own_cache(tmp_path / "cache"))
+    folder = FAMILIES["qwen2_5_vl"](shared_data / "tokenizers/minimind", tmp_path / "model")
+    rows = [{"prompt": row["prompt"], "images": row["images"]} for row in images_with_answers(tmp_path, 4)]
+    rows[2] = {"prompt": rows[2]["prompt"], "images": []}
+    settings = {**GRPO, "optim.gradient_accumulation_steps": 1, "optim.per_device_train_batch_size": 16}
+    settings |= {"method.reward_funcs": ["length:4"]}
+    built = sampled_from({**settings, "model.name": str(folder)}, rows, tmp_path)
+    trainer = built.trainer
+    (batch,) = trainer._buffered_inputs
+    batch["teaches"] = torch.tensor([row in taught for row in batch["row"].tolist()])
+    batch["advantages"] = torch.linspace(-1, 1, 16).double().masked_fill(~batch["teaches"], 0.0)
+    found = []
+    for reason in ("", "as TRL does"):
+        trainer.computes_all, trainer._shown = reason, batch["shown"]
+        built.model.zero_grad()
+        loss = trainer.compute_loss(built.model, dict(batch))
+        loss.backward()
+        found.append(built._taken(loss))
+    (ours, left), (theirs, whole) = found
+    assert ours == pytest.approx(theirs, rel=1e-6, abs=1e-9)
+    assert apart(left, whole) < 1e-4
+    assert any(each.any() for each in left.values()) == bool(taught)
+
+
 @pytest.mark.parametrize(
     "family", [each if each == "qwen2_5_vl" else pytest.param(each, marks=pytest.mark.slow) for each in FAMILIES]
 )
@@ -161,13 +200,9 @@ def test_every_answer_is_sampled_and_judged_by_the_images_of_its_own_row(tmp_pat
     rows[2] = {"prompt": rows[2]["prompt"], "images": []}
     settings = {**GRPO, "method.steps_per_generation": 4, "method.top_k": 1, "method.reward_funcs": ["length:2"]}
     settings |= {"model.name": str(folder), "optim.per_device_train_batch_size": 4}
-    built = Built(settings, rows, tmp_path)
+    # the likeliest answers of a group are one, and would be left out
+    built = sampled_from({**settings, "method.skip_zero_advantage": False}, rows, tmp_path)
     trainer = built.trainer
-    trainer.attach(RunFolder(tmp_path), None, 1, {})
-    trainer.current_gradient_accumulation_steps = 2
-    trainer.model.train()
-    trainer._prepare_inputs([row for row in built.rows for _ in range(4)])
-    trainer.rewards.close()
     seen, never = ImageBatch(trainer.processing_class), trainer.generation_config.suppress_tokens
 
     def logits_of(references, ids, width):
@@ -176,7 +211,7 @@ def test_every_answer_is_sampled_and_judged_by_the_images_of_its_own_row(tmp_pat
         with torch.no_grad():
             return built.model(input_ids=ids, **exact).logits[0, -width - 1 : -1]
 
-    looked, apart = 0, []
+    looked, differ = 0, []
     for batch in trainer._buffered_inputs:
         for place in range(4):
             prompt, answer = ids_of(batch, place)
@@ -194,6 +229,6 @@ def test_every_answer_is_sampled_and_judged_by_the_images_of_its_own_row(tmp_pat
                 for name, reference in zip(blank, row["images"], strict=True):
                     Image.new("RGB", Image.open(reference).size, "white").save(name)
                 other = logits_of(list(map(str, blank)), ids, len(answer)).log_softmax(-1).gather(-1, token)[:, 0]
-                apart.append((other - logps).abs().max().item())
+                differ.append((other - logps).abs().max().item())
     assert looked == 4 * (1 + 2 + 0 + 2)
-    assert min(apart) > 1e-4
+    assert min(differ) > 1e-4
