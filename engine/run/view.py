@@ -340,7 +340,8 @@ def _estimate_end(view: RunView, event: Event, step: int) -> None:
         if took is not None and view._paused_at.get(time_left.EVAL) != step:
             # It says what it took: how the rest is divided need not be guessed.
             view._paused_at[time_left.EVAL] = step
-            view._pause_costs = time_left.learned(view._pause_costs, (time_left.EVAL,), took)
+            if view._last_step is not None:  # no phase in it, such as the compiler's
+                view._pause_costs = time_left.learned(view._pause_costs, (time_left.EVAL,), took)
             view._evaluated += took
             _count_down(view)
         return

@@ -203,6 +203,15 @@ def test_waiting_for_the_compiler_is_no_pace():
     assert view.eta_seconds == pytest.approx(told - 1)
 
 
+def test_an_evaluation_that_waited_for_the_compiler_does_not_tell_what_the_next_will_take():
+    events, _ = schedule(eval=40.0, save=5.0, prompts=3.0)
+    at = next(place for place, event in enumerate(events) if "eval_loss" in event)
+    told = fold(RunView(), events[:at]).eta_seconds
+    compiling = {**events[at], "kind": "phase", "name": "Compiling layers: why"}
+    assert fold(RunView(), [*events[:at], compiling, events[at]]).eta_seconds == told
+    assert fold(RunView(), events[: at + 1]).eta_seconds == pytest.approx(told + 2 * 40)
+
+
 def test_a_receipt_entry_takes_the_place_of_the_earlier_one_of_its_feature():
     first = {
         "kind": "receipt",
