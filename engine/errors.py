@@ -150,7 +150,7 @@ def redact(text: str) -> str:
     """The text without secrets, and with the home directory written as `~`."""
     text = without_secrets(text)
     home = os.path.expanduser("~")
-    if len(home) > 1:
+    if len(home) > 1 and home != os.devnull:  # which an account without one has for a home
         text = re.sub(re.escape(home) + r"(?=$|[/\s:'\",)])", "~", text)
     return text
 

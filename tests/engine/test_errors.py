@@ -8,7 +8,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from engine.errors import Cancelled, ConfigUnreadable, DataError, UsageError, WorkbenchError, nearest, redact, visible
+from engine.errors import (
+    Cancelled,
+    ConfigUnreadable,
+    DataError,
+    UsageError,
+    WorkbenchError,
+    as_argument,
+    nearest,
+    redact,
+    visible,
+)
 from engine.run import store
 
 TOKENS = (
@@ -136,3 +146,14 @@ def test_a_notebook_shows_the_sentence_and_the_way_out_below_the_cell(capsys: py
         "RunNotFound: no run is called nowhere in /. `workbench runs` lists them; --runs, in a notebook runs=, names another "
         "folder."
     ]
+
+
+def test_a_message_shows_no_home_directory_and_its_commands_still_name_the_place(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("HOME", "/home/ada")
+    told = WorkbenchError("/home/ada/my.yaml: is gone.", f"`workbench watch {as_argument('/home/ada/my runs/a-0001')}`")
+    assert told.message == "~/my.yaml: is gone."
+    assert told.hint == "`workbench watch ~/'my runs/a-0001'`"
+    assert as_argument("/srv/my runs") == "'/srv/my runs'"
+    assert as_argument("/home/adam/x") == "/home/adam/x"
