@@ -130,7 +130,7 @@ def _dates() -> tuple[list[tuple[str, str, bool]], str]:
 def _prompts_and_answers(place: str) -> tuple[list[tuple[str, str, bool]], str]:
     """Of each of the first rows: all before its last answer as one text, that answer, and whether the question stands alone."""
     from engine.data.detect import detect
-    from engine.data.formats import read_example
+    from engine.data.formats import FORMATS, read_example
     from engine.data.rows import open_rows
 
     asked: list[tuple[str, str, bool]] = []
@@ -148,11 +148,11 @@ def _prompts_and_answers(place: str) -> tuple[list[tuple[str, str, bool]], str]:
                     turns = [*_turns(example.prompt, "user"), *_turns(example.chosen, "assistant")]
                 texts = [(turn.get("role"), turn.get("content")) for turn in turns]
                 if not texts or texts[-1][0] != "assistant" or not all(isinstance(text, str) for _, text in texts):
-                    words = f"row {index + 1} holds no question with an answer in words"
-                    return (
-                        [],
-                        f"{visible(Path(place).name)}: {words}. For plain text, pairs or pictures take a new config.",
-                    )
+                    title = FORMATS[detection.format].title if detection.format else "nothing that is known"
+                    # Of turns the last may be the person's, or hold pictures.
+                    what = "" if turns else f", but {title}"
+                    words = f"row {index + 1} holds no question with an answer in words{what}"
+                    return [], f"{visible(Path(place).name)}: {words}. For such rows take a new config."
                 before = "\n".join(str(text) for _, text in texts[:-1])
                 asked.append((before, str(texts[-1][1]).strip(), [role for role, _ in texts] == ["user", "assistant"]))
         finally:

@@ -80,7 +80,11 @@ def test_a_system_turn_is_no_question_alone(tmp_path: Path) -> None:
     [
         ("gone.jsonl", None, "no such file"),
         ("one.jsonl", '{"prompt": "a", "completion": "b"}\n', "at least 2 rows are needed; it has 1"),
-        ("text.jsonl", '{"text": "Only words."}\n{"text": "And more."}\n', "row 1 holds no question with an answer"),
+        (
+            "text.jsonl",
+            '{"text": "Only words."}\n{"text": "And more."}\n',
+            "row 1 holds no question with an answer in words, but plain text. For such rows",
+        ),
         ("broken.jsonl", '{"prompt": "a", "completion": "b"}\n{"prom', "broken.jsonl"),
         ("table.parquet", "PAR1", "the guided run reads JSON, JSONL and CSV files; this is .parquet"),
     ],

@@ -49,7 +49,7 @@ def test_nothing_is_started_for_rows_that_cannot_be_rehearsed(tmp_path: Path, mo
     Path("text.jsonl").write_text('{"text": "Only words."}\n' * 3)
     Path("mine.yaml").write_text("version: 1\n")
     for words, message in (
-        (["text.jsonl"], "row 1 holds no question with an answer"),
+        (["text.jsonl"], "row 1 holds no question with an answer in words, but plain text. For such rows"),
         (["gone.jsonl"], "gone.jsonl: must be a file of questions and answers; got nothing there."),
         (["--save", "mine.yaml"], "--save mine.yaml: must be a new file; this one exists and is kept."),
     ):
