@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -50,6 +51,12 @@ def test_what_is_left_open_is_what_the_adapter_has_and_what_is_written_stands(fo
     said = next(each.message for each in reading.findings if each.path == "adapter.lora_alpha")
     assert "must be 12" in said
     assert "got 32" in said
+    names = sorted({name for name, *_ in model_facts("builtin/tiny").linears})
+    every, known = {"path": "./adapter", "kind": "lora", "target_modules": "all-linear"}, facts.adapter
+    for targets, wrong in ((names, False), (names[1:], True)):
+        whole = Facts(model=facts.model, adapter=replace(known, settings={**known.settings, "target_modules": targets}))
+        found = read({**mapping, "adapter": every}, whole).findings
+        assert any(each.path == "adapter.target_modules" for each in found) is wrong
 
 
 @pytest.mark.parametrize(
