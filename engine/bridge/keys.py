@@ -207,6 +207,14 @@ def unless_off(reason: str = "", off: str = "") -> Key:
     return Key(lambda value, file: needless(off or OFF) if is_off(value) else unsupported(reason))
 
 
+def of_new_adapter(named: str, key: Key) -> Key:
+    """Of an adapter that is begun: where the file names one that is trained further (`named`), its own folder says it."""
+    there = needless("The folder of the adapter that training goes on from says it.")
+    return Key(
+        lambda value, file: there if file.get(named) else key.means(value, file), key.default, key.why, key.empty
+    )
+
+
 def unless(value: Any, reason: str, same_as: str = "") -> Key:
     """Not done here unless it has this one value, which is what happens here."""
 

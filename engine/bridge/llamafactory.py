@@ -23,6 +23,7 @@ from engine.bridge.keys import (
     mapped,
     needless,
     nothing,
+    of_new_adapter,
     placed,
     same,
     unless,
@@ -278,19 +279,19 @@ KEYS: dict[str, Key] = {
         otherwise="adapter.kind is lora or none; adapter.unfrozen_parameters trains some weights alone.",
         default="lora",
     ),
-    "lora_rank": same("adapter.r", default=lambda file: 8 if _is_new_lora(file) else NO_DEFAULT),
-    "lora_alpha": same("adapter.lora_alpha", default=_alpha_default, why="It is twice lora_rank there."),
+    "lora_rank": of_new_adapter("adapter_name_or_path", same("adapter.r", default=lambda file: 8 if _is_new_lora(file) else NO_DEFAULT)),
+    "lora_alpha": of_new_adapter("adapter_name_or_path", same("adapter.lora_alpha", default=_alpha_default, why="It is twice lora_rank there.")),
     "lora_dropout": trainer_keys.lora_dropout(method_of),
-    "lora_target": Key(_targets),
-    "additional_target": Key(lambda value, file: mapped({"adapter.modules_to_save": _names(value)})),
+    "lora_target": of_new_adapter("adapter_name_or_path", Key(_targets)),
+    "additional_target": of_new_adapter("adapter_name_or_path", Key(lambda value, file: mapped({"adapter.modules_to_save": _names(value)}))),
     "loraplus_lr_ratio": where_known("adapter.loraplus_lr_ratio", unless_off()),
     "loraplus_lr_embedding": Key(
         lambda value, file: mapped({"adapter.loraplus_lr_embedding": value})
         if file.get("loraplus_lr_ratio")
         else needless("It counts with LoRA+.")
     ),
-    "use_rslora": same("adapter.use_rslora"),
-    "use_dora": same("adapter.use_dora"),
+    "use_rslora": of_new_adapter("adapter_name_or_path", same("adapter.use_rslora")),
+    "use_dora": of_new_adapter("adapter_name_or_path", same("adapter.use_dora")),
     "pissa_init": unless_off(),
     "pissa_iter": nothing("It counts with PiSSA."),
     "pissa_convert": unless_off(),

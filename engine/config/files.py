@@ -246,7 +246,7 @@ def placed(facts: Facts, base: str | os.PathLike[str]) -> Facts:
         }
     adapter = facts.adapter
     if adapter is not None:
-        adapter = replace(adapter, path=place_of(adapter.path, folder))
+        adapter = replace(adapter, path=_place_on_disk(adapter.path, folder))
     files = facts.files
     if files is not None:
         files = {**files, **{place_of(path, folder): there for path, there in files.items()}}
@@ -281,9 +281,13 @@ def _absolute_rewards(value: Any, folder: Path) -> Any:
 def _absolute(spec: FieldSpec, value: Any, folder: Path) -> Any:
     if not isinstance(value, str) or not value.strip():
         return value
-    if spec.section in ("run", "data"):
-        return os.path.normpath(folder / os.path.expanduser(value))
+    if spec.section in ("run", "data", "adapter"):  # never a hub name
+        return _place_on_disk(value, folder)
     return place_of(value, folder)
+
+
+def _place_on_disk(path: str, folder: Path) -> str:
+    return os.path.normpath(folder / os.path.expanduser(path))
 
 
 REMOTE = {

@@ -59,11 +59,12 @@ def _read(folder: Path, path: str) -> AdapterFacts:
         raise ModelError(f"{where}: holds no settings.", _ANOTHER)
     _refuse_others(content, where)
     tensors = model_files.header(folder / model_files.ADAPTER_WEIGHTS)
-    base = content.get("base_model_name_or_path")
+    base, settings = content.get("base_model_name_or_path"), _settings(content, where)
+    _refuse_another_rank(tensors, settings, where)
     return AdapterFacts(
         path,
         str(folder.absolute()),
-        settings=_settings(content, where),
+        settings=settings,
         base=base if isinstance(base, str) else "",
         weights=len(tensors),
         linears=tuple(sorted(set(_linears(tensors)))),
@@ -106,9 +107,9 @@ def _settings(content: Mapping[str, Any], where: str) -> dict[str, Any]:
         if isinstance(value, list) and all(isinstance(each, str) for each in value):
             value = sorted(value)
         spec = spec.for_kind("lora")
-        if isinstance(fit(spec, value), Uncoerced):
+        if isinstance(fitting := fit(spec, value), Uncoerced):
             raise ModelError(f"{where}: {spec.name} must be {expectation(spec)}; got {shown(value)}.", _ANOTHER)
-        found[spec.name] = value
+        found[spec.name] = fitting
     return found
 
 
@@ -120,6 +121,16 @@ def _layers_as_layers(content: Mapping[str, Any]) -> Mapping[str, Any]:
     layers = [name.removesuffix(".weight") for name in weights if isinstance(name, str) and name.endswith(".weight")]
     kept = [name for name in weights if not isinstance(name, str) or not name.endswith(".weight")]
     return {**content, "target_modules": [*(modules or ()), *layers], "target_parameters": kept}
+
+
+def _refuse_another_rank(tensors: Mapping[str, model_files.Tensor], settings: Mapping[str, Any], where: str) -> None:
+    """Raises ModelError where the matrices have another rank than is said of them. Those of experts hold one rank for each."""
+    for name, tensor in tensors.items() if not settings["target_parameters"] else ():
+        if name.endswith(".lora_A.weight") and len(tensor.shape) == 2 and tensor.shape[0] != settings["r"]:
+            raise ModelError(
+                f"{where}: r is {settings['r']}, and {visible(name)} has rank {tensor.shape[0]}.",
+                "The two are not of one adapter: copy or save it again.",
+            )
 
 
 def _linears(tensors: Mapping[str, model_files.Tensor]) -> Iterator[tuple[str, int, int]]:

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from engine import model_files
+from engine.config.kinds import reference_of
 from engine.config.tree import RunConfig
 from engine.errors import ModelError, visible
 
@@ -102,11 +103,12 @@ def beginning(config: RunConfig, checkpoint: Path | None, copy: str) -> Path | N
     """The folder that an adapter begins from, before a checkpoint is restored; None for a new one.
 
     A run that goes on needs its adapter's first folder no more: what is trained comes back with the checkpoint, and what it is
-    held to lies there too, where it is held to anything, in the folder `copy`.
+    held to lies there too, in the folder `copy`. Only one that was held to nothing and is now has to look there again.
     """
     if config.adapter.kind != "lora" or not config.adapter.path:
         return None
     if checkpoint is None:
         return Path(config.adapter.path)
-    held_to = checkpoint / copy
-    return held_to if (held_to / model_files.ADAPTER_WEIGHTS).is_file() else None
+    if ((held_to := checkpoint / copy) / model_files.ADAPTER_WEIGHTS).is_file():
+        return held_to
+    return Path(config.adapter.path) if reference_of(config.method) == "adapter_copy" else None

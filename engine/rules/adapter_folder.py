@@ -68,16 +68,24 @@ def the_adapter_is_there(config: RunConfig, facts: Facts) -> Iterator[Finding]:
         )
 
 
-@rule(reads=(PATH, *OF_THE_FOLDER))
+@rule(reads=(PATH, fields.model.name, *OF_THE_FOLDER))
 def an_adapter_stays_what_it_was(config: RunConfig, facts: Facts) -> Iterator[Finding]:
     known = adapter_of(config, facts)
     for spec in OF_THE_FOLDER if known is not None and not known.problem else ():
         assert known is not None
         given, trained = spec.value(config), known.settings[spec.name]
-        if _alike(given) != _alike(trained):
+        if _alike(given) != _alike(trained) and not _are_all_linear(given, trained, config, facts):
             todo = "Its weights were trained with that; leave it out, or begin a new adapter without adapter.path."
             rule_text = f"{shown(trained)}, as the adapter in adapter.path has it"
             yield must(spec.path, rule_text, given, todo, fix=Fix("take what it has", unset=(spec.path,)))
+
+
+def _are_all_linear(given: Any, trained: Any, config: RunConfig, facts: Facts) -> bool:
+    """Whether names are those of all linear layers of a model of text, as which PEFT writes them down."""
+    model = known_model(config, facts)
+    if given != "all-linear" or model is None or not model.linears or model.tower or model.projector:
+        return False
+    return isinstance(trained, list) and set(trained) == {name for name, *_ in model.linears}
 
 
 def _alike(value: Any) -> Any:

@@ -8,6 +8,7 @@ compares once more, since a tokenizer may have changed too.
 from __future__ import annotations
 
 import copy
+import os
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -25,8 +26,12 @@ from engine.run.data_record import DataChanged
 from engine.run.store import ENDED, RunFolder
 
 _TOGETHER = fields.distributed.reshard_after_forward
+_SKIPPED = fields.method.skip_zero_advantage
 _ANEW = fields.data.ignore_data_skip
-_OF_LORA = ("r", "use_dora", "bias", "target_modules", "target_parameters", "modules_to_save", "loraplus_lr_ratio")
+_OF_LORA = (
+    "r", "lora_alpha", "use_rslora", "use_dora", "bias", "target_modules", "target_parameters", "modules_to_save",
+    "loraplus_lr_ratio",
+)  # fmt: skip
 _STATES_ALIKE = (("adamw_torch", "adamw_torch_fused"), ("adamw_8bit", "paged_adamw_8bit"))
 """Optimizers of which one goes on with the states of the other."""
 _MAKE_ROWS = ("data.", "method.", "model.name", "model.tokenizer", "model.chat_template", fields.run.seed.path)
@@ -118,14 +123,17 @@ def refuse_what_was_trained_otherwise(run: RunFolder, settings: Mapping[str, Any
     trained = {**_trained(before), **_order(before), **_of_adapter(stored)}
     for path, value in {**_trained(now), **({} if now.data.ignore_data_skip else _order(now))}.items():
         old = trained.get(path, value)
-        if path in bad or old == value or any(old in names and value in names for names in _STATES_ALIKE):
+        if path in bad or _same(old, value) or any(old in names and value in names for names in _STATES_ALIKE):
             continue
-        was, given = shown(old), shown(value)
+        if path == fields.adapter.target_modules.path and _same(stored.get("target_modules"), value):
+            continue  # PEFT names the layers that all-linear or an expression has found
+        was, given = _told(old, value), _told(value, old)
         also = f", or begin the epoch anew with {_ANEW.path}=true" if path in _order(now) else ""
         raise UsageError(
             f"run {visible(run.id)} cannot go on so: {path}: must stay {was}, which {newest.name} was trained with; got {given}.",
             f"Leave it at {was}{also}, or start a new run with {given}.",
         )
+    _refuse_an_adapter_to_begin_from(run, newest, before, now)
     if not bad & {fields.model.name.path, fields.model.revision.path}:
         _refuse_another_base(run, newest, before, now)
 
@@ -140,6 +148,19 @@ def _trained(config: RunConfig) -> dict[str, Any]:
         fields.model.train_vision.path: config.model.train_vision,
         fields.optim.optim.path: config.optim.optim,
     }
+
+
+def _same(one: object, other: object) -> bool:
+    """Whether two values are one; names in a list are the same in whatever order."""
+    return set(one) == set(other) if isinstance(one, list) and isinstance(other, list) else one == other
+
+
+def _told(value: Any, other: Any) -> str:
+    """A value beside another one: of long lists what the other does not have."""
+    if not (isinstance(value, list) and isinstance(other, list) and len(value) > 4):
+        return shown(value)
+    own = sorted(set(value) - set(other))
+    return f"{shown(value)} with {shown(own)}" if own else shown(value)
 
 
 def _order(config: RunConfig) -> dict[str, Any]:
@@ -165,6 +186,8 @@ def _refuse_another_base(run: RunFolder, newest: Path, before: RunConfig, now: R
         kept = model_facts(str(newest)) if (newest / "config.json").is_file() else None
         gone = was is None or bool(was.missing) or was.remote
         here = new is not None and bool(new.folder) and not new.missing
+        if was and new and was.folder and new.folder and os.path.realpath(was.folder) == os.path.realpath(new.folder):
+            return  # another name of one folder
         if moved and gone and here and (kept is None or _shape(kept) == _shape(new)):
             return
         spec = name if moved else revision
@@ -173,6 +196,18 @@ def _refuse_another_base(run: RunFolder, newest: Path, before: RunConfig, now: R
             f"run {visible(run.id)} cannot go on so: {spec.path}: must stay {stays}, which {newest.name} was trained from; "
             f"got {given}.",
             f"Leave it at {stays}, or start a new run with {given}; a base that was moved is named by the folder that holds it now.",
+        )
+
+
+def _refuse_an_adapter_to_begin_from(run: RunFolder, newest: Path, before: RunConfig, now: RunConfig) -> None:
+    """Raises UsageError where an adapter is named for a run that has begun without: what it trains comes from its checkpoint. One
+    that was named already may be named by another place, or be gone."""
+    path = fields.adapter.path
+    if now.adapter.kind == before.adapter.kind == "lora" and now.adapter.path and not before.adapter.path:
+        raise UsageError(
+            f"run {visible(run.id)} cannot go on so: {path.path}: must stay nothing, since {newest.name} holds the adapter that it "
+            f"goes on with; got {shown(now.adapter.path)}.",
+            "Leave it out, or start a new run with it.",
         )
 
 
@@ -199,9 +234,11 @@ def _changed_mapping(run: RunFolder, settings: Mapping[str, Any]) -> tuple[str, 
     text = run.read_config()
     before = parse(text, path=run.config).mapping
     after = copy.deepcopy(before)
-    chosen = (run.read_json().get("auto") or {}).get(_TOGETHER.path)
-    if isinstance(chosen, Mapping) and _TOGETHER.value(read(before).config) == chosen.get("value"):
-        put(after, _TOGETHER.path, "auto")  # no number hangs on it, and other devices have other room
+    auto, config = run.read_json().get("auto") or {}, read(before).config
+    for spec in (_TOGETHER, *((_SKIPPED,) if fields.method.beta.path in settings else ())):
+        chosen = auto.get(spec.path)
+        if isinstance(chosen, Mapping) and spec.applies(config) and spec.value(config) == chosen.get("value"):
+            put(after, spec.path, "auto")  # no weight hangs on it, and it follows from what is changed
     for path, value in settings.items():
         put(after, path, value)
     return text, before, after

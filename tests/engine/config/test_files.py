@@ -193,6 +193,12 @@ def test_yaml_out_is_yaml_in() -> None:
     assert parse(as_yaml(value)).mapping == value
 
 
+def test_an_adapter_is_a_place_on_disk_also_where_nothing_is(tmp_path: Path) -> None:
+    """A name that the working directory lacks is not looked for beside the file."""
+    found = absolute({"adapter": {"path": "org/gone"}, "model": {"name": "org/gone"}}, tmp_path)
+    assert (found["adapter"]["path"], found["model"]["name"]) == (str(tmp_path / "org/gone"), "org/gone")
+
+
 def test_files_and_models_named_in_rewards_become_absolute(tmp_path: Path) -> None:
     (tmp_path / "judge").mkdir()
     texts = ["0.5 * mine.py:score", "json_schema:form.json", "model:judge", "model:org/judge", "exact_match", "no such"]

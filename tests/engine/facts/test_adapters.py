@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -50,6 +51,12 @@ def test_what_is_left_open_is_what_the_adapter_has_and_what_is_written_stands(fo
     said = next(each.message for each in reading.findings if each.path == "adapter.lora_alpha")
     assert "must be 12" in said
     assert "got 32" in said
+    names = sorted({name for name, *_ in model_facts("builtin/tiny").linears})
+    every, known = {"path": "./adapter", "kind": "lora", "target_modules": "all-linear"}, facts.adapter
+    for targets, wrong in ((names, False), (names[1:], True)):
+        whole = Facts(model=facts.model, adapter=replace(known, settings={**known.settings, "target_modules": targets}))
+        found = read({**mapping, "adapter": every}, whole).findings
+        assert any(each.path == "adapter.target_modules" for each in found) is wrong
 
 
 @pytest.mark.parametrize(
@@ -60,6 +67,7 @@ def test_what_is_left_open_is_what_the_adapter_has_and_what_is_written_stands(fo
         ({"layers_to_transform": [1]}, "has layers_to_transform: [1]"),
         ({"init_lora_weights": "pissa_niter_4"}, "takes a part out of the base model"),
         ({"r": 0}, "r must be"),
+        ({"r": 8}, "r is 8, and base_model.model.model.layers.0.mlp.down_proj.lora_A.weight has rank 4"),
         ({"r": None}, "does not say r"),
         ({"target_modules": {"a": 1}}, "target_modules must be"),
         ({"bias": "some"}, "bias must be"),
@@ -77,8 +85,10 @@ def test_an_adapter_that_would_become_another_one_is_refused_by_what_it_has(
 
 def test_a_start_that_leaves_the_base_as_it_is_serves(folder: Path) -> None:
     changed(folder, init_lora_weights="gaussian", task_type="SEQ_CLS", modules_to_save=["classifier", "score"])
+    changed(folder, lora_alpha=12.0, use_rslora="yes")
     found = adapter_facts(folder, "./adapter")
     assert (found.problem, found.settings["modules_to_save"]) == ("", [])
+    assert (repr(found.settings["lora_alpha"]), found.settings["use_rslora"]) == ("12", True), "as settings hold them"
 
 
 def test_layers_that_are_named_by_their_weights_are_layers_again(folder: Path) -> None:

@@ -15,7 +15,7 @@ from engine.config.tree import RunConfig
 from engine.data.gather_facts import gather_facts
 from engine.errors import ModelError
 from engine.features.load import load_model
-from engine.models.adapter_folder import load_adapter
+from engine.models.adapter_folder import beginning, load_adapter
 from engine.models.adapters import add_adapter
 from engine.planning.auto import resolved
 from engine.rules import read
@@ -97,3 +97,14 @@ def test_a_file_that_does_not_fit_changes_nothing_and_names_the_weight(folder: P
     assert refused.value.message.startswith("adapter.path: ")
     second = dict(adapted.named_parameters())["base_model.model.model.layers.0.self_attn.q_proj.lora_B.default.weight"]
     assert not second.any()
+
+
+def test_a_run_that_goes_on_is_held_to_its_copy_or_to_what_it_began_from(folder: Path) -> None:
+    """It was held to nothing before `method.beta` was set, so its checkpoint has no copy."""
+    mapping = {"adapter": {"kind": "lora", "path": str(folder)}, "method": {"kind": "dpo", "reference": "adapter_copy"}}
+    config, checkpoint = read(mapping).config, folder.parent / "checkpoint-2"
+    assert beginning(config, None, "ref") == folder
+    assert beginning(config, checkpoint, "ref") == folder
+    assert beginning(read({**mapping, "method": {"kind": "sft"}}).config, checkpoint, "ref") is None
+    folder.rename((checkpoint.mkdir(), checkpoint / "ref")[1])
+    assert beginning(config, checkpoint, "ref") == checkpoint / "ref"

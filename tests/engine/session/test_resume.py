@@ -96,6 +96,20 @@ def test_layers_that_were_kept_together_for_other_cards_are_chosen_for_these(
     assert "reshard_after_forward: false" in resumed[2], "also where it had been chosen before"
 
 
+def test_what_followed_from_a_setting_that_is_changed_follows_again(run: RunFolder, resumed: list[str]) -> None:
+    """Answers that teach nothing were left out by themselves; beside a reference they teach, and `true` would be refused."""
+    method = "method: {kind: grpo, beta: 0, reward_funcs: ['length:64'], skip_zero_advantage: true}\n"
+    run.config.write_text(run.read_config().replace("  max_length: 1024\n", "") + method)
+    run.update_json(config=run.read_config(), auto={"method.skip_zero_advantage": {"value": True}})
+    settings = {"method.beta": 0.1, "run.devices": 4}
+    resuming.resume(run, settings=settings)
+    assert "skip_zero_advantage: auto" in resumed[0]
+    run.update_json(auto={})
+    run.config.write_text(run.read_config().replace("skip_zero_advantage: auto", "skip_zero_advantage: true"))
+    with pytest.raises(UsageError, match=r"method\.skip_zero_advantage: must be"):
+        resuming.resume(run, settings=settings)
+
+
 def test_a_job_of_a_cluster_is_not_judged_by_this_machine(run: RunFolder, resumed: list[str]) -> None:
     run.update_json(cluster="slurm")
     resuming.resume(run, settings=FEWER)
@@ -107,6 +121,8 @@ def test_a_job_of_a_cluster_is_not_judged_by_this_machine(run: RunFolder, resume
     [
         ({"method.kind": "pretrain"}, "sft", "pretrain"),
         ({"adapter.r": 8}, 16, 8),
+        ({"adapter.lora_alpha": 64}, 32, 64),
+        ({"adapter.use_rslora": True}, "false", "true"),
         ({"adapter.bias": "all"}, "none", "all"),
         ({"adapter.loraplus_lr_ratio": 16.0}, "nothing", "16"),
         ({"adapter": {"kind": "none"}}, "lora", "none"),
@@ -171,6 +187,29 @@ def test_what_makes_the_same_model_goes_on(run: RunFolder, resumed: list[str], t
     (tmp_path / "moved/config.json").write_text(json.dumps(SHAPE | {"num_hidden_layers": 28}))
     with pytest.raises(UsageError, match=r"model\.name: must stay .*model, which checkpoint-4 was trained from"):
         resuming.resume(run, settings={"model.name": str(tmp_path / "moved")})
+
+
+def test_other_words_for_what_an_adapter_covers_go_on(run: RunFolder, resumed: list[str], tmp_path: Path) -> None:
+    names = ["q_proj", "k_proj", "v_proj", "o_proj", "up_proj"]
+    text = run.read_config() + "adapter: {kind: lora, r: 16, path: /first}\n"
+    run.config.write_text(text)
+    run.update_json(config=text)
+    tmp = checkpoint.begin(run, 4)
+    (tmp / "adapter_config.json").write_text(json.dumps({"r": 16, "target_modules": names[::-1]}))
+    checkpoint.commit(tmp, {"step": 4})
+    resuming.resume(run, settings={"adapter.target_modules": names, "adapter.path": "/moved"})
+    run.update_json(config=run.read_config())
+    resuming.resume(run, settings={"adapter.target_modules": names[::-1], "adapter.path": None})
+    (tmp_path / "link").symlink_to(tmp_path / "model")
+    resuming.resume(run, settings={"model.name": str(tmp_path / "link")})
+    assert len(resumed) == 3
+    with pytest.raises(UsageError, match=r"must stay a list of 5 with \[up_proj\], which .*; got \[q_proj"):
+        resuming.resume(run, settings={"adapter.target_modules": names[:4]})
+    run.update_json(config=run.read_config())
+    with pytest.raises(
+        UsageError, match="must stay nothing, since checkpoint-4 holds the adapter that it goes on with"
+    ):
+        resuming.resume(run, settings={"adapter.path": "/another"})
 
 
 def test_rows_that_a_setting_makes_otherwise_are_compared_before_it_starts(
