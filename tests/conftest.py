@@ -132,9 +132,11 @@ def _rewrite_once(config: pytest.Config) -> None:
 
 @pytest.hookimpl(trylast=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    if not _beside_others(config):
+        return  # one after the other: those of a file share what is built once
     if config.option.markexpr == "gpu":
         items.sort(key=lambda item: -card_seconds.of(item.nodeid))
-    elif _beside_others(config):
+    else:
         files: dict[str, int] = {}
         for item in items:
             file = item.nodeid.split("::", 1)[0]

@@ -106,7 +106,7 @@ class Listing:
             max_steps=view.max_steps,
             loss=view.latest.get("loss"),
             eval_loss=view.latest.get("eval_loss"),
-            eta_seconds=view.eta_seconds,
+            eta_seconds=view.seconds_left() if view.silent_seconds is None else None,
             silent_seconds=view.silent_seconds,
         )
         if self._known is not None and fresh != summary:

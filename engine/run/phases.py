@@ -45,8 +45,11 @@ def reason(view: RunView) -> str:
 
 
 def before_first_step(view: RunView, now: float | None = None) -> list[Phase]:
-    """The way to the first step; empty for a run that has taken one, is over, or waits for its turn."""
-    if view.over or view.state == "queued" or view.step > (view.resumed_from or 0):
+    """The way to the first step of this start; empty for a run that has taken one, is over, or waits for its turn."""
+    if view.over or view.state == "queued":
+        return []
+    # Until a resumed run has begun, its steps are those of the starts before.
+    if view.state != "starting" and view.step > (view.resumed_from or 0):
         return []
     if not view.phases:
         return [Phase("process", "now"), *(Phase(word, "later") for word in ORDER.values())]

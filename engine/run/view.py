@@ -376,7 +376,7 @@ def _note_pause(view: RunView, kind: str, step: int | None) -> None:
 
 def _count_down(view: RunView) -> None:
     """Seconds to go from where the run stands."""
-    if not view.max_steps or view.step_seconds is None:
+    if not view.max_steps or view.step_seconds is None or view.over:
         return
     counts = time_left.to_come(view.pause_steps, view._paused_at, view.step, view.max_steps)
     view.eta_seconds = time_left.seconds(view.step_seconds, view.max_steps - view.step, view._pause_costs, counts)

@@ -345,8 +345,11 @@ class Buffer:
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Takes up what was saved, on the trainer's device."""
+        """Takes up what was saved, on the trainer's device; what was sampled for other batches is left."""
         trainer = self._trainer
+        if not self._fits(state["step"], state["batches"]):
+            self.load_of_others(state)
+            return
         trainer._step = state["step"]
         self._load_shared(state)
         trainer._buffered_inputs = send_to_device(state["batches"], trainer.accelerator.device) or None
@@ -355,6 +358,16 @@ class Buffer:
         """Leaves what was sampled, which is a part of what all of them had: the prompts are answered anew."""
         self._trainer._step, self._trainer._buffered_inputs = 0, None
         self._load_shared(state)
+
+    def _fits(self, step: int, batches: list[dict[str, Any]]) -> bool:
+        """Whether a run with these settings goes on in the middle of it: settings may change before a resume."""
+        trainer = self._trainer
+        if not batches:
+            return bool(step % (trainer.sampled_together * trainer.num_iterations) == 0)
+        if trainer.beta and "ref_per_token_logps" not in batches[0]:
+            return False
+        size = trainer.args.per_device_train_batch_size
+        return len(batches) == trainer.sampled_together and all(len(batch["row"]) == size for batch in batches)
 
     def _load_shared(self, state: dict[str, Any]) -> None:
         """Takes up what is the same on all processes; earlier versions have not saved it."""

@@ -260,7 +260,8 @@ class Watching(TrainerCallback):
             "data_seconds": round(pace.data_seconds, 6),
         }
         if self._gpu is not None and self._gpu.peak_flops and self._flop_per_token:
-            payload["mfu"] = round(pace.rate * self._flop_per_token / self._gpu.peak_flops, 4)
+            computed = pace.rate * (1 - values.get("frac_tokens_skipped", 0.0))  # the others are sampled alone
+            payload["mfu"] = round(computed * self._flop_per_token / self._gpu.peak_flops, 4)
         now = time.monotonic()
         if now >= self._memory_next:
             self._memory, self._memory_next = memory_now(), now + MEMORY_SECONDS

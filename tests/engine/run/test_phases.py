@@ -59,3 +59,19 @@ def test_compiling_between_stands_where_it_happens() -> None:
     told = [(one.word, one.state, one.seconds) for one in before_first_step(after, now=10.0)]
     assert told[1:] == [("compiling layers", "done", 6.0), ("first step", "now", 1.0)]
     assert reason(after) == ""
+
+
+def test_a_resumed_run_has_its_own_way_to_its_first_step() -> None:
+    """Also before it says from which step it goes on: until then the steps are those of the start before."""
+    before = [
+        {"t": 1.0, "kind": "started", "max_steps": 9},
+        {"t": 2.0, "kind": "metrics", "step": 5, "loss": 2.0},
+        {"t": 3.0, "kind": "stopped", "step": 5},
+    ]
+    begun = [{**phase(10.0, "Loading the libraries"), "segment": 1}, {**phase(12.0, "Loading the model"), "segment": 1}]
+    now = [one.word for one in before_first_step(viewed(*before, *begun), now=13.0) if one.state == "now"]
+    assert now == ["model"]
+    on = [{"t": 14.0, "kind": "started", "max_steps": 9, "resumed_from_step": 5, "segment": 1}]
+    assert before_first_step(viewed(*before, *begun, *on), now=15.0)
+    stepped = {"t": 16.0, "kind": "metrics", "step": 6, "loss": 2.0, "segment": 1}
+    assert before_first_step(viewed(*before, *begun, *on, stepped), now=17.0) == []

@@ -12,6 +12,7 @@ from engine.errors import WorkbenchError
 from engine.run import silence, stack
 from engine.run.events import EventWriter
 from engine.run.index import open_view, peek
+from engine.run.listing import Listing
 from engine.run.view import RunView
 from tests.hung import in_c, put_back, steps_taken
 from workbench.__main__ import cli
@@ -48,11 +49,14 @@ def test_a_run_without_events_for_longer_than_its_steps_take_is_silent_and_has_n
     with open_view(going) as watch:
         assert watch.view.silent_seconds is None
         assert watch.view.eta_seconds is not None
+    listed = Listing(going.path.parent)
+    assert listed.refresh(listed.read()[0]).eta_seconds is not None
     put_back(going, 45)
     with open_view(going) as watch:
         watch.poll()
         assert watch.view.silent_seconds == 45
     assert peek(going).view.silent_seconds == 45
+    assert listed.refresh(listed.read()[0]).eta_seconds is None
 
 
 def test_a_step_at_which_the_run_measures_or_saves_is_given_the_time_that_takes():

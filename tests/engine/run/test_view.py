@@ -143,6 +143,8 @@ def test_time_left_follows_the_pace_and_ends_with_the_run():
     assert view.eta_seconds == pytest.approx(100.0)
     fold(view, [{"kind": "finished", "step": 200, "segment": 0}])
     assert view.eta_seconds is None
+    late = {"kind": "checkpoint", "step": 200, "path": "c", "state": "committed", "segment": 0}
+    assert fold(view, [late]).eta_seconds is None, "what is told behind the end makes no time left"
 
 
 def schedule(steps=60, step=1.0, **took):

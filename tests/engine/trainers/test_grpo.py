@@ -7,6 +7,7 @@ import torch
 from safetensors.torch import load_file
 
 from engine.config.facts import DataFacts, Facts
+from engine.config.files import as_yaml, parse
 from engine.facts.counts import batches_per_epoch
 from engine.run.rollouts import read_group
 from engine.run.store import RunFolder
@@ -130,6 +131,25 @@ def same_after_a_resume(train, settings, tmp_path):
     first, second = (load_file(run.checkpoints / "checkpoint-6" / name) for run in (whole, again))
     assert first.keys() == second.keys()
     assert all(first[key].equal(second[key]) for key in first)
+
+
+def test_a_resume_with_other_batches_samples_anew(train, source, tmp_path):
+    """What was sampled is split as the run was set before, and lacks what the reference says: it would end by an IndexError,
+    divide by the tokens of another sampling, or end by a KeyError."""
+    settings = {**GRPO, **LORA, "optim.gradient_accumulation_steps": 1, "method.steps_per_generation": 4}
+    settings |= {"data.train": [{"path": source(CONVERSATIONS)}], "optim.max_steps": 5, "run.save_steps": 3}
+    run = train(settings)
+    assert [event["step"] for event in lines(run, "metrics") if "reward" in event] == [1, 5]
+    for changed in ({"steps_per_generation": 8}, {"beta": 0.1}):
+        again = resumed_from(run, 3, tmp_path / next(iter(changed)))
+        mapping = parse(again.config.read_text()).mapping
+        again.config.write_text(as_yaml({**mapping, "method": {**mapping["method"], **changed}}))
+        train(folder=again)
+        told = lines(again, "metrics", 1)
+        assert [("reward" in event, "kl" in event) for event in told] == [
+            (True, "beta" in changed),
+            (False, "beta" in changed),
+        ]
 
 
 # -- the loss ----------------------------------------------------------------------------------------------------------

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import os
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -12,6 +13,7 @@ import torch
 from engine.features.built import base_model
 from engine.run.store import RunFolder
 from engine.trainers.reroll import Reroll
+from engine.trainers.watching import Watching, _Pace
 from engine.trainers.zero_advantage import without_difference
 from tests.caches import own_cache
 from tests.engine.trainers.building import Built, apart
@@ -159,6 +161,16 @@ def test_a_batch_that_teaches_nothing_has_zeros_for_gradients_on_every_weight(tm
     assert tokens == 2
     assert "entropy/computed" not in told
     assert told["frac_tokens_skipped"] == 1
+
+
+def test_the_share_of_a_cards_peak_counts_no_token_that_was_left_out():
+    watching = Watching.__new__(Watching)
+    watching._gpu, watching._flop_per_token = SimpleNamespace(peak_flops=1e4), 10.0
+    watching._memory, watching._memory_next = {}, float("inf")
+    pace = _Pace(400, 100, 200.0, 2.0, 0.1)
+    told = [watching._metrics(1, 0.1, {"loss": 0.0, **left}, pace) for left in ({}, {"frac_tokens_skipped": 0.75})]
+    assert [each["mfu"] for each in told] == [0.2, 0.05]
+    assert [each["tokens_per_second"] for each in told] == [200.0, 200.0], "they are sampled"
 
 
 def test_groups_alike_by_every_reward():
