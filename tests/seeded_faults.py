@@ -92,7 +92,7 @@ FAULTS = (
     Fault("engine/planning/estimate.py", "return checkpoint * (min(written, config.run.save_total_limit + 1) + best)", "return checkpoint * (written + best)", "engine/planning workbench/cli/test_estimate.py"),
     Fault("engine/planning/loading.py", "(3 if plain else 12)", "(12 if plain else 3)", "engine/planning/test_loading.py"),
     Fault("engine/planning/memory_model.py", "return min(gpu.memory_bytes", "return max(gpu.memory_bytes", "engine/planning/test_auto.py"),
-    Fault("engine/planning/speed.py", "2 if config.optim.tf32 else 8", "8 if config.optim.tf32 else 2", "engine/planning/test_estimate.py"),
+    Fault("engine/planning/speed.py", "2 if config.optim.tf32 else 8", "8 if config.optim.tf32 else 2", "engine/planning/test_speed.py"),
     Fault("engine/rehearse.py", "(-widths[row], row)", "(widths[row], row)", "engine/run/test_rehearsal.py engine/trainers/test_rehearsal.py"),
     Fault("engine/rewards/builtin.py", "compiled.fullmatch(", "compiled.search(", "engine/rewards/test_builtin.py"),
     Fault("engine/rules/fit.py", "elif need > FIT * room:", "elif need > 10 * FIT * room:", "engine/rules/test_rules.py"),

@@ -107,3 +107,12 @@ def test_a_vision_tower_that_looks_at_images_is_launched_and_computed() -> None:
         seconds(config_of(), replace(facts, data=replace(data, images=images)), tokens=1024.0) for images in (0, 64)
     )
     assert 1.1 * blind < seeing < 2.5 * blind
+
+
+def test_where_no_step_is_like_it_float32_takes_twice_as_long_in_tf32_and_eight_times_without() -> None:
+    facts = replace(FACTS, model=replace(QWEN, heads=None))  # of another shape than all steps that were measured
+    half, rounded, whole = (
+        seconds(config_of(model={"dtype": dtype}, optim={"tf32": tf32}), facts)
+        for dtype, tf32 in (("bfloat16", "auto"), ("float32", True), ("float32", False))
+    )
+    assert (rounded / half, whole / half) == (pytest.approx(2), pytest.approx(8))
