@@ -250,6 +250,8 @@ class AdapterFacts:
     """Why it cannot be trained further, as a sentence."""
     todo: str = ""
     """The way out of it."""
+    note: str = ""
+    """Of a run: why the folder is not the newest one, or may be gone when it is wanted, in sentences."""
     settings: Mapping[str, Any] = field(default_factory=dict)
     """What it is, by the names of settings of `adapter`: rank, alpha, targets."""
     base: str = ""

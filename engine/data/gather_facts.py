@@ -39,7 +39,7 @@ from engine.planning.auto import effective, resolved
 from engine.rules import read
 from engine.rules.data import FROM_COUNTS
 from engine.run.checkpoint import newest_valid
-from engine.run.store import RunFolder, is_run, runs_dir
+from engine.run.store import ENDED, RunFolder, is_run, runs_dir
 
 if TYPE_CHECKING:
     from engine.data.detect import Detection
@@ -172,16 +172,29 @@ def _adapter(config: RunConfig, folder: Path) -> AdapterFacts | None:
     place = Path(os.path.normpath(folder.absolute() / os.path.expanduser(path)))
     run = RunFolder(place)
     try:
-        if not (place / ADAPTER).is_file() and run.config.is_file() and run.checkpoints.is_dir():
-            run.refuse_flaws()
-            newest, _ = newest_valid(run, hashes=False)
-            if newest is None:
-                todo = "Wait for its first one, or name another adapter."
-                return AdapterFacts(path, str(place), f"the run {visible(run.id)} has no whole checkpoint.", todo)
-            place = newest
-        return adapter_facts(place, path)
+        return adapter_facts(place, path) if (place / ADAPTER).is_file() or not is_run(place) else _of_run(run, path)
     except (WorkbenchError, OSError, ValueError) as problem:
         return AdapterFacts(path, str(place), f"cannot be read: {visible(str(problem))}", "Name another adapter.")
+
+
+def _of_run(run: RunFolder, path: str) -> AdapterFacts:
+    """The adapter of a run's newest whole checkpoint, which the config writes as `path`."""
+    run.refuse_flaws()
+    newest, skipped = newest_valid(run, hashes=False)
+    going, name = run.state not in ENDED, visible(run.id)
+    if newest is None:
+        why = f" ({skipped[0][0].name}: {skipped[0][1]})" if skipped else ""
+        todo = "Wait for its first one, or name another adapter." if going else "Name another adapter."
+        return AdapterFacts(path, str(run.path), f"the run {name} has no whole checkpoint{why}.", todo)
+    notes = [
+        f"{newest.name} of {name} is taken, since {each.name} is broken: {reason}." for each, reason in skipped[:1]
+    ]
+    if going:
+        notes.append(
+            f"the run {name} is still {run.state}, and deletes {newest.name} when newer ones come. Wait for its end, or name a "
+            "copy of that folder."
+        )
+    return replace(adapter_facts(newest, path), note=" ".join(notes))
 
 
 def _files_there(config: RunConfig, model: ModelFacts | None, folder: Path) -> dict[str, bool]:

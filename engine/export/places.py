@@ -13,7 +13,7 @@ from pathlib import Path
 from filelock import FileLock, Timeout
 
 from engine import figures
-from engine.errors import WorkbenchError, redact, visible
+from engine.errors import UsageError, WorkbenchError, redact, visible
 from engine.hardware import existing_folder
 from engine.model_files import ADAPTER, read_json
 from engine.run import checkpoint, disk, inside
@@ -196,22 +196,31 @@ def not_written(final: Path, needed: int, problem: OSError) -> WorkbenchError:
     if problem.errno in disk.CAUSES:
         told = f"about {figures.size(needed)} are needed, and nothing was kept"
         return disk.storage_error(shown, told, problem, then="then export again, or name another place with -o.")
-    file = next((each for each in final.parents if os.path.lexists(each) and not each.is_dir()), None)
-    if file is not None:
-        return WorkbenchError(
-            f"{visible(redact(str(file)))}: is a file, and results go into a folder.", "Name another place with -o."
-        )
+    if (wrong := _below_a_file(final)) is not None:
+        return wrong
     why = problem.strerror or problem
     return WorkbenchError(f"{visible(shown)}: cannot be written: {why}.", "Name another place with -o.")
 
 
+def _below_a_file(final: Path) -> UsageError | None:
+    """The sentence for a place in a folder that is a file."""
+    file = next((each for each in final.parents if os.path.lexists(each) and not each.is_dir()), None)
+    if file is None:
+        return None
+    return UsageError(
+        f"{visible(redact(str(file)))}: is a file, and results go into a folder.", "Name another place with -o."
+    )
+
+
 def refuse_existing(final: Path) -> None:
-    """Raises WorkbenchError where something has this name already."""
+    """Raises UsageError where something has this name already, or a file stands where its folder would."""
     if os.path.lexists(final):
-        raise WorkbenchError(
+        raise UsageError(
             f"{visible(redact(str(final)))}: exists already, and an export replaces nothing.",
             "Remove it, or name another place with -o.",
         )
+    if (wrong := _below_a_file(final)) is not None:
+        raise wrong
 
 
 def need_room(final: Path, needed: int) -> None:

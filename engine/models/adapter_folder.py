@@ -16,6 +16,7 @@ from engine import model_files
 from engine.config.kinds import reference_of
 from engine.config.tree import RunConfig
 from engine.errors import ModelError, visible
+from engine.run import checkpoint
 
 if TYPE_CHECKING:
     import torch
@@ -48,6 +49,11 @@ def load_adapter(adapted: PeftModel, config: RunConfig, folder: Path) -> Begun:
     model_files.refuse_pickled_adapter(folder)
     model_files.header(folder / model_files.ADAPTER_WEIGHTS)
     where = f"adapter.path: {model_files.place(folder)}"
+    if checkpoint.has_changed(folder, model_files.ADAPTER_WEIGHTS):
+        raise ModelError(
+            f"{where}: {model_files.ADAPTER_WEIGHTS} has changed since it was saved.",
+            "Its disk or a copy has damaged it: take an earlier checkpoint, or another adapter.",
+        )
     held = {name: weight for name, weight in adapted.named_parameters() if weight.requires_grad}
     places = get_peft_model_state_dict(adapted, held, save_embedding_layers=False)
     stored = load_file(folder / model_files.ADAPTER_WEIGHTS)
@@ -99,7 +105,7 @@ def _others(names: list[str]) -> str:
     return f" (and {len(names) - 1} more)" if len(names) > 1 else ""
 
 
-def beginning(config: RunConfig, checkpoint: Path | None, copy: str) -> Path | None:
+def beginning(config: RunConfig, newest: Path | None, copy: str) -> Path | None:
     """The folder that an adapter begins from, before a checkpoint is restored; None for a new one.
 
     A run that goes on needs its adapter's first folder no more: what is trained comes back with the checkpoint, and what it is
@@ -107,8 +113,8 @@ def beginning(config: RunConfig, checkpoint: Path | None, copy: str) -> Path | N
     """
     if config.adapter.kind != "lora" or not config.adapter.path:
         return None
-    if checkpoint is None:
+    if newest is None:
         return Path(config.adapter.path)
-    if ((held_to := checkpoint / copy) / model_files.ADAPTER_WEIGHTS).is_file():
+    if ((held_to := newest / copy) / model_files.ADAPTER_WEIGHTS).is_file():
         return held_to
     return Path(config.adapter.path) if reference_of(config.method) == "adapter_copy" else None

@@ -68,6 +68,13 @@ def the_adapter_is_there(config: RunConfig, facts: Facts) -> Iterator[Finding]:
         )
 
 
+@rule(reads=(PATH,))
+def the_adapter_is_the_one_meant_and_stays(config: RunConfig, facts: Facts) -> Iterator[Finding]:
+    known = adapter_of(config, facts)
+    if known is not None and known.note and not known.problem:
+        yield notice(PATH.path, known.note)
+
+
 @rule(reads=(PATH, fields.model.name, *OF_THE_FOLDER))
 def an_adapter_stays_what_it_was(config: RunConfig, facts: Facts) -> Iterator[Finding]:
     known = adapter_of(config, facts)

@@ -259,6 +259,15 @@ def _problem_with(path: Path, hashes: bool, between: Callable[[], None] | None) 
     return ""
 
 
+def has_changed(path: Path, name: str) -> bool:
+    """Whether a file of a checkpoint is not the one that was saved. False of a folder that does not say what was."""
+    entry = (read_commit(path) or {"files": {}})["files"].get(name)
+    if entry is None:
+        return False
+    with (path / name).open("rb") as file:
+        return _hash(file.fileno())[0] != str(entry["sha256"])
+
+
 def is_valid(path: Path, *, hashes: bool = False) -> bool:
     return not problem_with(path, hashes=hashes)
 

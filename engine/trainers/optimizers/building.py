@@ -241,12 +241,19 @@ _NAMES = {
 """The implementations as the receipt calls them."""
 
 
+_LIKE_THE_WEIGHT = (torch.optim.AdamW, torch.optim.SGD, torch.optim.RMSprop, torch.optim.Adagrad)
+"""Optimizers whose states have the format of their weight."""
+
+
 def keep_state_formats(optimizer: Optimizer) -> None:
     """From now on this optimizer loads states in the format that they were saved in.
 
     torch gives every state the format of its weight. Some keep float32 beside weights of bfloat16 (Adafactor its factors),
-    and a run that is taken up again would go on from rounded ones.
+    and a run that is taken up again would go on from rounded ones. Those of `_LIKE_THE_WEIGHT` do not: they go on in another
+    format where the weights were given one, of which torch's fused steps take no other.
     """
+    if type(optimizer) in _LIKE_THE_WEIGHT:
+        return
     found: list[tuple[torch.Tensor, str, torch.Tensor]] = []
 
     def before(_: Optimizer, saved: dict[str, Any]) -> None:

@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from torch.optim import Optimizer
+from torch.optim.lr_scheduler import LambdaLR
 
 from engine.errors import WorkbenchError, visible
 
@@ -41,13 +42,17 @@ def as_configured(optimizer: Optimizer, scheduler: Any) -> Iterator[None]:
     for group, settings in zip(optimizer.param_groups, fixed, strict=True):
         _refuse_other_shapes(group, settings)
         group.update(settings)
-    loaded = list(getattr(scheduler, "base_lrs", ()))
-    if loaded == rates:
-        return
-    for group, before, now in zip(optimizer.param_groups, loaded, rates, strict=True):
-        group["initial_lr"] = now
-        group["lr"] = group["lr"] * now / before if before else now
+    if isinstance(scheduler, LambdaLR):
+        _follow_the_schedule(optimizer, scheduler, rates)
+
+
+def _follow_the_schedule(optimizer: Optimizer, scheduler: LambdaLR, rates: list[Any]) -> None:
+    """Gives the next step the rate that the schedule of now has there. The one that was saved is of the schedule of then, which
+    had come down to 0 where a finished run is trained longer."""
     scheduler.base_lrs = rates
+    for group, rate, share in zip(optimizer.param_groups, rates, scheduler.lr_lambdas, strict=True):
+        group["initial_lr"] = rate
+        group["lr"] = rate * share(scheduler.last_epoch)
     scheduler._last_lr = [group["lr"] for group in optimizer.param_groups]
 
 

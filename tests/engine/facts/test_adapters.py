@@ -16,9 +16,12 @@ from transformers import AutoModelForCausalLM
 from engine.builtin import tiny
 from engine.config.adapter_folder import OF_THE_FOLDER
 from engine.config.facts import Facts
+from engine.data.gather_facts import gather_facts
 from engine.facts.adapters import adapter_facts
 from engine.facts.model_shape import model_facts
 from engine.rules import read
+from engine.run import checkpoint
+from engine.run.store import create
 
 
 @pytest.fixture
@@ -118,3 +121,33 @@ def test_no_folder_no_config_a_pickle_and_cut_weights_are_told_apart(folder: Pat
     (folder / "adapter_config.json").write_text("[1]")
     assert "holds no settings" in adapter_facts(folder, "x").problem
     assert OF_THE_FOLDER
+
+
+def test_of_a_run_the_newest_whole_checkpoint_is_taken_and_what_may_surprise_is_said(
+    folder: Path, tmp_path: Path
+) -> None:
+    run = create(tmp_path / "runs", "version: 1\n", {"state": "running"})
+    config = read({"adapter": {"kind": "lora", "path": str(run.path)}}).config
+
+    def said() -> tuple[str, str, str]:
+        found = gather_facts(config, tmp_path).adapter
+        return Path(found.folder).name, f"{found.problem} {found.todo}".strip(), found.note
+
+    assert said()[1:] == (
+        f"the run {run.id} has no whole checkpoint. Wait for its first one, or name another adapter.",
+        "",
+    )
+    for step in (2, 4):
+        tmp = checkpoint.begin(run, step)
+        for file in folder.iterdir():
+            (tmp / file.name).write_bytes(file.read_bytes())
+        checkpoint.commit(tmp, {"step": step})
+    assert said()[:2] == ("checkpoint-4", "")
+    assert "is still running, and deletes checkpoint-4 when newer ones come" in said()[2]
+    run.update_json(state="finished")
+    assert said() == ("checkpoint-4", "", "")
+    weights = run.checkpoints / "checkpoint-4/adapter_model.safetensors"
+    weights.write_bytes(weights.read_bytes()[:-8])
+    assert said()[0] == "checkpoint-2"
+    assert "checkpoint-2 of" in said()[2]
+    assert "since checkpoint-4 is broken: adapter_model.safetensors has" in said()[2]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 from pathlib import Path
 
 import pytest
@@ -69,7 +71,7 @@ def test_every_number_is_the_files_whatever_the_base_is_held_in(folder: Path, mo
     assert begun.rounded is (model.get("dtype") == "bfloat16")
 
 
-@pytest.mark.parametrize("what", ["lacking", "more", "shape", "nan"])
+@pytest.mark.parametrize("what", ["lacking", "more", "shape", "nan", "changed"])
 def test_a_file_that_does_not_fit_changes_nothing_and_names_the_weight(folder: Path, what: str) -> None:
     config = config_of(folder)
     path = folder / "adapter_model.safetensors"
@@ -80,6 +82,7 @@ def test_a_file_that_does_not_fit_changes_nothing_and_names_the_weight(folder: P
         "more": f"holds {name.replace('v_proj', 'o_proj')}, for which the model has no place",
         "shape": f"{name} is 64 x 5 numbers, and the model has 64 x 4",
         "nan": f"{name} holds numbers that are not finite",
+        "changed": "adapter_model.safetensors has changed since it was saved",
     }[what]
     if what == "lacking":
         del stored[name]
@@ -87,8 +90,12 @@ def test_a_file_that_does_not_fit_changes_nothing_and_names_the_weight(folder: P
         stored[name.replace("v_proj", "o_proj")] = stored[name].clone()
     elif what == "shape":
         stored[name] = torch.zeros(64, 5)
-    else:
+    elif what == "nan":
         stored[name][0, 0] = torch.nan
+    else:
+        saved = {"size": path.stat().st_size, "sha256": hashlib.sha256(path.read_bytes()).hexdigest()}
+        (folder / "COMMIT.json").write_text(json.dumps({"files": {path.name: saved}}))
+        stored[name][0, 0] += 1
     save_file(stored, path)
     adapted = add_adapter(load_model(config), config)
     with pytest.raises(ModelError) as refused:

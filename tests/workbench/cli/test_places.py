@@ -134,6 +134,14 @@ def test_what_a_command_writes(place: Path) -> None:
     assert not list(place.glob("runs/*-0002"))
 
 
+def test_a_model_is_taken_along_into_a_new_folder(place: Path) -> None:
+    wanted = [["export", "my-0001", "--to", "adapter", "-o", "my.yaml"], ["merge", "my-0001", "-o", "my.yaml"]]
+    (code, below), (other, there) = calls(wanted, place)
+    assert (code, other) == (2, 2)
+    assert "my.yaml: is a file, and results go into a folder." in below
+    assert "my.yaml: exists already, and an export replaces nothing." in there
+
+
 def test_paths_of_a_file_are_shown_as_they_stand_in_it_and_others_without_the_home_directory(place: Path) -> None:
     """Also beside settings of the call, whose paths are from the working directory."""
     (place / "configs").mkdir()

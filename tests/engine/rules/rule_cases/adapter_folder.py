@@ -34,6 +34,9 @@ CASES: dict[str, list[Case]] = {
         ({**ON, "run.devices": 2, "distributed.expert_parallel_size": 2}, Facts(), "adapter.path", "error")
     ],
     "the-adapter-is-there": [(ON, known(problem="/x/before is not there", todo="Name one."), "adapter.path", "error")],
+    "the-adapter-is-the-one-meant-and-stays": [
+        (ON, known(note="the run is still running."), "adapter.path", "warning")
+    ],
     "an-adapter-stays-what-it-was": [
         ({**ON, "adapter.r": 16}, known(), "adapter.r", "error"),
         ({**ON, "adapter.lora_alpha": 32}, known(), "adapter.lora_alpha", "error"),

@@ -15,7 +15,7 @@ from engine.config.optimizers import BUILT_HERE, KINDS, MATRICES_ONLY, PROJECTED
 from engine.errors import WorkbenchError
 from engine.facts.counts import Parameters
 from engine.planning.memory_model import state_bytes
-from engine.trainers.optimizers.building import optimizer_for, projected, receipt_note, split
+from engine.trainers.optimizers.building import keep_state_formats, optimizer_for, projected, receipt_note, split
 
 PACKAGES = {"pytorch-optimizer": "pytorch_optimizer", "schedulefree": "schedulefree", "bitsandbytes": "bitsandbytes"}
 DECAY = 0.1
@@ -332,3 +332,22 @@ def test_a_missing_package_is_one_sentence(monkeypatch):
 def test_others_are_left_to_transformers():
     optim = SimpleNamespace(optim="adamw_torch_fused")
     assert optimizer_for(optim, Model(), []) is None
+
+
+@pytest.mark.parametrize(("before", "now"), [(torch.bfloat16, torch.float32), (torch.float32, torch.bfloat16)])
+def test_weights_that_are_given_another_format_go_on_with_their_states_in_it(
+    before: torch.dtype, now: torch.dtype
+) -> None:
+    """A run that is resumed with another `model.dtype`: fused steps take states of their weight's format alone."""
+    states: dict[str, Any] = {}
+    for dtype in (before, now):
+        weight = nn.Parameter(torch.ones(8, dtype=dtype))
+        weight.grad = torch.full_like(weight, 0.5)
+        optimizer = torch.optim.AdamW([weight], fused=True)
+        keep_state_formats(optimizer)
+        if states:
+            optimizer.load_state_dict(states)
+        optimizer.step()
+        states = optimizer.state_dict()
+    assert states["state"][0]["exp_avg"].dtype == now
+    assert states["state"][0]["step"] == 2

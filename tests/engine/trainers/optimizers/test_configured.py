@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from transformers import Trainer, TrainingArguments
+from transformers import Trainer, TrainingArguments, get_scheduler
 
 from engine.config.optimizers import BUILT_HERE, KINDS
 from engine.errors import WorkbenchError
@@ -107,3 +107,27 @@ def test_a_gap_that_has_grown_changes_with_the_setting(saved, tmp_path):
     with as_configured(optimizer, None):
         optimizer.load_state_dict(states)
     assert [state["gap"] for state in optimizer.state.values() if "gap" in state] == [10 * gap for gap in grown]
+
+
+def test_the_next_step_has_the_rate_of_the_schedule_of_now() -> None:
+    """One that is trained longer, or by another schedule, began with the rate that its old schedule had ended at: 0."""
+
+    def begun(total: int, rate: float) -> tuple[torch.optim.Optimizer, Any]:
+        optimizer = torch.optim.AdamW([torch.nn.Parameter(torch.ones(1))], lr=rate)
+        return optimizer, get_scheduler("linear", optimizer, num_warmup_steps=0, num_training_steps=total)
+
+    optimizer, scheduler = begun(4, 1e-3)
+    for _ in range(4):
+        optimizer.step()
+        scheduler.step()
+    assert optimizer.param_groups[0]["lr"] == 0
+    states = copy.deepcopy((optimizer.state_dict(), scheduler.state_dict()))
+    for total, rate, wanted in ((8, 1e-3, 5e-4), (8, 4e-3, 2e-3), (4, 1e-3, 0)):
+        optimizer, scheduler = begun(total, rate)
+        with as_configured(optimizer, scheduler):
+            optimizer.load_state_dict(states[0])
+            scheduler.load_state_dict(states[1])
+        assert optimizer.param_groups[0]["lr"] == scheduler.get_last_lr()[0] == wanted
+        optimizer.step()
+        scheduler.step()
+        assert optimizer.param_groups[0]["lr"] == rate * max(0, total - 5) / total
