@@ -120,6 +120,34 @@ def batches_hold_whole_groups(config: RunConfig, facts: Facts) -> Iterator[Findi
     yield must(path, rule_text, batch, todo, fix=Fix(f"set it to {fitting}", {path: fitting}))
 
 
+@rule(
+    reads=(
+        *_GROUPED, fields.method.reroll_start_fraction, fields.method.reroll_max_groups, fields.method.steps_per_generation,
+        fields.optim.gradient_accumulation_steps,
+    )
+)  # fmt: skip
+def other_prompts_are_asked_too(config: RunConfig, facts: Facts) -> Iterator[Finding]:
+    """A prompt that nothing solves comes back for ever: alone in a sampling it would be all that the run asks."""
+    most, spec = fields.method.reroll_max_groups, fields.method.steps_per_generation
+    if not most.applies(config) or fields.method.reroll_start_fraction.value(config) == 1:
+        return
+    groups = config.optim.per_device_train_batch_size * _together(config) // _SIZE.value(config)
+    if not 0 < groups <= most.value(config):
+        return
+    times = spec if spec.value(config) else fields.optim.gradient_accumulation_steps
+    fix = take(most, groups - 1) if groups > 1 else take(times, 2 * times.value(config), "sample more together")
+    asked = f"{groups} prompts are" if groups > 1 else "1 prompt is"
+    todo = f"{asked} sampled at a time: while failed ones wait, and some may fail for ever, no other would be asked."
+    yield must(
+        most.path,
+        "less than the prompts that are sampled together",
+        most.value(config),
+        todo,
+        severity="warning",
+        fix=fix,
+    )
+
+
 @rule(reads=(fields.method.kind, fields.method.reward_funcs))
 def several_rewards_for_gdpo(config: RunConfig, facts: Facts) -> Iterator[Finding]:
     path, kind = fields.method.reward_funcs.path, fields.method.kind.path

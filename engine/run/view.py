@@ -137,7 +137,9 @@ class RunView:
 
     def seconds_left(self, now: float | None = None) -> float | None:
         """`eta_seconds` less what has passed since the last event, as far as the next one is waited for; None where the end is
-        not known."""
+        not known, or another one than was planned, since somebody asked it to stop."""
+        if self.state == "stopping":
+            return None
         if self.eta_seconds is None or self.over or self.step_seconds is None or self.updated is None:
             return self.eta_seconds
         due = time_left.due(self.pause_steps, self._paused_at, self.step)

@@ -66,6 +66,14 @@ def _scaled(value: Any, file: File) -> Answer:
     return mapped({"method.scale_rewards": "group" if value is True else "none" if value is False else value})
 
 
+def _groups_again(value: Any, file: File) -> Answer:
+    trl = file.get("trl")
+    begins = trl.get("reroll_start_fraction") if isinstance(trl, Mapping) else None
+    if begins is None or begins == 1:
+        return needless("It counts with reroll_start_fraction.")
+    return mapped({"method.reroll_max_groups": value})
+
+
 _IN_TRL: dict[str, Key] = {
     "beta": same("method.beta"),
     "max_completion_length": same("method.max_completion_length"),
@@ -89,7 +97,7 @@ _IN_TRL: dict[str, Key] = {
     "loss_type": same("method.loss_type"),
     "mask_truncated_completions": same("method.mask_truncated_completions"),
     "reroll_start_fraction": same("method.reroll_start_fraction"),
-    "reroll_max_groups": same("method.reroll_max_groups"),
+    "reroll_max_groups": Key(_groups_again),
     "skip_zero_advantage_batches": choice(
         {
             True: needless("Answers that teach nothing are left out by themselves where that changes no gradient."),

@@ -194,6 +194,8 @@ def test_time_left_goes_on_while_the_next_event_is_waited_for_and_stops_where_it
     assert view.seconds_left(view.updated + 30) == pytest.approx(view.eta_seconds - 30)
     assert view.seconds_left(view.updated + 3000) == pytest.approx(view.eta_seconds - 41), "the evaluation and a step"
     assert view.seconds_left(view.updated - 3000) == view.eta_seconds, "another machine's clock"
+    fold(view, [{"kind": "control", "id": "a", "do": "save_stop", "status": "accepted", "segment": 0}])
+    assert view.seconds_left() is None, "it ends earlier"
 
 
 def test_waiting_for_the_compiler_is_no_pace():

@@ -128,6 +128,19 @@ CASES: dict[str, list[Case]] = {
     "prompts-come-back-where-that-is-asked-for": [
         ({**GRPO, "method.reroll_max_groups": 2}, Facts(), "method.reroll_max_groups", "error")
     ],
+    "other-prompts-are-asked-too": [
+        (
+            {**GRPO, "method.reroll_start_fraction": 0.5, **settings},
+            Facts(),
+            "method.reroll_max_groups",
+            "warning",
+        )
+        for settings in (
+            {"optim.per_device_train_batch_size": 4},
+            {"optim.per_device_train_batch_size": 2, "method.steps_per_generation": 4},
+            {"method.reroll_max_groups": 2},
+        )
+    ],
     "experts-are-balanced-over-all-tokens": [
         (
             {**GRPO, "method.skip_zero_advantage": True},
