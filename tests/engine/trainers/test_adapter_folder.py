@@ -137,7 +137,7 @@ def test_with_the_adapter_off_as_reference_rewards_begin_away_from_nought(train,
     assert "reference: adapter off" in receipt(run, "loss")
     assert not (run.checkpoints / "checkpoint-1" / "ref").exists()
     # The same of a run that was held to a copy before, which its checkpoint has.
-    run = launched({**base, "adapter.path": str(learned.path)}, tmp_path)
+    run = launched({**base, "adapter.path": str(learned.path), "optim.learning_rate": STILL}, tmp_path)
     train(folder=run)
     again = resumed_from(run, 1, tmp_path / "again")
     text = again.read_config().replace("max_steps: 1\n", "max_steps: 2\n")
