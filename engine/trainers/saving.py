@@ -165,7 +165,8 @@ class SavesCheckpoints(Trainer):
     def _load_from_checkpoint(self, resume_from_checkpoint: str, model: torch.nn.Module | None = None) -> None:
         """Full weights by `engine.models.restore_weights`. Two things that loading an adapter loses: transformers 5.17 leaves one
         that was saved beside another (TRL's `ref`) at its start, and PEFT raises weights of 16 bits to float32 unless it is told
-        not to: 0.21.2 by other parameters in their place, and gradients of those that are known would never be clipped."""
+        not to: 0.21.2 by other parameters in their place, and gradients of those that are known would never be clipped. One that this
+        run has not (it is held to another reference now) stays in its file, since TRL would be held to it."""
         model = self.model if model is None else model
         folder = Path(resume_from_checkpoint)
         if sharded.is_sharded(model) or is_divided(model) or (folder / model_files.SHARES).is_dir():
@@ -178,7 +179,12 @@ class SavesCheckpoints(Trainer):
             return
         model_files.refuse_what_it_names(folder)
         model_files.refuse_pickled_adapter(folder)
-        undo = put(model, "load_adapter", functools.partial(model.load_adapter, autocast_adapter_dtype=False))
+        load = functools.partial(model.load_adapter, autocast_adapter_dtype=False)
+
+        def load_own(place: str, name: str, **settings: Any) -> Any:
+            return load(place, name, **settings) if name in model.peft_config else None
+
+        undo = put(model, "load_adapter", load_own)
         try:
             super()._load_from_checkpoint(resume_from_checkpoint, model)
             if len(model.peft_config) > 1:

@@ -136,6 +136,16 @@ def test_with_the_adapter_off_as_reference_rewards_begin_away_from_nought(train,
     assert abs(first(run)["rewards/chosen"]) > 1e-3
     assert "reference: adapter off" in receipt(run, "loss")
     assert not (run.checkpoints / "checkpoint-1" / "ref").exists()
+    # The same of a run that was held to a copy before, which its checkpoint has.
+    run = launched({**base, "adapter.path": str(learned.path), "optim.learning_rate": STILL}, tmp_path)
+    train(folder=run)
+    again = resumed_from(run, 1, tmp_path / "again")
+    text = again.read_config().replace("max_steps: 1\n", "max_steps: 2\n")
+    again.config.write_text(text.replace("reference: adapter_copy", "reference: adapter_off"))
+    train(folder=again)
+    told = [event["rewards/chosen"] for event in lines(again, "metrics") if "rewards/chosen" in event]
+    assert (told[0], abs(told[1]) > 1e-3) == (0, True)
+    assert not (again.checkpoints / "checkpoint-2" / "ref").exists()
 
 
 def test_what_is_known_only_later_is_asked_again_at_launch(learned, tmp_path):
