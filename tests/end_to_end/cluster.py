@@ -47,7 +47,12 @@ def cluster(place: Path, nodes: int = 1) -> Iterator[dict[str, str]]:
                 open(place / f"{argv[0]}-{argv[-1]}.out" if "-N" in argv else place / f"{argv[0]}.out", "wb")
             )
             process = subprocess.Popen(
-                argv, stdout=log, stderr=log, env={**os.environ, **environ}, start_new_session=True
+                argv,
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                env={**os.environ, **environ},
+                start_new_session=True,
             )
             ends.callback(_end, process)
             if argv[0] == "munged":

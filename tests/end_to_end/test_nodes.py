@@ -23,7 +23,7 @@ from engine.run.store import ENDED, RunFolder
 from tests import warm
 
 pytestmark = pytest.mark.slow
-STEPS = 40
+STEPS = 120  # a second and more is left when one is killed
 PATIENCE = 170.0
 SETTINGS: dict[str, Any] = {
     "model.name": "builtin/tiny",
@@ -32,7 +32,7 @@ SETTINGS: dict[str, Any] = {
     "optim.max_steps": STEPS,
     "optim.per_device_train_batch_size": 2,
     "optim.gradient_accumulation_steps": 1,
-    "run.save_steps": 4,
+    "run.save_steps": 20,
     "run.logging_steps": 1,
 }
 
