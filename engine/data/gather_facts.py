@@ -16,12 +16,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from engine.config.adapter_folder import adapter_of, taken_over
-from engine.config.facts import AdapterFacts, Facts, ModelFacts, SourceFacts, TokenizerFacts
+from engine.config.facts import Facts, ModelFacts, SourceFacts, TokenizerFacts
 from engine.config.files import COMPRESSIONS, DATA_SUFFIXES, place_of, scheme_of
 from engine.config.findings import Finding
 from engine.config.kinds import BUILTIN_ROWS
 from engine.config.reward_specs import BadReward, files_of, reward_spec
 from engine.config.tree import FieldSpec, RunConfig, fields
+from engine.data.adapter_source import named_adapter
 from engine.data.image_folder import is_image_folder, metadata_of
 from engine.data.image_limits import BOMB, FORMATS, UNREADABLE, why_refused
 from engine.data.image_references import DATA, ImageFolder, content_of, folder_of, short
@@ -29,17 +30,15 @@ from engine.data.parts import FormatError, columns_of
 from engine.data.stored_counts import load_counts
 from engine.errors import WorkbenchError, nearest, visible
 from engine.facts import attention_times, compiler_waits, step_times
-from engine.facts.adapters import adapter_facts
 from engine.facts.model_shape import model_facts, tokenizer_facts
 from engine.facts.reward_files import function_flaw
 from engine.facts.template_flaws import TEMPLATE_FLAWS
 from engine.hardware import Machine, installed, this_machine
-from engine.model_files import ADAPTER, read_json
+from engine.model_files import read_json
 from engine.planning.auto import effective, resolved
 from engine.rules import read
 from engine.rules.data import FROM_COUNTS
-from engine.run.checkpoint import newest_valid
-from engine.run.store import ENDED, RunFolder, is_run, runs_dir
+from engine.run.store import is_run, runs_dir
 
 if TYPE_CHECKING:
     from engine.data.detect import Detection
@@ -140,7 +139,7 @@ def gather_facts(
     here = machine is None
     model = replace(model, name=name) if model else None
     machine = this_machine(_place_of_runs(config, folder, runs)) if machine is None else machine
-    adapter = _adapter(config, folder)
+    adapter = named_adapter(config, folder)
     config = taken_over(config, Facts(adapter=adapter, given=frozenset()))
     data = load_counts(config, folder, model)
     card = machine.gpus[0].name if here and machine.gpus else None
@@ -162,39 +161,6 @@ def gather_facts(
         step_times=step_times.of_card(machine.gpus[0]) if machine.gpus else (),
         shipped_times=step_times.shipped(machine.gpus[0]) if machine.gpus else (),
     )
-
-
-def _adapter(config: RunConfig, folder: Path) -> AdapterFacts | None:
-    """The adapter that the config goes on from: a folder's own, or that of a run's newest checkpoint."""
-    path = config.adapter.path if config.adapter.kind == "lora" else None
-    if not path:
-        return None
-    place = Path(os.path.normpath(folder.absolute() / os.path.expanduser(path)))
-    run = RunFolder(place)
-    try:
-        return adapter_facts(place, path) if (place / ADAPTER).is_file() or not is_run(place) else _of_run(run, path)
-    except (WorkbenchError, OSError, ValueError) as problem:
-        return AdapterFacts(path, str(place), f"cannot be read: {visible(str(problem))}", "Name another adapter.")
-
-
-def _of_run(run: RunFolder, path: str) -> AdapterFacts:
-    """The adapter of a run's newest whole checkpoint, which the config writes as `path`."""
-    run.refuse_flaws()
-    newest, skipped = newest_valid(run, hashes=False)
-    going, name = run.state not in ENDED, visible(run.id)
-    if newest is None:
-        why = f" ({skipped[0][0].name}: {skipped[0][1]})" if skipped else ""
-        todo = "Wait for its first one, or name another adapter." if going else "Name another adapter."
-        return AdapterFacts(path, str(run.path), f"the run {name} has no whole checkpoint{why}.", todo)
-    notes = [
-        f"{newest.name} of {name} is taken, since {each.name} is broken: {reason}." for each, reason in skipped[:1]
-    ]
-    if going:
-        notes.append(
-            f"the run {name} is still {run.state}, and deletes {newest.name} when newer ones come. Wait for its end, or name a "
-            "copy of that folder."
-        )
-    return replace(adapter_facts(newest, path), note=" ".join(notes))
 
 
 def _files_there(config: RunConfig, model: ModelFacts | None, folder: Path) -> dict[str, bool]:
