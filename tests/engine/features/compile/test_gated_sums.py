@@ -14,7 +14,7 @@ from torch.fx.experimental.symbolic_shapes import DimDynamic, ShapeEnv, Stateles
 from engine.features.compile import gated_sums as feature
 from engine.features.compile.gate import Gate
 from engine.features.compile.gated_sums import ComputeProductsAgain, GatedSums, Passes, group_blocks
-from engine.features.compile.low_rank_sums import LowRankSums
+from engine.features.compile.product_sums import LowRankSums
 from engine.kernels.gated_sums import GRADIENTS, GRADIENTS_IN_PLACE, gated_sums
 from tests.engine.features.compile.test_grouped import adapted, step
 

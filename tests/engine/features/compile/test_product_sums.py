@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from torch.fx.experimental.proxy_tensor import make_fx
 
 from engine.features.compile import apply as compiled
-from engine.features.compile.low_rank_sums import ADD_PRODUCT, LowRankSums
+from engine.features.compile.product_sums import ADD_PRODUCT, LowRankSums
 from tests.engine.features.conftest import built_of
 
 TOKENS, HIDDEN, WIDE, RANK = 12, 32, 96, 4
