@@ -13,7 +13,6 @@ import dataclasses
 import json
 import sys
 import tempfile
-from collections.abc import Iterator
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -37,6 +36,7 @@ from engine.data.gather_facts import gather_facts
 from engine.features.attention_backend.backend import settle
 from engine.features.auto_compose.apply import FEATURE as TIMED
 from engine.features.built import Built, Notes, decoder_layers
+from engine.features.compile.product_sums import ProductSums
 from engine.features.fp8_base.layers import compute_in_fp8
 from engine.features.sequence import Features
 from engine.hardware import Machine
@@ -162,6 +162,7 @@ ARMS: dict[str, dict[str, Any]] = {
         "memory.gradient_checkpointing": "auto",
     },
     "all three, none": {**ON, "kernels.fused_attn_kernel": True, "memory.gradient_checkpointing": False},
+    "all three, 35 again": {**ON, "kernels.fused_attn_kernel": True, "memory.recompute_num_layers": 35},
     "none": {"memory.gradient_checkpointing": False},
     "nf4 by default": {
         "model.quantization": "nf4",
@@ -273,10 +274,16 @@ ARMS: dict[str, dict[str, Any]] = {
 """Settings on top of the common ones. `plain` is TRL with the same settings, `default` TRL as it comes (autocast, float32
 adapters), `liger` plain TRL with Liger's kernels, which a library's layers compiled one by one may be added to; `ours` the
 same settings with no feature on, `ours by default` with all that is chosen where nobody asks."""
-AS_BEFORE = ", waits and wide sums"
-"""Behind an arm's name: the same with each step logged at its end, batches that are waited for, and gated blocks whose adapters'
-products are results of full width."""
-for _name in ("cut, compiled", "cut, compiled, none", "cut, compiled, none, stack", "fp8 base", "fp8 base, none"):
+AS_BEFORE = ", sums apart"
+"""Behind an arm's name: the same with every product a result of its own, added where the sum is read."""
+for _name in (
+    "cut, compiled",
+    "cut, compiled, none",
+    "cut, compiled, 35 again",
+    "all three, none",
+    "all three, 35 again",
+    "fp8 base, none",
+):
     ARMS[_name + AS_BEFORE] = ARMS[_name]
 PEERS = "plain", "default", "liger", "compiled by torch, liger"
 """The arms that are not ours."""
@@ -363,13 +370,14 @@ def packed_in(shape: str, arm: str) -> str:
     return "mxfp4" if shape in IN_MXFP4 and arm not in PEERS else ""
 
 
-@contextlib.contextmanager
-def as_before(trainer: Any) -> Iterator[None]:
-    """Within it blocks are built with sums of full width; the trainer waits at the end of each step from now on."""
-    trainer.logs_late = lambda: False
-    trainer.accelerator.dataloader_config.non_blocking = False
-    with mock.patch("engine.features.compile.gated_sums.kernel_serves", return_value=False):
-        yield
+class Apart(ProductSums):
+    """Changes nothing."""
+
+    def __call__(self, graph: torch.fx.Graph) -> None:
+        pass
+
+    def uuid(self) -> Any:
+        return "sums apart"
 
 
 class Builder:
@@ -494,7 +502,8 @@ class Builder:
         trainer.args.save_strategy = "no"
         watching.trainer = trainer
         trainer.attach(run, writer, 2, {})
-        with as_before(trainer) if name.endswith(AS_BEFORE) else contextlib.nullcontext():
+        apart = mock.patch("engine.features.compile.product_sums.ProductSums", Apart)
+        with apart if name.endswith(AS_BEFORE) else contextlib.nullcontext():
             features.apply(trainer.built(notes))
         prepared = argparse.Namespace(
             counts={"kept": len(self.rows), "packs": 0}, warnings=(), fingerprint="", stream=None

@@ -91,7 +91,9 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
         def _split_scope(self, nodeid: str) -> str:
             file = nodeid.split("::", 1)[0]
             if of_a_card:
-                return nodeid.split("[", 1)[0] if "2_to_the_31" in nodeid else nodeid
+                # Those beside each other would compile the same products behind the unpacking.
+                whole = "2_to_the_31" in nodeid or "[experts_packed" in nodeid
+                return nodeid.split("-" if "[experts_packed" in nodeid else "[", 1)[0] if whole else nodeid
             return "tests/browser" if file.startswith("tests/browser/") else file
 
     config.option.loadscopereorder = False  # they come in the order of `HEAVY`, or of `tests.card_seconds`

@@ -63,6 +63,8 @@ class GroupTrainer(RolloutTrainer):
     _rows: list[int] | None = None
     """The rows of the batch whose loss is being computed that go through the model; None: all."""
     _entropies: torch.Tensor | None = None
+    taught_nothing = False
+    """Whether no row of the last batch went through the model, but the stub."""
 
     def take(self, config: RunConfig, rewards: Rewards, note: str) -> None:
         super().take(config, rewards, note)
@@ -211,6 +213,7 @@ class GroupTrainer(RolloutTrainer):
             loss: torch.Tensor = super()._compute_loss(model, inputs)
             return loss
         self._rows = [place for place, teaches in enumerate(inputs["teaches"].tolist()) if teaches]
+        self.taught_nothing = not self._rows
         self._lengths, self._before = inputs["length"].tolist(), inputs.get("old_per_token_logps")
         try:
             loss = super()._compute_loss(model, inputs)

@@ -87,7 +87,7 @@ def apply(config: RunConfig, built: Built) -> Applied | None:
     undo_notes = one.watch_checkpoints(built.pretrained())
     words = f"; adapters' products taken together in {together} modules" if together else ""
     words += f"; low-rank products are added where {blocks} gated blocks multiply" if blocks else ""
-    words += "; low-rank products are added inside those of the base, which saves memory" if together and lean else ""
+    words += "; products are added while they are computed"
     words += f"; {one_way}" if one_way else ""
     words += f"; {auto}" if auto else ""
     shape, expected = _known_wait(config, built, layers[0])
@@ -104,16 +104,14 @@ def apply(config: RunConfig, built: Built) -> Applied | None:
 def _passes(layers: list[torch.nn.Module], *, lean: bool, blocks: bool, tier: bool | str = False) -> dict[str, Any]:
     """The compiler's options that have its graphs changed; `lean`: layers are computed again whole."""
     from engine.features.compile.gated_sums import ComputeProductsAgain, GatedSums, Passes
+    from engine.features.compile.product_sums import ProductSums
 
     after: list[Any] = []
     before: list[Any] = []
     if blocks:
         after.append(GatedSums())
         before.append(ComputeProductsAgain())
-    if lean:
-        from engine.features.compile.low_rank_sums import LowRankSums
-
-        after.append(LowRankSums())
+    after.append(ProductSums())
     if any(type(module).__name__ == "Linear4bit" for layer in layers for module in layer.modules()):
         from engine.features.compile.recompute_4bit import Recompute4bit
 

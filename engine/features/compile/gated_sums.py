@@ -21,7 +21,7 @@ from torch.utils.checkpoint import CheckpointPolicy
 from engine.compat.instances import all_of, put
 from engine.features.compile.gate import Gate
 from engine.features.compile.grouped import ALONE, factors, first_matrix, group, grouped, second_matrix, serves
-from engine.features.compile.low_rank_sums import VIEWS
+from engine.features.compile.product_sums import VIEWS
 from engine.features.fused_lora.projections import gated_form
 from engine.kernels.device import kernel_serves
 from engine.kernels.gated_sums import GATED_SUMS, GRADIENTS, GRADIENTS_IN_PLACE, gated_sums

@@ -16,6 +16,7 @@ from engine.builtin import tiny
 from engine.config.tree import RunConfig
 from engine.data.gather_facts import gather_facts
 from engine.errors import ModelError
+from engine.features import fp8_base
 from engine.features.load import load_model
 from engine.models.adapter_folder import beginning, load_adapter
 from engine.models.adapters import add_adapter
@@ -58,7 +59,10 @@ def config_of(folder: Path, **model: object) -> RunConfig:
         pytest.param({"quantization": "fp8", "dtype": "bfloat16"}, marks=[pytest.mark.gpu, WITHOUT_FP8]),
     ],
 )
-def test_every_number_is_the_files_whatever_the_base_is_held_in(folder: Path, model: dict[str, object]) -> None:
+def test_every_number_is_the_files_whatever_the_base_is_held_in(
+    folder: Path, model: dict[str, object], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(fp8_base, "LEAST_NUMBERS", 0)
     config = config_of(folder, **model)
     adapted = add_adapter(load_model(config), config)
     begun = load_adapter(adapted, config, folder)

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import torch
 
+from engine.features import fp8_base
 from engine.features.built import base_model
 from engine.run.store import RunFolder
 from engine.trainers.reroll import Reroll
@@ -221,6 +222,7 @@ ON_A_CARD = [
     "settings",
     [
         pytest.param({}, id="on the CPU"),
+        pytest.param({"memory.activation_offloading": "disk"}, id="on the CPU, kept on disk"),
         *(
             pytest.param(
                 {"model.dtype": "bfloat16", **each},
@@ -231,8 +233,11 @@ ON_A_CARD = [
         ),
     ],
 )
-def test_a_run_whose_answers_all_get_one_reward_learns_nothing_and_computes_nothing(train, source, settings):
+def test_a_run_whose_answers_all_get_one_reward_learns_nothing_and_computes_nothing(
+    train, source, settings, monkeypatch
+):
     """In two passes over each sampling, so that log-probabilities are asked for that nothing needs."""
+    monkeypatch.setattr(fp8_base, "LEAST_NUMBERS", 0)
     settings = {"method.num_iterations": 2, "optim.max_steps": 2, "optim.weight_decay": 0.0, **settings}
     run = train(
         {**GRPO, **settings, "method.reward_funcs": ["regex:^"], "data.train": [{"path": source(CONVERSATIONS)}]}

@@ -102,7 +102,7 @@ def recording(seen, end=False):
         if end:
             raise Enough
 
-    return inductor.patch(post_grad_custom_post_pass=record)
+    return inductor.patch(post_grad_custom_pre_pass=record)
 
 
 def test_the_options_are_in_force_while_layers_are_compiled_and_at_no_other_time():
@@ -225,7 +225,7 @@ def test_a_checkpoint_around_a_layer_becomes_part_of_what_is_compiled():
         kinds = (torch.ops.aten.mm.default, torch.ops.aten.addmm.default)
         products.append(sum(node.target in kinds for node in graph.nodes))
 
-    with inductor.patch(post_grad_custom_post_pass=count):
+    with inductor.patch(post_grad_custom_pre_pass=count):
         ours = stepped(model, x)
     # Both forward; then the first of them again, and two gradients of each. The last product is asked for by nobody.
     assert products == [2, 1 + 4]

@@ -412,7 +412,7 @@ def test_a_real_compiler_that_stops_at_a_later_shape_forward_or_backward_leaves_
         for length in (12, 20, 9):
             ids = torch.arange(2 * length).reshape(2, length) % 128
             if length == 20 and hasattr(trainer, "writer"):
-                with inductor.patch(post_grad_custom_post_pass=stop, fx_graph_cache=False):
+                with inductor.patch(post_grad_custom_pre_pass=stop, fx_graph_cache=False):
                     found.append(trainer.training_step(ids))
             else:
                 found.append(trainer.training_step(ids))

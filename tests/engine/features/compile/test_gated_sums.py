@@ -14,7 +14,7 @@ from torch.fx.experimental.symbolic_shapes import DimDynamic, ShapeEnv, Stateles
 from engine.features.compile import gated_sums as feature
 from engine.features.compile.gate import Gate
 from engine.features.compile.gated_sums import ComputeProductsAgain, GatedSums, Passes, group_blocks
-from engine.features.compile.low_rank_sums import LowRankSums
+from engine.features.compile.product_sums import ProductSums
 from engine.kernels.gated_sums import GRADIENTS, GRADIENTS_IN_PLACE, gated_sums
 from tests.engine.features.compile.test_grouped import adapted, step
 
@@ -170,7 +170,7 @@ def test_a_compiled_block_holds_no_product_and_computes_it_once_more(again, tmp_
     run = (lambda *given: checkpoint(block, *given, use_reentrant=False)) if again else block
     after = GatedSums()
     options = {
-        "post_grad_custom_post_pass": Passes([after, LowRankSums()]), "joint_custom_pre_pass": ComputeProductsAgain()
+        "post_grad_custom_post_pass": Passes([after, ProductSums()]), "joint_custom_pre_pass": ComputeProductsAgain()
     }  # fmt: skip
     # Rows of many lengths are compiled for any, packs for their own.
     compiled = torch.compile(run, options=options, dynamic=again or None)

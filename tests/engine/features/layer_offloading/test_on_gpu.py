@@ -290,8 +290,8 @@ def test_a_slow_card_and_a_slow_bus_lose_no_layer():
         stream.undo()
 
 
-@pytest.mark.parametrize("tier", [False, "full"])
-def test_compiled_layers_stream_too(tier):
+def test_compiled_layers_stream_too():
+    tier = "full"
     config = SimpleNamespace(
         kernels=SimpleNamespace(torch_compile=True, torch_compile_options={}),
         memory=SimpleNamespace(gradient_checkpointing=tier),
