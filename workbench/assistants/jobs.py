@@ -89,9 +89,10 @@ class Jobs:
         future = self._threads.submit(work, job)
         told, message, pause = 0.0, "", 0.005
         try:
-            while not future.done():
+            over = False
+            while not over:
                 await anyio.sleep(pause)
-                pause = min(2 * pause, LOOK_SECONDS)
+                pause, over = min(2 * pause, LOOK_SECONDS), future.done()  # what it said last is told, too
                 progress, total, words = job.progress_after(told)
                 if (progress > told + TELL_SECONDS and total is None and words) or (words and words != message):
                     told, message = max(progress, told + 1e-6), words

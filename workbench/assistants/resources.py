@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
-from mcp.server.mcpserver import MCPServer
+from mcp.server.mcpserver import Context, MCPServer
 from mcp.types import Resource
 
 from workbench.assistants import answers
@@ -66,9 +66,10 @@ def add_to(server: MCPServer[Desk]) -> None:
 
 
 def _reader(part: Part) -> Callable[..., object]:
-    async def read(run: str, ctx: Ctx) -> str:
-        desk = desk_of(ctx)
-        found = await desk.jobs.run(lambda job: part.read(desk, run), tell_through(ctx))
+    async def read(run: str, ctx: Context) -> str:  # one with types is made anew by mcp 2.1, without its request
+        here = cast("Ctx", ctx)
+        desk = desk_of(here)
+        found = await desk.jobs.run(lambda job: part.read(desk, run), tell_through(here))
         return safe(found) if isinstance(found, str) else as_text(found)
 
     return read

@@ -114,7 +114,8 @@ class Roots:
                 if store.is_run(here):
                     continue
                 for name in sorted(names):
-                    if name.lower().endswith(CONFIGS) and not name.startswith(".") and self.holds(here / name):
+                    is_config = name.lower().endswith(CONFIGS) and (here / name).is_file()
+                    if is_config and self.holds(here / name):
                         found.append(here / name)
                         if len(found) == MOST_CONFIGS:
                             return found

@@ -6,6 +6,7 @@ import json
 import subprocess
 import sys
 import time
+from itertools import pairwise
 from pathlib import Path
 
 import anyio
@@ -53,11 +54,13 @@ async def test_from_a_check_to_a_run_that_was_watched_to_its_end(project: Path) 
 
         run = (await server.get("launch", file="my.yaml", settings=["optim.max_steps=4"]))["run"]
         assert (len(person.asked), "It takes 4 steps" in person.asked[0]) == (1, True)
+        server.told.clear()
         ended = await server.get("watch", run=run["id"], seconds=120)
         assert (ended["over"], ended["run"]["state"], ended["run"]["step"]) == (True, "finished", 4)
         progress = [each[0] for each in server.told]
-        assert server.told[-1][:2] == (4, 4)
-        assert len(progress) > 2
+        assert server.told[-1][:2] == pytest.approx((4, 4), abs=0.01)
+        assert str(server.told[-1][2]).startswith("finished: step 4 of 4")
+        assert all(later > earlier for earlier, later in pairwise(progress))
 
         end = await server.get("post_mortem", run=run["id"])
         assert f"workbench chat {run['path']}" in [way["command"] for way in end["ways"]]
