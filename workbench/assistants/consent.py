@@ -36,7 +36,8 @@ WAYS = {
     "now": ("stop", "at once, by ending its process; steps after its newest checkpoint are lost"),
 }
 """Each way to stop: what is asked of the run, and what it means."""
-LONGEST = 4000
+LONGEST, MOST_ASKED = 4000, 50
+"""Characters of a question, and questions that nobody has answered yet whose words are kept."""
 
 
 class StartIt(BaseModel):
@@ -100,6 +101,8 @@ async def ask_start(ctx: Ctx, launch: Annotated[Launch, Resolve(planned)]) -> St
     desk = desk_of(ctx)
     if can_ask(ctx):
         # The client may come back with the answer in a second call, and it counts for these very words alone.
+        if len(desk.asked) >= MOST_ASKED:
+            desk.asked.pop(next(iter(desk.asked)))
         return Elicit(desk.asked.setdefault(launch.digest, question(launch)), StartIt)
     if desk.allow_launch and not launch.code:
         return StartIt(start=True)

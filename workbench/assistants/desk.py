@@ -31,7 +31,6 @@ from workbench.cli.estimate import foresee, lines
 from workbench.cli.explain import explained
 from workbench.cli.findings import line_of
 from workbench.cli.following import ending, status_line, summary
-from workbench.cli.preview import which_rows
 from workbench.cli.reading import load_own, read_with, with_overrides
 from workbench.cli.stop import stop
 from workbench.cli.train import Start, plan_start
@@ -100,13 +99,12 @@ class Desk:
         job: Job,
         file: str,
         settings: Sequence[str],
-        which: Mapping[str, Any],
+        wanted: dict[str, Any],
         count: int,
         held_out: bool,
         ids: bool,
     ) -> answers.Previewed:
         """What `workbench preview` shows."""
-        wanted = which_rows(which["first"], which["at_random"], which["worst"], which["search"])
         path, pairs, document = self.config(file, settings, load_own)
         mapping, _ = read_with(document, pairs)
         split = "eval" if held_out else "train"
