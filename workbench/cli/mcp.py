@@ -5,20 +5,23 @@ from __future__ import annotations
 import gc
 import json
 import os
+import re
 import sys
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 import click
 
-from engine.errors import UsageError
+from engine.errors import UsageError, visible
+from engine.hardware import installed
 from engine.run import store
 from engine.run.spawn import READ_WITHIN
 from workbench.cli.output import print_json
 from workbench.cli.places import PATH
 
 INSTALL = "pip install 'finetuning-workbench[mcp]'"
+OLDEST, BELOW = (2, 1), (3, 0)
+"""Releases of the library, as pyproject.toml has them."""
 
 
 @click.command(short_help="Serve configs and runs to a coding assistant.")
@@ -43,8 +46,7 @@ def command(roots: tuple[Path, ...], runs: str | None, allow_launch: bool, as_js
     Nothing outside the roots and the folder of runs is read, and no link is followed out of them. A run starts or stops once
     you have agreed: the assistant's client asks you, and one that cannot is given the command for you to type.
     """
-    if find_spec("mcp") is None:
-        raise UsageError("This needs the library mcp, which is not installed.", f"Install it with `{INSTALL}`.")
+    _require_library()
     from workbench.assistants.roots import root_of
 
     folders = [root_of(root) for root in roots or (Path.cwd(),)]
@@ -59,6 +61,16 @@ def command(roots: tuple[Path, ...], runs: str | None, allow_launch: bool, as_js
     named = str(store.runs_dir(runs)) if runs is not None else None
     os.chdir(folders[0])  # where relative paths of the assistant begin, and those of the config's folder of runs
     return _serve(folders, named, allow_launch)
+
+
+def _require_library() -> None:
+    """Raises UsageError without the library, and with a release of it that has not what is needed."""
+    version = installed("mcp")
+    found = re.match(r"(\d+)\.(\d+)", version or "")
+    if found is None or not OLDEST <= (int(found[1]), int(found[2])) < BELOW:
+        got = f"; {visible(version)} is installed" if version else ", which is not installed"
+        needed = f"mcp {'.'.join(map(str, OLDEST))} or newer, below {BELOW[0]}" if version else "mcp"
+        raise UsageError(f"This needs the library {needed}{got}.", f"Install it with `{INSTALL}`.")
 
 
 def _serve(folders: list[Path], runs: str | None, allow_launch: bool) -> int:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+import tomllib
 from pathlib import Path
 
 import pytest
@@ -14,15 +15,32 @@ from engine.errors import UsageError
 from workbench.cli import mcp
 
 PLAIN = CliRunner()
+ROOT = Path(__file__).parents[3]
 
 
-def test_without_the_library_it_says_how_to_get_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(mcp, "find_spec", lambda name: None)
+@pytest.mark.parametrize(
+    ("version", "needs"),
+    [
+        (None, "mcp, which is not installed."),
+        ("1.30.0", "mcp 2.1 or newer, below 3; 1.30.0 is installed."),
+        ("2.0.1", "mcp 2.1 or newer, below 3; 2.0.1 is installed."),
+        ("3.0.0a1", "mcp 2.1 or newer, below 3; 3.0.0a1 is installed."),
+    ],
+)
+def test_without_the_library_or_with_another_it_says_how_to_get_it(
+    version: str | None, needs: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(mcp, "installed", lambda name: version)
     done = PLAIN.invoke(mcp.command, [])
     assert isinstance(done.exception, UsageError)
-    assert done.exception.full_message == (
-        "This needs the library mcp, which is not installed. Install it with `pip install 'finetuning-workbench[mcp]'`."
-    )
+    install = "Install it with `pip install 'finetuning-workbench[mcp]'`."
+    assert done.exception.full_message == f"This needs the library {needs} {install}"
+
+
+def test_the_releases_are_those_of_the_project() -> None:
+    extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
+    assert extras["mcp"] == [f"mcp>={mcp.OLDEST[0]}.{mcp.OLDEST[1]},<{mcp.BELOW[0]}"]
+    assert extras["mcp"][0] in extras["test"]
 
 
 def test_on_a_terminal_it_waits_for_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
