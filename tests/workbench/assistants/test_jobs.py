@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import contextlib
+import threading
 from pathlib import Path
 
 import anyio
+import anyio.to_thread
 import psutil
 import pytest
 
@@ -43,6 +45,27 @@ def _busy(process: psutil.Process) -> bool:
     with contextlib.suppress(psutil.NoSuchProcess):
         return bool(process.status() != psutil.STATUS_ZOMBIE)
     return False
+
+
+async def test_work_ends_with_the_call_that_wanted_it() -> None:
+    ended = threading.Event()
+    jobs = Jobs()
+
+    def work(job: Job) -> None:
+        job.say("waiting")
+        try:
+            job.wait(3600)
+        finally:
+            ended.set()
+
+    with anyio.CancelScope() as scope:
+
+        async def tell(progress: float, total: float | None, message: str) -> None:
+            scope.cancel()
+
+        await jobs.run(work, tell)
+    assert await anyio.to_thread.run_sync(ended.wait, 10)
+    jobs.close()
 
 
 async def test_an_error_is_that_of_the_work_and_what_it_said_last_is_told() -> None:
