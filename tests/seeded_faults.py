@@ -126,6 +126,8 @@ FAULTS = (
     Fault("widgets/telling.py", "newest = [samples[0], *newest[1:]]", "newest = [samples[0], *newest[:-1]]", "widgets/test_telling.py"),
     Fault("widgets/wire.py", "if choice not in spec.unsupported", "if choice", "widgets/test_form_messages.py"),
     Fault("widgets/workbench.py", "return max(_stamp(run)[0], _stamp(run)[2])", "return _stamp(run)[0]", "widgets/test_workbench_life.py"),
+    Fault("workbench/assistants/consent.py", "if desk.allow_launch and not launch.code:", "if desk.allow_launch:", "workbench/assistants/test_server.py"),
+    Fault("workbench/assistants/roots.py", 'real = Path(os.path.realpath(place))', 'real = Path(os.path.abspath(place))', "workbench/assistants/test_roots.py"),
     Fault("workbench/calling.py", "if run.path.parent == runs_dir()", "if run.path.parent != runs_dir()", "workbench/test_calling.py"),
     Fault("workbench/cli/compare.py", 'if len({run["method"] for run in runs}) > 1:', 'if len({run["method"] for run in runs}) > 2:', "workbench/cli/test_compare.py"),
     Fault("workbench/cli/following.py", 'view.best["step"] == entry["step"]', 'view.best["step"] != entry["step"]', "workbench/cli/test_following.py"),

@@ -53,6 +53,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "recipes": ("recipes", "List the ready configs."),
     "demo": ("demo", "Train the built-in tiny model; no network needed."),
     "guide": ("guide", "A guided first run, on your own rows."),
+    "mcp": ("mcp", "Serve configs and runs to a coding assistant."),
 }
 
 

@@ -7,6 +7,7 @@ Writing single changes into a text is `engine.config.edit`.
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import io
 import os
@@ -22,7 +23,7 @@ from ruamel.yaml.reader import ReaderError
 
 from engine.config.facts import Facts
 from engine.config.nodes import TooMuch, plain
-from engine.config.reward_specs import with_path
+from engine.config.reward_specs import BadReward, reward_spec, with_path
 from engine.config.tree import FieldSpec, RunConfig, fields, fields_of
 from engine.errors import ConfigUnreadable, UsageError, visible
 
@@ -225,6 +226,33 @@ def absolute(mapping: Mapping[str, Any], base: str | os.PathLike[str]) -> dict[s
         elif spec is fields.method.reward_funcs:
             section[spec.name] = _absolute_rewards(section[spec.name], folder)
     return changed
+
+
+def named_places(mapping: Mapping[str, Any]) -> list[tuple[str, str]]:
+    """(setting, text) of everything in a mapping that can name a file, a folder, an address or a model of the hub."""
+    found: list[tuple[str, Any]] = []
+    for spec in fields:
+        section = mapping.get(spec.section)
+        value = section.get(spec.name) if isinstance(section, Mapping) else None
+        if spec.control == "path":
+            found.append((spec.path, value))
+        elif spec.control == "sources":
+            for entry in value if isinstance(value, list) else [value]:
+                named = [entry.get(key) for key in ("path", "chat_template")] if isinstance(entry, Mapping) else [entry]
+                found += [(spec.path, each) for each in named]
+        elif spec is fields.method.reward_funcs:
+            found += [(spec.path, each) for each in _named_by_rewards(value)]
+    return [(path, text) for path, text in found if isinstance(text, str) and text.strip()]
+
+
+def _named_by_rewards(value: Any) -> list[str]:
+    """The files and models that reward functions name."""
+    found = []
+    for text in value if isinstance(value, list) else [value]:
+        with contextlib.suppress(BadReward):
+            if isinstance(text, str) and (spec := reward_spec(text)).kind in ("function", "model", "json_schema"):
+                found.append(spec.argument)
+    return found
 
 
 def placed(facts: Facts, base: str | os.PathLike[str]) -> Facts:

@@ -1,7 +1,7 @@
 """Images of a row as references: the path of a file, or the bytes themselves as a data URI.
 
 A reference is text, so prepared rows keep it and pixels are read when a batch is made. Paths stay below their base folder:
-none climbs out of it, by its words or by a link. Standard library only.
+none climbs out of it, by its words or by a link. Libraries are needed for none of this.
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ from __future__ import annotations
 import base64
 import binascii
 import errno
+import json
 import os
 import re
 import stat
@@ -20,6 +21,7 @@ from typing import Any
 
 from engine.data.parts import FormatError, kind_of
 from engine.errors import visible
+from engine.run.spawn import READ_WITHIN
 
 DATA = "data:"
 _EMBEDDED = re.compile(r"data:[\w.+/-]*(;[\w.+=-]*)*;base64,", re.ASCII)
@@ -77,6 +79,8 @@ class ImageFolder:
             raise FormatError(f"{shown}: {_lacking(problem)}", _way_out(self, base, place)) from None
         if bound and not _within(real, os.path.realpath(base)):
             raise FormatError(f"{shown}: a link leads out of {visible(base)}", "Images lie below their folder.")
+        if (within := os.environ.get(READ_WITHIN)) and not any(_within(real, each) for each in json.loads(within)):
+            raise FormatError(f"{shown}: the path leads out of the folders that may be read", "Images lie below them.")
         if not stat.S_ISREG(status.st_mode):
             raise FormatError(f"{shown}: is no plain file, so it holds no image")
         if not status.st_size:

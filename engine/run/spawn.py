@@ -56,6 +56,8 @@ NO_HUB_TOKEN = "HF_HUB_DISABLE_IMPLICIT_TOKEN"
 """The hub's client then takes no token from the file that a login leaves either."""
 FOR_REWARDS = "WORKBENCH_REWARD_SECRETS"
 """Names of variables, with commas between, that reward functions may see though they hold secrets, such as a judge's key."""
+READ_WITHIN = "WORKBENCH_READ_WITHIN"
+"""The folders, as a JSON list, outside which a process that reads for an assistant opens no image that a row names."""
 _SECRET_NAME = re.compile(
     r"(?i)(^|_)(tokens?|secrets?|passw(or)?d|passphrase|credentials?|pat|apikey|key(_id)?|auth)($|_)"
 )
@@ -142,8 +144,8 @@ def environment(
     if choice.processes > 1 or group is not None:
         # torch notes the last collectives, gloo's too, so that one that hangs can be named (engine.compat.flight_recorder).
         values.setdefault("TORCH_FR_BUFFER_SIZE", "256")
-    # These describe the launching window's own rank or terminal, not the worker's.
-    for name in ("RANK", "LOCAL_RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT", "COLUMNS", "LINES"):
+    # These describe the launching window's own rank, terminal or bounds, not the worker's.
+    for name in (READ_WITHIN, "RANK", "LOCAL_RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT", "COLUMNS", "LINES"):
         values.pop(name, None)
     return values
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 
 from engine.errors import WorkbenchError
 from engine.run import control, launch
@@ -14,15 +15,25 @@ from workbench.cli.following import Follower
 from workbench.cli.output import echo
 
 
-def ask(run: RunFolder, do: str, *, now: bool = False, patience: float) -> RunView:
-    """Ask, and follow until the request is done, refused, or the run is over. Ctrl-C leaves the request standing.
+def ask(
+    run: RunFolder,
+    do: str,
+    *,
+    now: bool = False,
+    patience: float,
+    by: str = "the command line",
+    quiet: bool = False,
+    leave: Callable[[], bool] = lambda: False,
+) -> RunView:
+    """Ask, and follow until the request is done, refused, or the run is over. Ctrl-C, and `leave` that says so, leave the request
+    standing; `quiet` prints nothing meanwhile.
 
     Raises WorkbenchError when it is refused, or not answered within `patience` seconds.
     """
     launch.settle(run)
     if launch.unattended(run):
         launch.attend(run)
-    id = control.request(run, do, by="the command line", now=now)
+    id = control.request(run, do, by=by, now=now)
     give_up = time.monotonic() + patience
     stops = do != "checkpoint"
 
@@ -33,13 +44,15 @@ def ask(run: RunFolder, do: str, *, now: bool = False, patience: float) -> RunVi
             and answer["status"] in ("done", "refused")
             and not (stops and answer["status"] == "done")
         )
-        return done or time.monotonic() > give_up
+        return done or leave() or time.monotonic() > give_up
 
     with open_view(run) as watch:
         try:
-            view = Follower(watch).until(settled).copy()
+            view = Follower(watch, quiet=quiet).until(settled).copy()
         except KeyboardInterrupt:
-            raise WorkbenchError(f"{run.id} was asked; its answer was not waited for.", exit_code=130) from None
+            raise _not_waited_for(run) from None
+    if leave() and not view.over:
+        raise _not_waited_for(run)
     answer = control.answer(view, id)
     if answer is not None and answer["status"] == "refused":
         raise WorkbenchError(f"{run.id} refused: {answer['message']}")
@@ -50,6 +63,10 @@ def ask(run: RunFolder, do: str, *, now: bool = False, patience: float) -> RunVi
             if stops
             else "",
         )
-    if answer is not None and answer["message"]:
+    if answer is not None and answer["message"] and not quiet:
         echo(answer["message"], err=True)
     return view
+
+
+def _not_waited_for(run: RunFolder) -> WorkbenchError:
+    return WorkbenchError(f"{run.id} was asked; its answer was not waited for.", exit_code=130)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import click
 
@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from engine.config.findings import Finding
     from engine.config.tree import RunConfig
     from engine.planning.estimate import Estimate
+    from workbench.cli.reading import Ask
 
 
 @click.command(short_help="Find everything wrong with a config.")
@@ -47,51 +48,85 @@ def command(
     """
     from engine.bridge.detect import TITLES, detect
     from engine.config.files import load
+    from workbench.cli.findings import count_text, show
+    from workbench.cli.reading import asking, import_way
+
+    mended: dict[str, Any] = {}
+    if mending:
+        mended = _mend(file, detect(load(file).mapping), overrides)
+    judged = judge(file, overrides, machine, ask=asking(quiet=as_json) if with_data else None)
+    if as_json:
+        print_json({**judged.as_json(), **mended})
+        return int(not judged.ok)
+    if mending:
+        _print_mended(file, mended, left=any(finding.fix for finding in judged.findings))
+    show(judged.findings, judged.lines)
+    if judged.ok and judged.tool is None:
+        _summarize(judged.summary, judged.compared)
+    rows = _describe_rows(judged.config, judged.facts, with_data)
+    echo(f"{file}: {count_text(judged.findings)}{_machine_clause(judged.facts.machine)}{rows}")
+    if judged.tool is not None:
+        echo(f"It is a config of {TITLES[judged.tool]}. {import_way(file, judged.tool)}")
+    return int(not judged.ok)
+
+
+class Judged(NamedTuple):
+    """All that `check` says of a config."""
+
+    findings: list[Finding]
+    lines: dict[str, int | None]
+    config: RunConfig
+    facts: Facts
+    known: Estimate
+    summary: str
+    """The run in a paragraph."""
+    compared: tuple[Estimate, Estimate] | None
+    """The file without and with the settings beside it, where there are some."""
+    tool: str | None
+    """The other tool that it is a config of."""
+
+    @property
+    def ok(self) -> bool:
+        """Whether none of the findings is an error."""
+        return not any(finding.severity == "error" for finding in self.findings)
+
+    def as_json(self) -> dict[str, Any]:
+        """The document of `check --json`."""
+        changes = {"changes": self.compared[1].changes(self.compared[0])} if self.compared is not None else {}
+        listed = [finding.as_json() for finding in self.findings]
+        return {"ok": self.ok, "findings": listed, "data": self.known.shares(), "summary": self.summary, **changes}
+
+
+def judge(file: Path, overrides: tuple[str, ...], machine: str | None = None, *, ask: Ask | None = None) -> Judged:
+    """Everything about the config FILE with these settings beside it; with `ask` its rows are tokenized, too.
+
+    Raises ConfigUnreadable, UsageError.
+    """
+    from engine.bridge.detect import detect
+    from engine.config.files import load
     from engine.data.gather_facts import countable, gather_facts
     from engine.hardware import parse_machine
+    from engine.planning.estimate import estimate
     from engine.rules import read
-    from workbench.cli.reading import counts, import_way, read_with
+    from engine.session.paragraph import paragraph
+    from workbench.cli.reading import counts, read_with
 
     base = file.resolve().parent
     document = load(file)
     tool = detect(document.mapping)
-    mended: dict[str, Any] = {}
-    if mending:
-        mended = _mend(file, tool, overrides)
-        document = load(file)
     mapping, lines = read_with(document, overrides)
     facts = gather_facts(read(mapping).config, base, parse_machine(machine) if machine else None)
     reading = read(mapping, facts)
     problem = ""
-    if with_data and countable(reading.findings):
-        data, problem = counts(mapping, base, quiet=as_json)
+    if ask is not None and countable(reading.findings):
+        data, problem = counts(mapping, base, ask)
         facts = replace(facts, data=data)
         reading = read(mapping, facts)
-    findings = _with_problem(reading.findings, problem)
-    bad = any(finding.severity == "error" for finding in findings)
-    from engine.planning.estimate import estimate
-    from engine.session.paragraph import paragraph
-
     known = estimate(reading.config, facts)
-    words = paragraph(reading.config, facts, known)
     compared = _compared(file, overrides, facts) if overrides and tool is None else None
-    if as_json:
-        mended |= {"changes": compared[1].changes(compared[0])} if compared is not None else {}
-        listed = [finding.as_json() for finding in findings]
-        print_json({"ok": not bad, "findings": listed, "data": known.shares(), "summary": words, **mended})
-        return int(bad)
-    from workbench.cli.findings import count_text, show
-
-    if mending:
-        _print_mended(file, mended, left=any(finding.fix for finding in findings))
-    show(findings, lines)
-    if not bad and tool is None:
-        _summarize(words, compared)
-    rows = _describe_rows(reading.config, facts, with_data)
-    echo(f"{file}: {count_text(findings)}{_machine_clause(facts.machine)}{rows}")
-    if tool is not None:
-        echo(f"It is a config of {TITLES[tool]}. {import_way(file, tool)}")
-    return int(bad)
+    findings = _with_problem(reading.findings, problem)
+    words = paragraph(reading.config, facts, known)
+    return Judged(findings, lines, reading.config, facts, known, words, compared, tool)
 
 
 def _compared(file: Path, overrides: tuple[str, ...], facts: Facts) -> tuple[Estimate, Estimate]:

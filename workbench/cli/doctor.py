@@ -33,6 +33,7 @@ OPTIONAL = {
     "gguf": "GGUF files of a trained model: pip install 'finetuning-workbench[gguf]'",
     "llama-cpp-python": "K-quants, and llama.cpp as the judge of a GGUF: pip install llama-cpp-python (it compiles)",
     "lm-eval": "tasks of lm-evaluation-harness: pip install lm-eval",
+    "mcp": "configs and runs for coding assistants (`workbench mcp`): pip install 'finetuning-workbench[mcp]'",
     "schedulefree": "schedule-free AdamW: pip install 'finetuning-workbench[optim]'",
 }
 _MARKS = {"ok": ("✓", "green"), "note": ("?", "cyan"), "warning": ("!", "yellow"), "error": ("x", "red")}

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import click
 
@@ -13,6 +14,13 @@ from engine.figures import brief, large, percent, size
 from workbench.cli.ending import ends_are_interrupts
 from workbench.cli.output import clear, echo, print_json, rewrite
 from workbench.cli.places import PATH
+
+if TYPE_CHECKING:
+    from engine.config.facts import Facts
+    from engine.config.findings import Finding
+    from engine.config.tree import RunConfig
+    from engine.planning.estimate import Estimate
+    from workbench.cli.reading import Ask
 
 _CLASSES = {
     "weights": "weights",
@@ -46,24 +54,75 @@ def command(file: Path, overrides: tuple[str, ...], machine: str | None, rehears
     workbench estimate my.yaml
     workbench estimate my.yaml data.max_length=4096 --for 1xH100-80GB
     """
+    from engine.facts.counts import longest_row
+    from engine.session.consequences import consequences
+    from workbench.cli.reading import asking
+
+    if rehearse and machine:
+        raise UsageError(f"--rehearse: measures on this machine, not on {visible(machine)}.", "Leave --for out.")
+    known = foresee(file, overrides, machine, ask=asking(quiet=as_json), rehearse=rehearse)
+    clear()
+    if known.problem:
+        echo(f"! {known.problem}", err=True)
+    if as_json:
+        print_json(known.as_json())
+        return 0
+    for finding in known.errors:
+        echo(f"x {redact(finding.message)}", err=True, hang=2)
+    rows = lines(known.estimated, known.facts, longest_row(known.config, known.facts))
+    if known.measured is not None:
+        rows += rehearsed(known.measured, known.estimated)
+    before, now = known.compared or (None, known.estimated)
+    changed = {each.name: each.change for each in consequences(now, before) if each.change}
+    for label, value in rows:
+        echo(f"{label:<28}{value:>18}{_beside(changed.pop(_NAMES.get(label, ''), ''))}")
+    return 0
+
+
+class Foreseen(NamedTuple):
+    """All that `estimate` says of a config."""
+
+    config: RunConfig
+    facts: Facts
+    estimated: Estimate
+    errors: Sequence[Finding]
+    measured: Any
+    """The rehearsal, where there is one."""
+    compared: tuple[Estimate, Estimate] | None
+    """The file without and with the settings beside it, where there are some."""
+    problem: str
+    """Why the rows could not be counted."""
+
+    def as_json(self) -> dict[str, Any]:
+        """The document of `estimate --json`."""
+        changes = {"changes": self.compared[1].changes(self.compared[0])} if self.compared is not None else {}
+        document: dict[str, Any] = {**self.estimated.as_json(), **changes}
+        document["machine"] = self.facts.machine.name if self.facts.machine else None
+        document["rehearsal"] = self.measured.as_json() if self.measured else None
+        return {**document, "findings": [each.as_json() for each in self.errors]}
+
+
+def foresee(
+    file: Path, overrides: tuple[str, ...], machine: str | None = None, *, ask: Ask, rehearse: bool = False
+) -> Foreseen:
+    """What the config FILE will take with these settings beside it; `ask` counts rows that nothing has counted yet.
+
+    Raises ConfigUnreadable, UsageError, and WorkbenchError for a rehearsal of what could not be launched.
+    """
     from engine.config.facts import DataFacts
     from engine.data.gather_facts import gather_facts
-    from engine.facts.counts import longest_row
     from engine.hardware import parse_machine
     from engine.planning.estimate import estimate
     from engine.rules import read
     from engine.run.rehearsed import last
-    from engine.session.consequences import consequences
     from workbench.cli.reading import beside_the_file, load_own, with_overrides
 
-    if rehearse and machine:
-        raise UsageError(f"--rehearse: measures on this machine, not on {visible(machine)}.", "Leave --for out.")
     target = parse_machine(machine) if machine else None
     mapping = with_overrides(load_own(file).mapping, file.resolve().parent, overrides)
     reading = read(mapping)
     facts = gather_facts(reading.config, file.resolve().parent, target)
     reading = read(mapping, facts)
-    facts = _with_counts(mapping, reading, facts, quiet=as_json)
+    facts, problem = _with_counts(mapping, reading, facts, ask)
     reading = read(mapping, facts)
     measured = _rehearse(file, reading, facts) if rehearse else None
     if measured is None and target is None:
@@ -72,22 +131,8 @@ def command(file: Path, overrides: tuple[str, ...], machine: str | None, rehears
         # The rows are known now: the formula need not assume that one reaches data.max_length.
         facts = replace(facts, data=replace(facts.data or DataFacts(), longest=measured.longest))
     estimated = estimate(reading.config, facts)
-    before, now = beside_the_file(file, reading.config, facts) if overrides else (None, estimated)
-    if as_json:
-        document: dict[str, Any] = {"changes": now.changes(before)} if before is not None else {}
-        document |= {"machine": facts.machine.name if facts.machine else None}
-        document["rehearsal"] = measured.as_json() if measured else None
-        print_json({**estimated.as_json(), **document, "findings": [each.as_json() for each in reading.errors]})
-        return 0
-    for finding in reading.errors:
-        echo(f"x {redact(finding.message)}", err=True, hang=2)
-    rows = lines(estimated, facts, longest_row(reading.config, facts))
-    if measured is not None:
-        rows += rehearsed(measured, estimated)
-    changed = {each.name: each.change for each in consequences(now, before) if each.change}
-    for label, value in rows:
-        echo(f"{label:<28}{value:>18}{_beside(changed.pop(_NAMES.get(label, ''), ''))}")
-    return 0
+    compared = beside_the_file(file, reading.config, facts) if overrides else None
+    return Foreseen(reading.config, facts, estimated, reading.errors, measured, compared, problem)
 
 
 # What is written in a line of the estimate, by the name of the number.
@@ -120,8 +165,9 @@ SAMPLE = 512
 """Rows that are tokenized for an estimate where nothing has counted them all."""
 
 
-def _with_counts(mapping: Any, reading: Any, facts: Any, *, quiet: bool) -> Any:
-    """The facts with what is known of the rows: as they were counted before, else by a sample of them."""
+def _with_counts(mapping: Any, reading: Any, facts: Any, ask: Ask) -> tuple[Any, str]:
+    """The facts with what is known of the rows: as they were counted before, else by a sample of them; and why none could be
+    counted."""
     from engine.data.gather_facts import countable
     from engine.facts.counts import not_counted
     from workbench.cli.reading import counts
@@ -129,14 +175,10 @@ def _with_counts(mapping: Any, reading: Any, facts: Any, *, quiet: bool) -> Any:
     model = facts.model
     here = model is not None and not model.missing and not model.remote
     if not here or not countable(reading.findings) or not not_counted(reading.config, facts):
-        return facts
+        return facts, ""
     # Paths are absolute here already.
-    data, problem = counts(mapping, Path.cwd(), quiet=quiet, sample=SAMPLE)
-    if not quiet:
-        clear()
-    if problem:
-        echo(f"! {problem}", err=True)
-    return replace(facts, data=data) if data is not None else facts
+    data, problem = counts(mapping, Path.cwd(), ask, sample=SAMPLE)
+    return replace(facts, data=data) if data is not None else facts, problem
 
 
 def _rehearse(file: Path, reading: Any, facts: Any) -> Any:

@@ -26,6 +26,12 @@ def require_no_errors(findings: Iterable[Finding], name: str, consequence: str) 
     """Show the findings on stderr. Raises ConfigRefused, which says that `consequence`, where one is an error."""
     listed = list(findings)
     show(listed, {}, err=True)
+    refuse_errors(listed, name, consequence)
+
+
+def refuse_errors(findings: Iterable[Finding], name: str, consequence: str) -> None:
+    """Raises ConfigRefused, which says that `consequence`, where a finding is an error."""
+    listed = list(findings)
     errors = [finding for finding in listed if finding.severity == "error"]
     if errors:
         raise ConfigRefused(

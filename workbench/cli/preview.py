@@ -69,7 +69,7 @@ def command(
         raise UsageError("--export writes all rows; leave the other choice out")
     if out is not None and out.suffix.lower() not in (".jsonl", ".parquet"):
         raise UsageError(f"--export: must end in .jsonl or .parquet; got {visible(str(out))}")
-    wanted = _wanted(first, at_random, worst, search)
+    wanted = which_rows(first, at_random, worst, search)
     if against is not None and wanted["kind"] != "index":
         raise UsageError("--against shows the rows that differ, or those from --row on; leave the other choice out")
     from engine.rules import read
@@ -102,7 +102,7 @@ def command(
     return 1 if bad else 0
 
 
-def _wanted(first: int | None, at_random: bool, worst: str | None, search: str | None) -> dict[str, Any]:
+def which_rows(first: int | None, at_random: bool, worst: str | None, search: str | None) -> dict[str, Any]:
     """Which rows to show, as the inspector is asked for them. Raises UsageError for more than one choice."""
     if sum((first is not None, at_random, worst is not None, search is not None)) > 1:
         raise UsageError("--row, --random, --worst and --search exclude each other; choose one")

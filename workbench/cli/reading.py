@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -16,6 +17,9 @@ from workbench.calling import file_name
 if TYPE_CHECKING:
     from engine.config.tree import RunConfig
     from engine.planning.estimate import Estimate
+
+Ask = Callable[..., Any]
+"""A question to the inspector, `ask(do, **params)`, that waits for the answer. Raises WorkbenchError."""
 
 # What is given beside the file takes the place of the file's other way to say how long a run is.
 _LENGTHS = ("optim.max_steps", "optim.num_train_epochs")
@@ -117,16 +121,20 @@ def beside_the_file(file: Path, beside: RunConfig, facts: Facts) -> tuple[Estima
     return estimate(config, replace(own, machine=facts.machine, data=data)), estimate(beside, facts)
 
 
-def counts(
-    mapping: Mapping[str, Any], base: Path, *, quiet: bool, sample: int | None = None
-) -> tuple[DataFacts | None, str]:
-    """What the inspector counts over the prepared rows, or over `sample` of them; or the sentence why it cannot."""
+def asking(*, quiet: bool) -> Ask:
+    """Questions to an inspector of their own; its progress is shown meanwhile where a person looks."""
     from engine.client import ask_once
     from workbench.cli.output import on_stderr
 
-    on_progress = None if quiet else on_stderr
+    return partial(ask_once, on_progress=None if quiet else on_stderr)
+
+
+def counts(
+    mapping: Mapping[str, Any], base: Path, ask: Ask, *, sample: int | None = None
+) -> tuple[DataFacts | None, str]:
+    """What the inspector counts over the prepared rows, or over `sample` of them; or the sentence why it cannot."""
     try:
-        facts = ask_once("data", on_progress=on_progress, config=mapping, base=str(base), sample=sample)
+        facts = ask("data", config=mapping, base=str(base), sample=sample)
     except WorkbenchError as problem:
         return None, problem.full_message
     return DataFacts.counted_from(facts), ""

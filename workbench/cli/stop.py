@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+from typing import Any
+
 import click
 
 from engine.errors import UsageError, WorkbenchError
 from engine.run import checkpoint, store
 from engine.run.index import peek
 from engine.run.stop_requests import LONG_STEP_SECONDS
+from engine.run.store import RunFolder
+from engine.run.view import RunView
 from workbench.calling import run_name
 from workbench.cli.asking import ask
 from workbench.cli.following import state_text, summary
@@ -30,11 +35,7 @@ def command(run: str, save: bool, end_of_epoch: bool, now: bool, runs: str | Non
     if save + end_of_epoch + now > 1:
         raise UsageError("--save, --end-of-epoch and --now exclude each other; choose one.")
     folder = store.find(run, store.runs_dir(runs))
-    grace = folder.read_json().get("grace_seconds")
-    patience = 2.0 * (grace if isinstance(grace, (int, float)) else 60) + (LONG_STEP_SECONDS if save else 30)
-    do = "save_stop" if save else "end_of_epoch" if end_of_epoch else "stop"
-    view = ask(folder, do, now=now, patience=86_400 if end_of_epoch else patience)
-    kept, _ = checkpoint.newest_valid(folder, hashes=False)
+    view, kept = stop(folder, "save_stop" if save else "end_of_epoch" if end_of_epoch else "stop", now=now)
     step = checkpoint.step_of(kept) if kept else None
     if as_json:
         print_json(summary(peek(folder)) | {"checkpoint": str(kept) if kept else None})
@@ -46,3 +47,15 @@ def command(run: str, save: bool, end_of_epoch: bool, now: bool, runs: str | Non
     on += f"; `workbench resume {run_name(folder)}` goes on from it." if kept and view.state != "finished" else "."
     echo(f"{state_text(view.state)} at step {view.step}: {folder.id}. {on}")
     return 0
+
+
+def stop(folder: RunFolder, do: str, *, now: bool = False, **how: Any) -> tuple[RunView, Path | None]:
+    """Ask a run to stop in this way, and wait for its end: the run then, and its newest whole checkpoint. `how` is for `ask`.
+
+    Raises WorkbenchError where it cannot be asked, or does not answer.
+    """
+    grace = folder.read_json().get("grace_seconds")
+    seconds = grace if isinstance(grace, (int, float)) else 60
+    patience = 2.0 * seconds + (LONG_STEP_SECONDS if do == "save_stop" else 30)
+    view = ask(folder, do, now=now, patience=86_400 if do == "end_of_epoch" else patience, **how)
+    return view, checkpoint.newest_valid(folder, hashes=False)[0]

@@ -11,11 +11,11 @@ import os
 import signal
 import sys
 import time
-from collections.abc import Callable
-from dataclasses import replace
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, replace
 from pathlib import Path
 from types import FrameType
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
@@ -30,6 +30,12 @@ from workbench.cli.following import Follower, exit_code, report, state_text, sum
 from workbench.cli.going_on import begun_by, go_on, report_versions, stays
 from workbench.cli.output import echo, print_json
 from workbench.cli.places import PATH, shown
+
+if TYPE_CHECKING:
+    from engine.config.facts import Facts
+    from engine.config.findings import Finding
+    from engine.config.tree import RunConfig
+    from engine.planning.estimate import Estimate
 
 Command = TypeVar("Command", bound=Callable[..., Any])
 
@@ -207,19 +213,97 @@ def start_mapping(
     meeting: Rendezvous | None = None,
 ) -> RunFolder:
     from engine.facts.counts import not_counted
+    from workbench.cli.findings import show
+
+    def report(findings: Iterable[Finding]) -> None:
+        show(findings, {}, err=True)
+
+    plan = plan_start(mapping, base, overrides, runs, name=name, source=source, meeting=meeting, report=report)
+    behind = find(after, plan.place) if after is not None else None
+    echo(plan.summary, err=True, hang=0)
+    if uncounted := not_counted(plan.config, plan.facts):
+        echo(f"{uncounted} yet; the run counts them first", err=True)
+    several = plan.config.distributed.nodes
+    if several > 1 and meeting is not None and meeting.endpoint:
+        there = f"--nodes {several} --node-rank 1 --rdzv-endpoint {meeting.endpoint} --runs {plan.place}"
+        echo(
+            f"waits up to {meeting.seconds:g} s for {several - 1} more: there, give the same config with {there}",
+            err=True,
+        )
+    return plan.launch(queue=queue, after=behind, meeting=meeting)
+
+
+@dataclass(frozen=True)
+class Start:
+    """A run that can be started: its config has no errors."""
+
+    config: RunConfig
+    facts: Facts
+    place: Path
+    """The folder of runs in which it would lie."""
+    name: str
+    source: Path | None
+    estimated: Estimate
+
+    @property
+    def summary(self) -> str:
+        """The run in a paragraph."""
+        from engine.session.paragraph import paragraph
+
+        return paragraph(self.config, self.facts, self.estimated, self.place)
+
+    def launch(
+        self, *, queue: bool = False, after: RunFolder | None = None, meeting: Rendezvous | None = None
+    ) -> RunFolder:
+        """Start it, or let it wait. Raises WorkbenchError where it cannot start."""
+        from engine.run.from_config import launch_config
+
+        return launch_config(
+            self.config,
+            self.facts,
+            runs_dir=self.place,
+            name=self.name,
+            forecast_bytes=self.estimated.checkpoints_bytes,
+            source=self.source,
+            queue=queue,
+            after=after,
+            rendezvous=replace(meeting, nodes=self.config.distributed.nodes) if meeting is not None else None,
+        )
+
+
+def plan_start(
+    mapping: Mapping[str, Any],
+    base: Path,
+    overrides: Iterable[str],
+    runs: str | None,
+    *,
+    name: str,
+    source: Path | None = None,
+    meeting: Rendezvous | None = None,
+    report: Callable[[Iterable[Finding]], object] = lambda findings: None,
+) -> Start:
+    """The run of a config with these settings beside it; `report` is given what was found in it.
+
+    Raises ConfigRefused where an error was, UsageError where several machines are to meet and it is not said where.
+    """
     from engine.planning.estimate import estimate
     from engine.rules import read
-    from engine.run.from_config import launch_config, runs_dir_of
-    from engine.session.paragraph import paragraph
-    from workbench.cli.findings import require_no_errors
+    from engine.run.from_config import runs_dir_of
+    from workbench.cli.findings import refuse_errors
     from workbench.cli.reading import facts_for, with_overrides
 
     complete = with_overrides(mapping, base, overrides)
     facts = facts_for(complete, runs)
     reading = read(complete, facts)
-    require_no_errors(reading.findings, str(source or name), "no run was started")
+    report(reading.findings)
+    refuse_errors(reading.findings, str(source or name), "no run was started")
     place = runs_dir_of(reading.config, reading.given, runs)
-    several = reading.config.distributed.nodes
+    _require_meeting(reading.config.distributed.nodes, meeting)
+    return Start(reading.config, facts, place, name, source, estimate(reading.config, facts))
+
+
+def _require_meeting(several: int, meeting: Rendezvous | None) -> None:
+    """Raises UsageError unless so many nodes know where they meet."""
     if meeting is not None and several == 1:
         raise UsageError("--rdzv-endpoint, --rdzv-id, --rdzv-timeout and --node-rank: need --nodes above 1.")
     if several > 1 and (meeting is None or (not meeting.endpoint and meeting.id == Rendezvous(1).id)):
@@ -229,28 +313,6 @@ def start_mapping(
         )
     if several > 1 and meeting is not None:
         require_place(meeting, 0, os.environ)
-    behind = find(after, place) if after is not None else None
-    estimated = estimate(reading.config, facts)
-    echo(paragraph(reading.config, facts, estimated, place), err=True, hang=0)
-    if uncounted := not_counted(reading.config, facts):
-        echo(f"{uncounted} yet; the run counts them first", err=True)
-    if several > 1 and meeting is not None and meeting.endpoint:
-        there = f"--nodes {several} --node-rank 1 --rdzv-endpoint {meeting.endpoint} --runs {place}"
-        echo(
-            f"waits up to {meeting.seconds:g} s for {several - 1} more: there, give the same config with {there}",
-            err=True,
-        )
-    return launch_config(
-        reading.config,
-        facts,
-        runs_dir=place,
-        name=name,
-        forecast_bytes=estimated.checkpoints_bytes,
-        source=source,
-        queue=queue,
-        after=behind,
-        rendezvous=replace(meeting, nodes=several) if meeting is not None else None,
-    )
 
 
 def hold_container(*, detach: bool) -> None:

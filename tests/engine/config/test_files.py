@@ -7,8 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from engine.config.files import absolute, as_yaml, dump, load, overrides, parse, put
+from engine.config.files import absolute, as_yaml, dump, load, named_places, overrides, parse, put
 from engine.config.recipes import recipes
+from engine.config.tree import fields
 from engine.errors import ConfigUnreadable, UsageError
 from engine.planning.auto import resolved
 from engine.rules import read
@@ -211,3 +212,27 @@ def test_files_and_models_named_in_rewards_become_absolute(tmp_path: Path) -> No
         "exact_match",
         "no such",
     ]
+
+
+def test_every_place_that_a_config_can_name_is_told() -> None:
+    mapping = {
+        "model": {"name": "a/b", "tokenizer": "./t", "chat_template": "x.jinja"},
+        "adapter": {"path": "old"},
+        "data": {"train": ["one.jsonl", {"path": "two.jsonl", "chat_template": "y.jinja"}, 3], "eval": "three.jsonl"},
+        "method": {"reward_funcs": ["0.5 * r.py:f", "model:judge", "json_schema:s.json", "length:64", "no reward", 1]},
+        "run": {"output_dir": "out", "name": "no place"},
+    }
+    found = named_places(mapping)
+    assert {path for path, _ in found} == {
+        "model.name", "model.tokenizer", "model.chat_template", "adapter.path", "data.train", "data.eval",
+        "method.reward_funcs", "run.output_dir",
+    }  # fmt: skip
+    assert {text for _, text in found} == {
+        "a/b", "./t", "x.jinja", "old", "one.jsonl", "two.jsonl", "y.jinja", "three.jsonl", "r.py", "judge", "s.json", "out",
+    }  # fmt: skip
+    paths = {spec.path for spec in fields if spec.control == "path"}
+    everything: dict[str, dict[str, str]] = {}
+    for path in paths:
+        section, _, name = path.partition(".")
+        everything.setdefault(section, {})[name] = path
+    assert {path for path, _ in named_places(everything)} == paths

@@ -19,7 +19,7 @@ from engine.rules import read
 from engine.run import rehearsed
 from engine.run.devices import Choice
 from engine.run.from_config import secrets_of
-from engine.run.spawn import HUB_TOKENS, NO_HUB_TOKEN, environment
+from engine.run.spawn import HUB_TOKENS, NO_HUB_TOKEN, READ_WITHIN, environment
 
 BASE = {
     "PATH": "/bin",
@@ -51,6 +51,10 @@ def test_a_run_from_the_hub_has_its_token_and_one_from_here_has_none() -> None:
     assert without[NO_HUB_TOKEN] == "1"
     assert without["WORKBENCH_RUN_TOKEN"] == "run"
     assert without["TOKENIZERS_PARALLELISM"] == "true"
+
+
+def test_what_bounds_an_assistants_looks_bounds_no_run() -> None:
+    assert READ_WITHIN not in environment({READ_WITHIN: "[]"}, Choice((), 1), "t")
 
 
 def test_a_judges_key_is_handed_on_by_its_name() -> None:

@@ -169,6 +169,7 @@ CALLS: dict[str, list[list[str]]] = {
     "chat": [["RUN", "--prompt", HOSTILE], [HOSTILE], ["RUN", "--base", "--tools", f"{HOSTILE}.json"]],
     "queue": [[HOSTILE, "--first"], [f"--{HOSTILE}"]],
     "guide": [[HOSTILE], [f"there{HOSTILE}"], [f"good{HOSTILE}.yaml"]],
+    "mcp": [["--root", HOSTILE], ["--root", f"rows{HOSTILE}.jsonl", "--json"], [HOSTILE]],
     "app": [[HOSTILE], [HOSTILE, HOSTILE], [f"my{HOSTILE}.yaml", HOSTILE]],
 }
 
