@@ -20,10 +20,10 @@ from engine.config.files import absolute, load, parse, put
 from engine.config.findings import shown
 from engine.config.tree import RunConfig, fields
 from engine.errors import ConfigUnreadable, RunBusy, UsageError, WorkbenchError, redact, visible
-from engine.model_files import ADAPTER
+from engine.model_files import ADAPTER, NO_FOLDER
 from engine.run import checkpoint, data_record, inside, launch, slurm
 from engine.run.data_record import DataChanged
-from engine.run.store import ENDED, RunFolder
+from engine.run.store import ENDED, RunFolder, called
 
 _TOGETHER = fields.distributed.reshard_after_forward
 _SKIPPED = fields.method.skip_zero_advantage
@@ -72,12 +72,36 @@ def resume(
 def _go_on(
     run: RunFolder, accept_data: bool, on_progress: Progress | None
 ) -> tuple[Path | None, list[tuple[Path, str]]]:
+    _refuse_what_is_gone(run)
     if accept_data:
         return launch.resume(run, accept_data=True)
     launch.settle(run)
     if run.state in ENDED and (changes := data_changes(run, on_progress)):
         raise DataChanged(run, changes)
     return launch.resume(run)
+
+
+def _refuse_what_is_gone(run: RunFolder) -> None:
+    """Raises UsageError for rows or a model that are no longer there. What one of SLURM's runs reads may not be seen from here."""
+    if slurm.is_job(run):
+        return
+    from engine.data.gather_facts import inspect_source
+    from engine.facts.model_shape import model_facts
+    from engine.rules import read
+
+    config, gone = read(load(run.config).mapping).config, dict[str, tuple[str, str]]()
+    for split, entries in (("train", config.data.train), ("eval", config.data.eval)):
+        for number, entry in enumerate(entries):
+            if entry.path and inspect_source(entry, run.path).exists is False:
+                gone[f"data.{split}.{number}.path"] = ("file, folder or data set", entry.path)
+    model = model_facts(config.model.name, config.model.revision)
+    if model is not None and model.missing == NO_FOLDER:
+        gone[fields.model.name.path] = ("folder", config.model.name)
+    for path, (what, got) in gone.items():
+        raise UsageError(
+            f"run {visible(run.id)} cannot go on: {path}: must be a {what} that exists; got {visible(redact(got))}.",
+            f"Put it back, or name where it is now: `workbench resume {called(run)} {path}=...`.",
+        )
 
 
 def refuse_what_no_longer_fits(run: RunFolder, settings: Mapping[str, Any]) -> None:

@@ -110,6 +110,23 @@ def test_what_followed_from_a_setting_that_is_changed_follows_again(run: RunFold
         resuming.resume(run, settings=settings)
 
 
+@pytest.mark.parametrize("accepted", [False, True])
+@pytest.mark.parametrize(("name", "path"), [("rows.jsonl", "data.train.0.path"), ("model", "model.name")])
+def test_what_is_gone_is_named_with_the_way_to_where_it_is_now(
+    run: RunFolder, resumed: list[str], name: str, path: str, accepted: bool
+) -> None:
+    place = run.path.parents[1] / name
+    place.rename(place.with_name("moved"))
+    before = run.read_config()
+    for settings in ({}, {"run.logging_steps": 2}):
+        with pytest.raises(UsageError, match=rf"{path}: must be a f.* that exists; got {place}") as told:
+            resuming.resume(run, settings=settings, accept_data=accepted)
+        assert f"`workbench resume {run.path} {path}=...`" in told.value.hint
+    assert (run.read_config(), resumed) == (before, [])
+    resuming.resume(run, settings={path: str(place.with_name("moved"))}, accept_data=accepted)
+    assert len(resumed) == 1
+
+
 def test_a_job_of_a_cluster_is_not_judged_by_this_machine(run: RunFolder, resumed: list[str]) -> None:
     run.update_json(cluster="slurm")
     resuming.resume(run, settings=FEWER)
