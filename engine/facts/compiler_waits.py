@@ -54,8 +54,8 @@ def key(config: RunConfig, model: ModelFacts | None, card: str) -> str | None:
 
 def _chosen(config: RunConfig) -> dict[str, object]:
     """What decides the code and may still be `auto` where a config is looked at before its launch, the last parts of a key."""
-    tier = config.memory.gradient_checkpointing
-    tier = "full" if tier is True else tier or "none"
+    asked = config.memory.gradient_checkpointing
+    tier = "full" if asked is True else asked or "none"
     return {
         "attention": config.model.attention,
         "recompute": tier,

@@ -18,7 +18,7 @@ from dataclasses import replace
 from functools import partial
 from itertools import islice
 from pathlib import Path
-from typing import Any, TypeVar, cast
+from typing import Any, NamedTuple, TypeVar, cast
 
 import torch
 from accelerate.utils import DistributedType, send_to_device
@@ -60,6 +60,28 @@ from engine.trainers.stream_loader import Dealt
 
 # Alone, or ranks that hold the same weights; others split them, as those do that divide experts.
 WHOLE_MODEL = (DistributedType.NO, DistributedType.MULTI_CPU, DistributedType.MULTI_GPU)
+
+
+class Pass(NamedTuple):
+    """What goes through the model: ids and mask (B, P + T), of which the last `width` are the answers, `chunk` rows at once."""
+
+    model: torch.nn.Module
+    ids: torch.Tensor
+    mask: torch.Tensor
+    width: int
+    chunk: int
+
+    def of(self, rows: list[int], lengths: list[int], multiple: int) -> Pass:
+        """These rows alone, at once, without columns that only longer answers reach; `lengths` are those of all answers."""
+        width = min(self.width, -(-max(lengths[row] for row in rows) // multiple) * multiple)
+        end = self.ids.shape[1] - self.width + width
+        place = torch.tensor(rows, device=self.ids.device)
+        return Pass(self.model, self.ids[place, :end], self.mask[place, :end], width, len(rows))
+
+    def stub(self) -> Pass:
+        """The last token of a prompt and the first of its answer, seen also where an answer is masked."""
+        ids = self.ids[:1, -self.width - 1 :][:, :2]
+        return Pass(self.model, ids, torch.ones_like(ids), 1, 1)
 
 
 class RolloutTrainer(ReferenceTrainer, GRPOTrainer):
@@ -257,31 +279,30 @@ class RolloutTrainer(ReferenceTrainer, GRPOTrainer):
         batch_size: Any = None,
         **more: Any,
     ) -> Any:
-        """Log-probabilities, entropies where asked for, and no auxiliary loss; the prompts shared where they can be."""
-        prompt = input_ids.shape[1] - logits_to_keep
-        chunk = batch_size or len(input_ids)
+        """TRL's arguments, which are named here alone."""
+        given = Pass(model, input_ids, attention_mask, logits_to_keep, batch_size or len(input_ids))
+        return self.read_logps(given, **more)
+
+    def read_logps(self, given: Pass, **more: Any) -> Any:
+        """Log-probabilities (B, T), entropies where asked for, and no auxiliary loss; the prompts shared where they can be."""
+        model, width = given.model, given.width
+        prompt = given.ids.shape[1] - width
         special = any(
             value is not None and value is not False for name, value in more.items() if name != "compute_entropy"
         )
         each = 1
         if self.shares_prompts and prompt > 1 and not special:
-            each = answers_per_prompt(input_ids[:, :prompt], attention_mask[:, :prompt])
+            each = answers_per_prompt(given.ids[:, :prompt], given.mask[:, :prompt])
         of = base_model(self.accelerator.unwrap_model(model))
-        if each == 1 or chunk % each or not is_worth_a_pass(of, chunk, prompt, each):
-            given = (
-                seeing(model, self.images, self._shown) if self.images else model,
-                input_ids,
-                attention_mask,
-                logits_to_keep,
-                batch_size,
-            )
-            return super()._get_per_token_logps_and_entropies(*given, **more)
+        if each == 1 or given.chunk % each or not is_worth_a_pass(of, given.chunk, prompt, each):
+            seen = seeing(model, self.images, self._shown) if self.images else model
+            return super()._get_per_token_logps_and_entropies(seen, given.ids, given.mask, width, given.chunk, **more)
         plain = self.accelerator.unwrap_model(model)
         base = base_model(plain).base_model
         with self.accelerator.autocast(), without_router_loss(plain):
             parts = [
-                read_answers(model, base, ids, mask, logits_to_keep, each)
-                for ids, mask in zip(input_ids.split(chunk), attention_mask.split(chunk), strict=True)
+                read_answers(model, base, ids, mask, width, each)
+                for ids, mask in zip(given.ids.split(given.chunk), given.mask.split(given.chunk), strict=True)
             ]
         entropies = torch.cat([found for _, found in parts]) if more.get("compute_entropy") else None
         return torch.cat([found for found, _ in parts]), entropies, None
