@@ -65,17 +65,10 @@ def answer(asked: Message, send: Send, report: Report) -> Message:
     if asked["data"] is None:
         _require_same_rows(run, rows, processing_class)
     report("Loading the model", 0, 1)
-    trainer, features = _trainer(
-        run, config, processing_class, rows, report, _begins_from(config, folder, asked["base"])
-    )
-    before = None
+    begins = _begins_from(config, folder, asked["base"])
+    trainer, features = _trainer(run, config, processing_class, rows, report, begins)
     try:
-        if asked["base"]:
-            report("Measuring the base", 0, 1)
-            before = _measured(trainer, 0)
-        report(f"Measuring {folder.name}", 0, 1)
-        trainer.take_weights(folder)
-        metrics = _measured(trainer, asked["step"])
+        before, metrics = _both(trainer, folder, asked, report)
     finally:
         if (rewards := getattr(trainer, "rewards", None)) is not None:
             rewards.close()
@@ -92,6 +85,17 @@ def answer(asked: Message, send: Send, report: Report) -> Message:
         "begins_from": _adapter_begun(config),
         "seconds": round(time.monotonic() - begun, 3),
     }
+
+
+def _both(trainer: RunTrainer, folder: Path, asked: Message, report: Report) -> tuple[Message | None, Message]:
+    """What the model measures as training began, where that is asked for, and with the weights of the checkpoint."""
+    before = None
+    if asked["base"]:
+        report("Measuring the base", 0, 1)
+        before = _measured(trainer, 0)
+    report(f"Measuring {folder.name}", 0, 1)
+    trainer.take_weights(folder)
+    return before, _measured(trainer, asked["step"])
 
 
 def _adapter_begun(config: RunConfig) -> str | None:

@@ -98,6 +98,8 @@ class RolloutTrainer(ReferenceTrainer, GRPOTrainer):
     """Why answers are not sampled with a static cache; empty where they are."""
     holds_all: bool
     """Whether each process holds all weights, and passes of the model are its own affair."""
+    sampled_together: int
+    """Batches that one sampling serves."""
     reroll: Reroll | None = None
     """What has prompts come back on which every answer failed; None where they do not."""
     skipped_tokens = 0
@@ -106,6 +108,7 @@ class RolloutTrainer(ReferenceTrainer, GRPOTrainer):
     def take(self, config: RunConfig, rewards: Rewards, note: str) -> None:
         """Call it in `build`: the rewards of the run, how many groups are kept, and the buffer as part of its state."""
         self.rewards, self.rewards_note = rewards, note
+        self.sampled_together = cast(int, self.args.steps_per_generation)  # which GRPOConfig fills in
         self.groups = KeptGroups(self, method_of(config, Rollouts).rollout_groups)
         self.holds_all = self.accelerator.distributed_type in WHOLE_MODEL and not is_divided(self.model)
         self.shares_prompts = can_share(config, base_model(self.model), self.holds_all)
@@ -151,11 +154,6 @@ class RolloutTrainer(ReferenceTrainer, GRPOTrainer):
         how = f"as keys and values grow: {self.not_recorded}" if self.not_recorded else "with a static cache"
         note += f"; answers are sampled {how}"
         return f"{note}; {self.reference_note() if self.beta else 'no reference'}"
-
-    @property
-    def sampled_together(self) -> int:
-        """Batches that one sampling serves."""
-        return cast(int, self.args.steps_per_generation)  # which GRPOConfig fills in
 
     @property
     def mode(self) -> str:
