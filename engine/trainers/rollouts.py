@@ -478,11 +478,11 @@ def tried(config: RunConfig, train: Any, tokenizer: Any) -> tuple[Rewards, str]:
     except BaseException:
         rewards.close()
         raise
-    own = own[: len(own) // 2].nanmean(0)
-    words = [
-        f"{name} x {weight:g} (first rows' own answers: {'none it applies to' if score != score else f'{score:.2f}'})"
-        for name, weight, score in zip(rewards.names, rewards.weights, own.tolist(), strict=True)
-    ]
+    words = [f"{name} x {weight:g}" for name, weight in zip(rewards.names, rewards.weights, strict=True)]
+    if not len(own):
+        return rewards, f"rewards: {', '.join(words)} (the first rows hold no answers to try them on)"
+    told = ["none it applies to" if score != score else f"{score:.2f}" for score in own.nanmean(0).tolist()]
+    words = [f"{word} (first rows' own answers: {score})" for word, score in zip(words, told, strict=True)]
     return rewards, f"rewards: {', '.join(words)}"
 
 

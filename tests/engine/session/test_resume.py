@@ -121,7 +121,7 @@ def test_a_choice_of_the_launch_has_the_reason_that_holds_now(run: RunFolder, re
     mapping["data"] = {"train": mapping["data"]["train"], "val_set_size": 1}
     run.config.write_text(as_yaml(mapping))
     auto = {
-        "method.reference": {"value": "adapter_off", "reason": "none is kept while method.beta is 0"},
+        "method.reference": {"value": "adapter_off", "reason": "no reference is kept while method.beta is 0"},
         "run.eval_steps": {"value": 10, "reason": "ten times in 100 steps"},
         "optim.tf32": {"value": False, "reason": "there was no GPU"},
     }
