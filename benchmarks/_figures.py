@@ -13,6 +13,9 @@ from pathlib import Path
 
 COLUMNS = "date,commit,device,torch,triton,work,shape,impl,ms,ms_p10,ms_p90,peak_mib,floor_ms"
 
+SETTINGS = "; settings: "
+"""What stands in a shape before the arm that a row of `ours` is of, where the fastest of several is `ours`."""
+
 
 def result_options(parser: argparse.ArgumentParser) -> None:
     """Where a benchmark's figures are kept, and which commit they are of."""

@@ -117,6 +117,7 @@ PARTS = {
         0.6b full: 16x2048* 1x16384
         0.6b plain: 1x2048*
         0.6b full plain: 4x2048 1x2048
+        8b full: 1x2048*
         1.7b full plain: 4x2048* 1x2048
         4b full plain: 4x2048
     """),

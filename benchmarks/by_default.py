@@ -13,7 +13,8 @@ installed is left out by name.
 
 Then the start, in processes of their own: seconds from launch to training, of the first step and from launch to its end, by
 `first_step.py` with the compiler's caches empty and filled, and TRL's trainer in a fresh process on the same rows. Rows of
-`by_default` in the results carry ours by its settings, ours by default and each library by name. `--shape tiny` shows on a
+`by_default` in the results are of `ours` (the fastest of our settings, which the shape names; older rows have the
+settings in place of `ours`), `ours by default`, our other settings and each library by name. `--shape tiny` shows on a
 CPU that all of it runs, and no time of interest. The exit code is 1 where an arm fell or began apart from the first.
 """
 
@@ -37,7 +38,7 @@ from typing import Any
 import torch
 import transformers
 from _arms import PEERS, SHAPES
-from _figures import Results, ratio, result_options
+from _figures import SETTINGS, Results, ratio, result_options
 from _turns import CARD
 from gpu_methods import DEFAULT, compare, say, tokens_a_step
 
@@ -88,16 +89,42 @@ WORKS = {
 
 
 class Kept(Results):
-    """The rows of one work as they are written, and the times of each arm for the table."""
+    """The figures of one work: the times of each arm for the table, and its rows once all arms have theirs."""
 
     def __init__(self, given: argparse.Namespace, device: str, name: str) -> None:
         super().__init__(given, device, "torch", "triton")
         self.name, self.arms = name, dict[str, tuple[list[float], float]]()
+        self._rows: list[tuple[str, str, str]] = []
 
-    def under(self, work: str, shape: str, impl: str, ms: Sequence[float], peak_mib: float | None) -> tuple[str, str]:
-        """Under the name of the work."""
-        self.arms[impl.split(" ", 1)[1] if impl.split(" ", 1)[-1] in PEERS else impl] = list(ms), peak_mib or 0.0
-        return "by_default", f"{self.name}: {work}, {shape}"
+    def add(
+        self,
+        work: str,
+        shape: str,
+        impl: str = "ours",
+        *,
+        ms: Sequence[float] = (),
+        peak_mib: float | None = None,
+        floor_ms: float | None = None,
+    ) -> None:
+        """The figures of an arm, which `write` makes a row of."""
+        name = impl.split(" ", 1)[1] if impl.split(" ", 1)[-1] in PEERS else impl
+        self.arms[name] = list(ms), peak_mib or 0.0
+        self._rows.append((name, f"{self.name}: {work}, {shape}", impl))
+
+    def fastest(self, names: Sequence[str]) -> str | None:
+        """The arm of these with the shortest median; None where none was measured."""
+        medians = {name: statistics.median(self.arms[name][0]) for name in names if self.arms.get(name, ([], 0))[0]}
+        return min(medians, key=medians.__getitem__, default=None)
+
+    def write(self, best: Sequence[str]) -> None:
+        """The rows under `by_default`: the fastest of `best` is `ours`, its settings named in the shape. Libraries, ours by default
+        and other settings of ours have their own names."""
+        ours = self.fastest(best)
+        for name, shape, impl in self._rows:
+            if name == ours:
+                shape, impl = f"{shape}{SETTINGS}{ours}", "ours"
+            times, peak = self.arms[name]
+            super().add("by_default", shape, impl, ms=times, peak_mib=peak)
 
 
 def measure(name: str, given: argparse.Namespace, device: str) -> tuple[Kept, int, bool]:
@@ -124,14 +151,14 @@ def measure(name: str, given: argparse.Namespace, device: str) -> tuple[Kept, in
     except RuntimeError as problem:  # an arm that fell among the others' turns, as where a later step finds no room
         say(f"{name}: FAILED {str(problem).splitlines()[0][:300]}")
         sound = False
+    kept.write(work.best)
     return kept, tokens_a_step(options, work.method), sound
 
 
 def row(kept: Kept, tokens: int, best: tuple[str, ...]) -> list[str]:
     """A line of the table: each column's tokens a second and GiB, then the two ratios."""
     medians = {name: statistics.median(ms) for name, (ms, _) in kept.arms.items() if ms}
-    ours = min((name for name in best if name in medians), key=medians.__getitem__, default=None)
-    theirs = min((name for name in PEERS if name in medians), key=medians.__getitem__, default=None)
+    ours, theirs = kept.fastest(best), kept.fastest(PEERS)
     cells = [kept.name]
     for column in COLUMNS:
         name = ours if column == "best" else column

@@ -4,6 +4,7 @@
     python benchmarks/scale_curves.py --points "8b lora 4x2048" "8b nf4 1x8192"
     python benchmarks/scale_curves.py --list
     python benchmarks/scale_curves.py --part tiny --rounds 3
+    python benchmarks/scale_curves.py --points "4b full 1x2048" --segments --room 34.5
 
 Supervised fine-tuning of Qwen3 shapes with random weights made on the card, packed rows, ours by default with every `auto`
 left: 8B with LoRA over lengths of 512 to 131,072 tokens in one row and over batches of 1 to 16 rows of 2,048, sizes of 0.6B
@@ -15,6 +16,8 @@ this card is not measured again unless it is named.
 A point's time is the median of its steps after those that warm up (three; one where a step takes over eight seconds), its
 memory what the process holds of the card then, its context too, as the driver tells it. Points that are not kept out also go
 into the table in the user's cache (`engine.facts.step_times`), from which the estimate tells time on this card from then on.
+With `--segments` it is told what the allocator holds with nothing in it, and how often it gave that back; with `--room` that
+it has no more of the card than so much.
 `scale_report.py` compares the points that are kept out, draws the pictures and writes the package's table.
 """
 
@@ -111,6 +114,8 @@ def measure(point: Point, rounds: int, card: str, *, told: bool = False) -> tupl
             allocated, held = arm.alone(), held_mib()
             if told and CARD:
                 say("\n".join(segments(torch.cuda.memory_snapshot())))
+                again = torch.cuda.memory_stats()["num_alloc_retries"]
+                say(f"  {again} times all that was empty was given back for want of room")
         except (WorkbenchError, RuntimeError, ValueError, TypeError, AttributeError) as problem:
             if not isinstance(problem, WorkbenchError) and "out of memory" not in str(problem):
                 traceback.print_exc()
@@ -161,6 +166,9 @@ def options() -> argparse.Namespace:
     parser.add_argument("--list", action="store_true", help="say which points there are; * is kept out of the fit")
     parser.add_argument("--rounds", type=int, default=5, help="steps of a point that count, at least")
     parser.add_argument("--segments", action="store_true", help="say what is held of the card with nothing in it")
+    parser.add_argument(
+        "--room", type=float, metavar="GIB", help="hold no more of the card than this, context left out"
+    )
     parser.add_argument("--seconds", type=float, default=540, help="no point is begun later than this")
     parser.add_argument("--table", type=Path, default=Path(__file__).with_name("scale_curves.csv"))
     result_options(parser)
@@ -183,6 +191,8 @@ def main() -> int:
     versions = {"torch": torch.__version__, "transformers": transformers.__version__}
     say(json.dumps({"device": card, **versions}))
     results = Results(given, card, "torch", "triton")
+    if CARD and given.room is not None:
+        torch.cuda.set_per_process_memory_fraction(given.room * 2**30 / torch.cuda.mem_get_info()[1])
     for point in asked(given, card):
         if time.monotonic() - begun > given.seconds:
             say(f"{point.name}: not reached")

@@ -25,6 +25,7 @@ from pathlib import Path
 from typing import Any
 
 from _arms import ARMS, AS_BEFORE, PEERS, Builder, settings
+from _figures import SETTINGS
 from _method_rows import GENERATES
 
 from engine.config.facts import DataFacts
@@ -72,7 +73,7 @@ def step_of(row: Mapping[str, str]) -> Step | None:
         work, shape = shape.partition(": ")[2].split(", ", 1)
     found = re.fullmatch(r"step_(06b|8b|moe|30b|gptoss)(?:_8_layers|_a3b|_20b)?(?:_(full|lora))?(?:_(\w+))?", work)
     size = re.match(r"(\d+)x(\d+)( ragged)?(?:, (\d+) batches)?", shape)
-    arm = row["impl"]
+    arm = shape.rpartition(SETTINGS)[2] if row["impl"] == "ours" and SETTINGS in shape else row["impl"]
     if not found or not size or arm not in ARMS or arm in PEERS or AS_BEFORE in arm or not row["ms"]:
         return None
     method = found[3] if found[3] in METHODS else "sft"

@@ -11,7 +11,7 @@ import contextlib
 import math
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 from engine.errors import WorkbenchError, visible
 from engine.run import checkpoint, inside
@@ -23,6 +23,8 @@ TASK_ROWS = 8
 """Requests of a task that are computed together."""
 
 if TYPE_CHECKING:
+    from peft import PeftModel
+
     from engine.config.tree import RunConfig
     from engine.data.prepare import Prepared
     from engine.features.sequence import Features
@@ -63,15 +65,10 @@ def answer(asked: Message, send: Send, report: Report) -> Message:
     if asked["data"] is None:
         _require_same_rows(run, rows, processing_class)
     report("Loading the model", 0, 1)
-    trainer, features = _trainer(run, config, processing_class, rows, report)
-    before = None
+    begins = _begins_from(config, folder, asked["base"])
+    trainer, features = _trainer(run, config, processing_class, rows, report, begins)
     try:
-        if asked["base"]:
-            report("Measuring the base", 0, 1)
-            before = _measured(trainer, 0)
-        report(f"Measuring {folder.name}", 0, 1)
-        trainer.take_weights(folder)
-        metrics = _measured(trainer, asked["step"])
+        before, metrics = _both(trainer, folder, asked, report)
     finally:
         if (rewards := getattr(trainer, "rewards", None)) is not None:
             rewards.close()
@@ -85,8 +82,34 @@ def answer(asked: Message, send: Send, report: Report) -> Message:
         "fingerprint": rows.fingerprint,
         "metrics": metrics,
         "base": before,
+        "begins_from": _adapter_begun(config),
         "seconds": round(time.monotonic() - begun, 3),
     }
+
+
+def _both(trainer: RunTrainer, folder: Path, asked: Message, report: Report) -> tuple[Message | None, Message]:
+    """What the model measures as training began, where that is asked for, and with the weights of the checkpoint."""
+    before = None
+    if asked["base"]:
+        report("Measuring the base", 0, 1)
+        before = _measured(trainer, 0)
+    report(f"Measuring {folder.name}", 0, 1)
+    trainer.take_weights(folder)
+    return before, _measured(trainer, asked["step"])
+
+
+def _adapter_begun(config: RunConfig) -> str | None:
+    """The adapter that training went on from, which is part of the model as it began; None where there is none."""
+    return config.adapter.path or None if config.adapter.kind == "lora" else None
+
+
+def _begins_from(config: RunConfig, folder: Path, base: bool) -> Path | None:
+    """The folder of the adapter as training began, where what is measured is held to it or begins as it; else None."""
+    from engine.features.compile.gate import COPY
+    from engine.models.adapter_folder import as_begun, beginning
+
+    found = beginning(config, folder, COPY)
+    return as_begun(config) if found is None and base else found
 
 
 def _require_same_rows(run: RunFolder, rows: Prepared, processing_class: Any) -> None:
@@ -118,7 +141,8 @@ def _by_tasks(run: RunFolder, asked: Message, report: Report) -> Message:
     from engine.config.method import METHODS
 
     step, name = asked["step"], f"checkpoint-{asked['step']}"
-    wanted = [{"title": "base", "run": str(run.path), "checkpoint": None}] if asked["base"] else []
+    first = {"title": "base", "run": str(run.path), "checkpoint": None, "as_begun": True}
+    wanted: list[Message] = [first] if asked["base"] else []
     wanted.append({"title": name, "run": str(run.path), "checkpoint": step})
     sides = load_sides(wanted, lambda what: report(what, 0, 1))
     method = sides[-1].config.method.kind
@@ -158,6 +182,7 @@ def _by_tasks(run: RunFolder, asked: Message, report: Report) -> Message:
         "fingerprint": None,
         "metrics": scores[name],
         "base": scores.get("base"),
+        "begins_from": _adapter_begun(sides[-1].config),
     }
 
 
@@ -209,15 +234,17 @@ def _shape(section: dict[str, Any]) -> dict[str, Any]:
 
 
 def _trainer(
-    run: RunFolder, config: RunConfig, processing_class: Any, rows: Prepared, report: Report
+    run: RunFolder, config: RunConfig, processing_class: Any, rows: Prepared, report: Report, begun: Path | None
 ) -> tuple[RunTrainer, Features]:
-    """The run's trainer as it is before the first step, with these rows held out, and the features that act on it."""
+    """The run's trainer as it is before the first step, with these rows held out, and the features that act on it. Its adapter
+    is that of the folder `begun`, or a new one."""
     from transformers import PrinterCallback
 
     from engine.data.collate import collator_for
     from engine.features.built import Built, Notes
     from engine.features.load import load
     from engine.features.sequence import Features
+    from engine.models.adapter_folder import load_adapter
     from engine.models.adapters import add_adapter
     from engine.models.vocabulary import refuse_tokens_without_weights
     from engine.trainers.job import Job
@@ -231,6 +258,8 @@ def _trainer(
     loaded = load(config)
     refuse_tokens_without_weights(config, loaded.model, processing_class, {"data.eval": rows.dataset})
     model = add_adapter(loaded.model, config)
+    if begun is not None:
+        load_adapter(cast("PeftModel", model), config, begun)
     features, notes = Features(config), Notes(run.path)
     features.prepare(Built(model, notes=notes))
     collator = collator_for(config, processing_class)

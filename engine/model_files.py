@@ -58,6 +58,7 @@ KEEP_SHAPE = {
 }  # fmt: skip
 """Image processors that keep the shape of an image between a fewest and a most of pixels, and how often their own limits
 count a pixel: GLM's take an image for two frames."""
+NO_FOLDER = "there is no such folder"
 UNREADABLE = (OSError, ValueError, ImportError, KeyError, TypeError, AttributeError, RecursionError)
 """What libraries raise about files that they cannot make a model of."""
 _TO_SAFETENSORS = (

@@ -34,6 +34,7 @@ from engine.run.control import STOPS, Controls
 from engine.run.launch import versions
 from engine.run.lock import RunLock, is_held
 from engine.run.process import host
+from engine.run.proposals import EARLY
 from engine.run.spawn import forget_tokens
 from engine.run.store import RunFolder
 from engine.run.warm import TAKEN
@@ -494,7 +495,7 @@ def _end(trainer: RunTrainer, watching: Watching, say: _Speaker, begun: float) -
         trainer._save_checkpoint(trainer.model, None)
         trainer.checkpoints.wait()
         early = watching.best is not None and watching.best.over and step < trainer.state.max_steps
-        why = {"cause": "early_stopping", "message": watching.best.reason(step)} if early and watching.best else {}
+        why = {"cause": EARLY, "message": watching.best.reason(step)} if early and watching.best else {}
         say.write("finished", step=step, seconds=seconds, **why)
         return 0
     say.write("stopped", step=step, seconds=seconds, by=stopped.by)

@@ -21,7 +21,7 @@ import psutil
 import pytest
 from _pytest.assertion import rewrite
 
-from tests import caches, card_seconds, renderers
+from tests import caches, card_seconds, renderers, signals
 from tests.prestarted import prestarted
 
 HERE = Path(__file__).parent
@@ -63,6 +63,7 @@ HEAVY = [
 ]
 """Where tests are long, the longest first: the last file to be given out keeps the other process waiting."""
 
+signals.hear_in_children()
 os.environ[MARK] = "1"
 # The tests start hundreds of processes, and each would compile the whole source anew.
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)

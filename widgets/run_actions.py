@@ -49,7 +49,7 @@ class ActionsPart(Part):
     def longer(self, *, run: Run) -> dict[str, Any]:
         """Train a finished run for as long again."""
         folder = self._runs.folder(run)
-        self._jobs.go_on(run, folder, proposals.longer(proposals.settings_of(folder)).settings, accept_data=False)
+        self._jobs.go_on(run, folder, proposals.longer(folder).settings, accept_data=False)
         return {}
 
     @verb

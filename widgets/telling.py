@@ -14,7 +14,7 @@ from engine.export.places import forms_of
 from engine.figures import plain, size
 from engine.run import proposals, silence
 from engine.run.best import best_text
-from engine.run.curves import concern, watch_for
+from engine.run.curves import concern, told_by, watch_for
 from engine.run.ending import End
 from engine.run.expert_load import explained, picture
 from engine.run.phases import TITLE, before_first_step
@@ -136,8 +136,8 @@ def summary_of(view: RunView) -> str:
     """A run in three lines of text."""
     steps = f"step {view.step:,}" + (f" of {view.max_steps:,}" if view.max_steps else "")
     lines = [f"Run {visible(view.id)}: {view.state}, {visible(view.method)}, {steps}"]
-    if "loss" in view.latest:
-        lines.append(f"  loss {view.latest['loss']:.4g}")
+    if (name := told_by(view.latest)[0]) in view.latest:
+        lines.append(f"  {name} {view.latest[name]:.4g}")
     if view.silent_seconds is not None:
         lines.append("  " + silence.advice(visible(view.id), view.silent_seconds))
     if view.cause:

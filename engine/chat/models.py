@@ -76,13 +76,15 @@ class Side:
 
 
 def load_sides(asked: Sequence[Mapping[str, Any]], say: Phase) -> list[Side]:
-    """The sides that are asked for, each `title`, `run` (a folder) and `checkpoint` (a step; None: the base model).
+    """The sides that are asked for, each `title`, `run` (a folder) and `checkpoint` (a step; None: the base model, `as_begun` with
+    the adapter that training went on from).
 
     Raises WorkbenchError: for a checkpoint that is not whole, a tokenizer that is another than the checkpoint's, a model
     that this machine has no memory for, and all that `engine.features.load.load` refuses.
     """
     say("Loading the libraries")
     from engine.data.tokens import chat_of
+    from engine.models.adapter_folder import as_begun
     from engine.models.load import load_processing_class
 
     sides: list[Side] = []
@@ -103,6 +105,8 @@ def load_sides(asked: Sequence[Mapping[str, Any]], say: Phase) -> list[Side]:
         folder = run.checkpoints / f"checkpoint-{step}" if step is not None else None
         if folder is not None:
             _check_checkpoint(run, folder, first)
+        elif one.get("as_begun"):
+            folder = as_begun(first.config)
         sides.append(replace(first, title=str(one["title"])))
         folders.append(folder)
     _load(sides, folders, say)

@@ -265,7 +265,9 @@ def open_rows(path: str | os.PathLike[str], *, index: bool = True) -> Rows:
             return TextRows(str(source), unpacked, head, index=index)
         return (ArrayRows if kind == "json" else LineRows)(str(source), unpacked, index=index)
     except FileNotFoundError:
-        raise DataError("no such file", "Paths in a config are relative to its folder.", path=shown) from None
+        raise DataError(
+            "no such file", "Put it there, or give another path; those in a config begin at its folder.", path=shown
+        ) from None
     except OSError as problem:
         raise DataError(f"cannot be read: {problem.strerror or problem}", path=shown) from None
 

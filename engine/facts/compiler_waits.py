@@ -2,8 +2,9 @@
 
 Kept beside what the compiler itself keeps, so that who removes the one removes the other: a shape that is in the record was
 compiled here, and most of its wait is saved the next time. Entries are known by what decides the code that is made: the
-card, the versions of the libraries, the model's shape, adapter, quantization, method and packing. What is not readable counts as
-not there, and a run that cannot write it goes on.
+card, the versions of the libraries, the model's shape, adapter, quantization, method, packing, attention, and what of the layers
+is computed again, since each tier is graphs of its own. What is not readable counts as not there, and a run that cannot write it
+goes on.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ import contextlib
 import json
 import os
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -47,14 +48,45 @@ def key(config: RunConfig, model: ModelFacts | None, card: str) -> str | None:
     rows = f"{config.method.kind} {'packed' if config.data.packing else 'padded'}"
     rows += f" {config.optim.per_device_train_batch_size} x {config.data.max_length}"
     words = (card, *(f"{name} {installed(name)}" for name in _VERSIONS), model.model_type, "x".join(map(str, shape)))
-    return ", ".join((*words, adapter, config.model.dtype, config.model.quantization, rows))
+    parts = (*words, adapter, config.model.dtype, config.model.quantization, rows)
+    return ", ".join((*parts, *(f"{name} {value}" for name, value in _chosen(config).items())))
+
+
+def _chosen(config: RunConfig) -> dict[str, object]:
+    """What decides the code and may still be `auto` where a config is looked at before its launch, the last parts of a key."""
+    asked = config.memory.gradient_checkpointing
+    tier = "full" if asked is True else asked or "none"
+    return {
+        "attention": config.model.attention,
+        "recompute": tier,
+        "layers": config.memory.recompute_num_layers or "all",
+    }
 
 
 def known(config: RunConfig, model: ModelFacts | None, card: str, file: Path | None = None) -> CompilerWait | None:
-    """What was measured here of such layers; None where they were never compiled."""
+    """What was measured here of such layers; None where they were never compiled. What is `auto` stands for what the last such
+    run took, and plain layers are then those of the last run without a compiler, which may have taken another tier."""
     name = key(config, model, card)
-    entry = _read(file or place()).get(name) if name else None
-    return None if entry is None else CompilerWait(**entry)
+    if name is None:
+        return None
+    wanted, undecided = (
+        name.split(", "),
+        [place for place, value in enumerate(_chosen(config).values()) if value == "auto"],
+    )
+    open_places = {len(wanted) - len(_chosen(config)) + place for place in undecided}
+    found: CompilerWait | None = None
+    for other, entry in _read(file or place()).items():  # the newest is the last
+        parts = other.split(", ")
+        if len(parts) != len(wanted):
+            continue
+        if all(mine == its or at in open_places for at, (mine, its) in enumerate(zip(wanted, parts, strict=True))):
+            newest = CompilerWait(**entry)
+            if found is not None and not newest.times:
+                newest = replace(found, plain=newest.plain)
+            elif found is not None and newest.plain is None:
+                newest = replace(newest, plain=found.plain)
+            found = newest
+    return found
 
 
 @dataclass

@@ -133,7 +133,7 @@ def model_facts(name: str, revision: str | None = None) -> ModelFacts | None:
     folder = _folder(name, revision)
     if folder is None:
         if name.startswith(("/", ".", "~")):
-            return ModelFacts(name, missing="there is no such folder")
+            return ModelFacts(name, missing=model_files.NO_FOLDER)
         if not _HUB_NAME.fullmatch(name) or ".." in name:
             return ModelFacts(name, missing="it is neither a folder here nor a name that a hub could have")
         shape = _published(name)

@@ -118,3 +118,20 @@ def beginning(config: RunConfig, newest: Path | None, copy: str) -> Path | None:
     if ((held_to := newest / copy) / model_files.ADAPTER_WEIGHTS).is_file():
         return held_to
     return Path(config.adapter.path) if reference_of(config.method) == "adapter_copy" else None
+
+
+def as_begun(config: RunConfig) -> Path | None:
+    """The folder of the adapter that training went on from; None where it began a new one. Raises ModelError where the folder is
+    no longer there, or is not to be read."""
+    folder = beginning(config, None, "")
+    if folder is None:
+        return None
+    if not (folder / model_files.ADAPTER_WEIGHTS).is_file():
+        raise ModelError(
+            f"adapter.path: the adapter that training went on from is no longer in {model_files.place(folder)}, so the model as it "
+            "began cannot be measured.",
+            "Put it back, or leave --base out.",
+        )
+    model_files.refuse_what_it_names(folder)
+    model_files.refuse_pickled_adapter(folder)
+    return folder

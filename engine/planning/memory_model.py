@@ -143,7 +143,7 @@ def memory(config: RunConfig, facts: Facts, checkpointing: bool | str) -> dict[s
     if not on_gpu:
         classes["kept images"] = kept_images(config, facts)
     overhead = FRAGMENTS * sum(classes.values()) + (CUDA_CONTEXT if on_gpu else CPU_PROCESS)
-    overhead += _too_small(config, counts, layers, scored, classes)
+    overhead += _too_small(config, facts, counts, layers, scored, {**classes, "overhead": overhead})
     return {name: int(size) for name, size in {**classes, "overhead": overhead}.items() if size}
 
 
@@ -158,17 +158,26 @@ def _gradients(config: RunConfig, layers: Layers, trained: float, activations: f
 
 
 def _too_small(
-    config: RunConfig, counts: Parameters, layers: Layers, head: cut_cross_entropy.Head, classes: Mapping[str, float]
+    config: RunConfig,
+    facts: Facts,
+    counts: Parameters,
+    layers: Layers,
+    head: cut_cross_entropy.Head,
+    classes: Mapping[str, float],
 ) -> float:
     """Bytes of matrices' gradients for which no activation leaves a block that is large enough, beyond what scores leave and what
     is counted: the allocator asks the driver for each block, and neither gives it to what is larger nor puts two together. (Qwen3-4B,
-    2,048 tokens, H100: 36.9 GiB held, 31.4 of tensors at most; 36.3 by a model of the allocator, 33.2 where segments can grow.)"""
+    2,048 tokens, H100: 36.9 GiB held, 31.4 of tensors at most; 36.3 by a model of the allocator, 33.2 where segments can grow. By that
+    model 8B holds 67.6 GiB and needs 63.8, told 68.9.) Before it runs out of memory the allocator gives back what nothing is in,
+    so no more than a run may fill."""
     if not head.on_gpu or shard_count(config) > 1 or layers.own_pool or config.optim.gradient_accumulation_steps > 1:
         return 0.0
     size, block = trained_size(config), layers.tokens * mlp_width(layers.model) * layers.size
     larger = sum(rows * columns * count for rows, columns, count in counts.matrices if rows * columns * size > block)
     of_scores = max(0.0, classes["logits"] - head.weight * head.trained)
-    return max(0.0, larger * size - classes["gradients"] - of_scores)
+    room = device_bytes(config, facts)
+    left = math.inf if room is None else FIT * room - sum(classes.values())
+    return max(0.0, min(left, larger * size - classes["gradients"] - of_scores))
 
 
 def _images(config: RunConfig, facts: Facts, model: ModelFacts, sequences: int, checkpointing: bool | str) -> float:

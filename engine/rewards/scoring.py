@@ -82,20 +82,22 @@ class Rewards:
     def dry_run(self, dataset: Any, tokenizer: Any) -> torch.Tensor:
         """Every reward on the first rows, with their own answers and with empty ones, which a model gives too.
 
-        Raises WorkbenchError for one that fails on them. Gives the rewards of the rows' own answers, then of the empty.
+        Raises WorkbenchError for one that fails on them. Gives the rewards of the rows' own answers (answers, rewards), as far as
+        rows have one.
         """
         self._compare_with_something(dataset)
         rows = [dataset[index] for index in range(min(DRY_ROWS, len(dataset)))] * 2
         prompts = [json.loads(row["prompt"]) for row in rows]
         columns = columns_of([reward_columns(row) for row in rows])
-        answers = [str(answer or "") for answer in columns.get("answer", [""] * len(rows))]
-        answers[len(rows) // 2 :] = [""] * (len(rows) // 2)
+        given = columns.get("answer", [None] * len(rows))[: len(rows) // 2]
+        answers = [str(answer or "") for answer in given] + [""] * len(given)
         completions = [
             answer if isinstance(prompt, str) else [{"role": "assistant", "content": answer}]
             for prompt, answer in zip(prompts, answers, strict=True)
         ]
         ids = [tokenizer(answer, add_special_tokens=False)["input_ids"] for answer in answers]
-        return self.score(prompts, completions, ids, columns, [row["row"] for row in rows])
+        scores = self.score(prompts, completions, ids, columns, [row["row"] for row in rows])
+        return scores[[place for place, answer in enumerate(given) if answer is not None]]
 
     def _compare_with_something(self, dataset: Any) -> None:
         comparing = next((spec for spec in self.specs if spec.kind in COMPARING), None)

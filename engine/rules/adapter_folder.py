@@ -19,20 +19,11 @@ PATH, _REFERENCE, _EXPERTS = fields.adapter.path, fields.method.reference, field
 refused(
     __name__,
     Refused(
-        "a-copy-is-of-the-adapter-too",
-        _REFERENCE,
-        one_of("copy"),
-        "adapter_copy while adapter.path is set",
-        "A copy of the model alone lacks the adapter that training goes on from.",
-        take(_REFERENCE, "adapter_copy", "keep the adapter as it began"),
-        beside={PATH: bool},
-    ),
-    Refused(
         "the-adapter-is-part-of-the-reference",
         _REFERENCE,
-        one_of("adapter_off"),
+        one_of("copy", "adapter_off"),
         "adapter_copy while adapter.path is set",
-        "With the adapter off the model is held to what it was before that adapter learned, and rewards begin away from 0.",
+        "The model without that adapter is what it was before the adapter learned, and rewards begin away from 0.",
         take(_REFERENCE, "adapter_copy", "keep the adapter as it began"),
         beside={PATH: bool},
         severity="warning",

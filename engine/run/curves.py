@@ -14,6 +14,7 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from itertools import pairwise
+from typing import Final
 
 from engine.errors import visible
 from engine.figures import brief, number, size
@@ -97,7 +98,7 @@ KNOWN: dict[str, MetricLabel] = {
     "memory_reserved": MetricLabel("memory reserved", "bytes"),
 }
 
-_LOSS = ("loss", "eval_loss")
+_LOSS: Final = ("loss", "eval_loss")
 _ALWAYS: Groups = (
     ("grad_norm",), ("learning_rate",), ("tokens_per_second",), ("memory_allocated",),
     ("experts/entropy", "experts/unused"), ("experts/fullest",), ("communication/rank*",),
@@ -205,6 +206,12 @@ def concern(method: str, series: Mapping[str, Series]) -> str:
     return ""
 
 
+def told_by(known: Collection[str]) -> tuple[str, str]:
+    """The metrics that tell a run in one line, of its steps and of held-out rows: rewards where answers are sampled, since the
+    loss begins at nothing and says little there; else losses. `known` are the metrics that it has."""
+    return ("reward", "eval_reward") if "reward" in known else _LOSS
+
+
 def leading(method: str, names: Collection[str] = ()) -> Groups:
     """Groups of curves, the most telling first. With `names`, the curves of a run, only those
     that it has; all of them while it has none."""
@@ -223,9 +230,11 @@ def _present(group: tuple[str, ...], names: Collection[str]) -> tuple[str, ...]:
 
 
 def ordered(method: str, names: Collection[str]) -> list[str]:
-    """All of these curves, the leading ones first in their order, the others by name."""
-    first = [name for group in leading(method, names) for name in group if name in names]
-    return [*first, *sorted(set(names) - set(first))]
+    """All of these curves, the leading ones first in their order, each before its twin of held-out rows, the others by name."""
+    known = {*names, *(name.removeprefix("eval_") for name in names)}
+    twins = (each for group in leading(method, known) for name in group for each in (name, f"eval_{name}"))
+    first = dict.fromkeys(name for name in twins if name in names)
+    return [*first, *sorted(set(names) - first.keys())]
 
 
 _OF_RANK = re.compile(r"communication/rank(\d+)")

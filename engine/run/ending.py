@@ -139,7 +139,7 @@ def ways(view: RunView, folder: RunFolder, name: str) -> list[Way]:
         found.append(Way("tasks", "score it", means, command))
     means = "the whole model, its adapter alone, or GGUF"
     found.append(Way("export", "take it along", means, f"workbench export {name} --to safetensors"))
-    longer = proposals.longer(proposals.settings_of(folder))
+    longer = proposals.longer(folder)
     means = f"{longer.summary}, from checkpoint-{kept_steps[-1]} on; {longer.why}"
     found.append(Way("longer", "train longer", means, f"workbench resume {name} {longer.options}"))
     if older := prunable(view, folder):

@@ -24,6 +24,8 @@ from engine.run.task import Task
 
 COMMAND = (sys.executable, "-P", "-m", "engine.evaluate")
 FILE = "evaluations.jsonl"
+NAMED = 4
+"""Numbers of an evaluation that a sentence names."""
 MOST = 1 << 24
 NOT_MEASURED = ("_runtime", "_per_second", "_preparation_time", "eval_num_tokens")
 """Ends of names that trainers log beside what they measure."""
@@ -188,13 +190,17 @@ def records_of(run: RunFolder) -> list[dict[str, Any]]:
 
 
 def summary(record: dict[str, Any]) -> str:
-    """One evaluation in a sentence: the checkpoint, its numbers, and beside them those before training where they were measured."""
+    """One evaluation in a sentence: the checkpoint, its most telling numbers, and beside them those before training where they were
+    measured."""
     names = ordered(str(record.get("method")), list(record["metrics"]))
+    names, more = names[:NAMED], len(names) - NAMED
     base = record.get("base") if isinstance(record.get("base"), dict) else None
     parts = []
     for name in names:
         beside = f" ({_value(name, base.get(name))} before training)" if base else ""
         parts.append(f"{titled(name).removeprefix('held-out ')} {_value(name, record['metrics'][name])}{beside}")
+    if more > 0:
+        parts.append(f"{more} more in {FILE}")
     rows = record.get("rows")
     of = f", {rows:,} row{'' if rows == 1 else 's'} of" if type(rows) is int else ","
     return visible(redact(f"{record.get('checkpoint')}{of} {record.get('data')}: {', '.join(parts)}"))

@@ -130,7 +130,7 @@ def resume(run: RunFolder, *, accept_data: bool = False) -> tuple[Path | None, l
     if at_work(run):
         raise RunBusy(f"run {run.id} is still {run.state}.", f"`workbench watch {store.called(run)}` shows it.")
     if run.state == "finished" and not changed_settings(run):
-        longer = proposals.longer(proposals.settings_of(run)).options
+        longer = proposals.longer(run).options
         way = f"`workbench resume {store.called(run)} {longer}` trains it longer."
         raise WorkbenchError(f"{run.id} is finished; there is nothing left to go on with.", way)
     attend(run)

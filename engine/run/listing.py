@@ -19,10 +19,11 @@ from typing import Any
 
 from engine.run import launch
 from engine.run.checkpoint import size_of
+from engine.run.curves import told_by
 from engine.run.index import peek
 from engine.run.store import ENDED, STATES, RunFolder, replace_file, runs_in
 
-VERSION = 1
+VERSION = 2
 _LARGEST = 32 << 20
 
 
@@ -44,8 +45,11 @@ class Summary:
     bytes: int | None = None
     step: int = 0
     max_steps: int | None = None
-    loss: float | None = None
-    eval_loss: float | None = None
+    metric: str = "loss"
+    """What tells it in a line (`engine.run.curves.told_by`)."""
+    value: float | None = None
+    held_out: float | None = None
+    """The same of held-out rows."""
     eta_seconds: float | None = None
     silent_seconds: int | None = None
 
@@ -92,6 +96,7 @@ class Listing:
         run = self.folder(summary)
         problem = launch.attend_or_report(run) if os.access(run.path, os.W_OK) else ""
         view = peek(run, problem=problem).view
+        metric, held_out = told_by(view.latest)
         fresh = replace(
             summary,
             stamp=_stamp(run),
@@ -104,8 +109,9 @@ class Listing:
             bytes=size_of(run.path),
             step=view.step,
             max_steps=view.max_steps,
-            loss=view.latest.get("loss"),
-            eval_loss=view.latest.get("eval_loss"),
+            metric=metric,
+            value=view.latest.get(metric),
+            held_out=view.latest.get(held_out),
             eta_seconds=view.seconds_left() if view.silent_seconds is None else None,
             silent_seconds=view.silent_seconds,
         )

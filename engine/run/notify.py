@@ -22,6 +22,7 @@ from typing import Any
 from engine import figures
 from engine.errors import WorkbenchError, host_of, visible
 from engine.run import silence
+from engine.run.curves import titled, told_by
 from engine.run.spawn import python, safe_python, without_tokens
 from engine.run.store import RunFolder
 from engine.run.view import RunView, fold
@@ -77,12 +78,8 @@ class Notifier:
             words = f"{self.run.id} finished: {figures.count(step)} steps"
         else:
             words = f"{self.run.id} {'was stopped' if state == 'stopped' else state} at step {figures.count(step)}"
-        losses = {"loss": "loss", "eval_loss": "held-out loss"}
-        lines = [
-            f"{name} {figures.number(self._view.latest[key], 4)}"
-            for key, name in losses.items()
-            if key in self._view.latest
-        ]
+        latest = self._view.latest
+        lines = [f"{titled(key)} {figures.number(latest[key], 4)}" for key in told_by(latest) if key in latest]
         words = ", ".join([words, *lines]) if state == "finished" else f"{words}: {cause}" if cause else words
         self._post(state, words, step, cause)
 

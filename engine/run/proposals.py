@@ -20,6 +20,8 @@ if TYPE_CHECKING:
 OUT_OF_MEMORY = frozenset({"cuda_oom", "host_oom", "GPU memory", "host memory"})
 REPEATS = frozenset({"diverged", "error", "exception", *OUT_OF_MEMORY})
 """Ends that come again as long as nothing was put right."""
+EARLY = "early_stopping"
+"""The cause that a run gives which finished before its last step."""
 SHORTEST = 64
 """Tokens of `data.max_length` below which no half of it is proposed."""
 FIRST = "put right what is named above, as it stands it ends the same way"
@@ -48,8 +50,13 @@ class Change:
         return {path: after for path, _, after in self.sets}
 
 
-def longer(settings: Mapping[str, Any]) -> Change:
-    """Twice as long as a finished run was told to train."""
+def longer(run: Any) -> Change:
+    """Twice as long as a finished run was told to train; twice the patience where it ended early for want of that."""
+    settings = settings_of(run)
+    patience = _value(settings, "optim", "early_stopping_patience")
+    if isinstance(patience, int) and run.read_json().get("cause") == EARLY:
+        why = f"it ended early, and goes on until {2 * patience:,} evaluations in a row are no better"
+        return Change((("optim.early_stopping_patience", patience, 2 * patience),), why)
     steps = _value(settings, "optim", "max_steps")
     name = "max_steps" if isinstance(steps, int) and steps > 0 else "num_train_epochs"
     before = steps if name == "max_steps" else _value(settings, "optim", name)

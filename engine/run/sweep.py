@@ -1,11 +1,12 @@
 """A sweep: several values for some settings, a queued run for each combination, and what became of them.
 
 Each run of a sweep names it in its `run.json`, as `sweep`: `id` and `values` by setting, as they were written. There is no
-other record, so the runs are ordinary ones: watched, stopped and resumed alone. Standard library only.
+other record, so the runs are ordinary ones: watched, stopped and resumed alone.
 """
 
 from __future__ import annotations
 
+import hashlib
 import itertools
 import math
 import secrets
@@ -15,8 +16,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from engine.errors import UsageError, visible
+from engine.errors import UsageError, WorkbenchError, visible
+from engine.run import data_record
 from engine.run.index import open_view
+from engine.run.launch import value_at
 from engine.run.store import RunFolder, runs_in, slug
 from engine.run.view import RunView
 
@@ -28,6 +31,8 @@ MOST = 1000
 SEED = "run.seed"
 SHARED = ("eval_rewards/accuracies", "eval_mean_token_accuracy")
 """What held-out rows tell besides the loss, and of which more is better whatever the method's settings are."""
+NOISE = ("adapter.lora_dropout", "optim.neftune_noise_alpha")
+"""Settings that make the loss of a training step another number, and are off where held-out rows are measured."""
 _CLOSES = {"[": "]", "{": "}", "(": ")"}
 
 
@@ -137,11 +142,13 @@ def results(runs: Sequence[RunFolder]) -> dict[str, Any]:
 
     The metric is that of the held-out rows by which each run tells its best checkpoint; where no rows were held out, the
     newest loss. Runs that go by different metrics have no best one, nor have those of which a setting that varies changes
-    what the metric measures: these are `differs_by`, and `instead` is a metric that all of them have, or null.
+    what the metric measures: these are `differs_by`, those of them by which its rows differ `other_rows`, and `instead` is a
+    metric that all of them have, or null.
     """
     rows: list[dict[str, Any]] = []
     rules: set[tuple[str, bool]] = set()
     shared = set(SHARED)
+    measured: list[str | None] = []
     for run in runs:
         values = run.read_json()
         with open_view(run) as watch:
@@ -150,6 +157,7 @@ def results(runs: Sequence[RunFolder]) -> dict[str, Any]:
         sweep = values.get("sweep") or {}
         metric, greater = str(sweep.get("metric") or "loss"), bool(sweep.get("greater_is_better"))
         rules.add((metric, greater))
+        measured.append(_measured_on(run, "eval" if metric.startswith("eval_") else "train"))
         value, step = _value(view, metric)
         shared &= view.latest.keys()
         rows.append(
@@ -165,13 +173,15 @@ def results(runs: Sequence[RunFolder]) -> dict[str, Any]:
             }
         )
     answer: dict[str, Any] = {"metric": None, "greater_is_better": None, "runs": rows, "groups": [], "best": None}
-    answer |= {"differs_by": [], "instead": None}
+    answer |= {"differs_by": [], "other_rows": [], "instead": None}
     if len(rules) != 1:
         return answer
     metric, greater = next(iter(rules))
-    differs = sorted({key for row in rows for key in row["values"] if _measures_otherwise(metric, key)})
-    answer["differs_by"] = differs
-    answer["instead"] = next((name for name in SHARED if differs and name in shared), None)
+    otherwise = {key for row in rows for key in row["values"] if _measures_otherwise(metric, key)}
+    other_rows = [key for key in _other_rows(rows, measured) if key not in otherwise]
+    differs = sorted({*otherwise, *other_rows})
+    answer |= {"differs_by": differs, "other_rows": other_rows}
+    answer["instead"] = next((name for name in SHARED if differs and not other_rows and name in shared), None)
     sign = -1 if greater else 1
     ended = [row for row in rows if row["state"] in ("finished", "stopped") and row["value"] is not None]
     groups = _groups(ended) if any(SEED in row["values"] for row in rows) else []
@@ -185,8 +195,40 @@ def results(runs: Sequence[RunFolder]) -> dict[str, Any]:
 def _measures_otherwise(metric: str, setting: str) -> bool:
     """Whether `metric` is another number under another value of `setting`, even for one and the same model."""
     if metric.endswith("loss"):
-        return setting.startswith("method.") and setting != "method.reference"
+        of_method = setting.startswith("method.") and setting != "method.reference"
+        return of_method or (metric == "loss" and setting in NOISE)
     return setting == "method.reward_funcs" and metric.endswith("reward")
+
+
+def _measured_on(run: RunFolder, split: str) -> str | None:
+    """A hash of the rows of a split, whatever their order, and of whether they see others of their pack; None where unknown."""
+    from engine.config.files import parse  # only a table of results needs it
+
+    try:
+        record = data_record.read(run)
+        data = parse(run.read_config(), path=run.config).mapping
+    except WorkbenchError:
+        return None
+    if record is None or split not in record:
+        return None
+    hashes = record[split].hashes
+    packed, apart = (value_at(data, ("data", key)) for key in ("packing", "packing_cross_doc_attn_mask"))
+    known = f"{sorted(hashes.hashes)} {hashes.rest} {bool(packed and not apart)}"
+    return hashlib.blake2b(known.encode(), digest_size=16).hexdigest()
+
+
+def _other_rows(rows: Sequence[Mapping[str, Any]], measured: Sequence[str | None]) -> list[str]:
+    """The settings, but for the seed, of which another value alone is a metric over other rows, tokens or labels."""
+    found = []
+    for key in {key: None for row in rows for key in row["values"] if key != SEED}:
+        seen: dict[tuple[tuple[str, str], ...], set[str]] = {}
+        for row, on in zip(rows, measured, strict=True):
+            if on is not None:
+                rest = tuple((name, value) for name, value in row["values"].items() if name != key)
+                seen.setdefault(rest, set()).add(on)
+        if any(len(each) > 1 for each in seen.values()):
+            found.append(key)
+    return sorted(found)
 
 
 def _value(view: RunView, metric: str) -> tuple[float | None, int | None]:

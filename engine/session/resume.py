@@ -20,10 +20,10 @@ from engine.config.files import absolute, load, parse, put
 from engine.config.findings import shown
 from engine.config.tree import RunConfig, fields
 from engine.errors import ConfigUnreadable, RunBusy, UsageError, WorkbenchError, redact, visible
-from engine.model_files import ADAPTER
+from engine.model_files import ADAPTER, NO_FOLDER
 from engine.run import checkpoint, data_record, inside, launch, slurm
 from engine.run.data_record import DataChanged
-from engine.run.store import ENDED, RunFolder
+from engine.run.store import ENDED, RunFolder, called
 
 _TOGETHER = fields.distributed.reshard_after_forward
 _SKIPPED = fields.method.skip_zero_advantage
@@ -72,12 +72,72 @@ def resume(
 def _go_on(
     run: RunFolder, accept_data: bool, on_progress: Progress | None
 ) -> tuple[Path | None, list[tuple[Path, str]]]:
-    if accept_data:
-        return launch.resume(run, accept_data=True)
-    launch.settle(run)
-    if run.state in ENDED and (changes := data_changes(run, on_progress)):
-        raise DataChanged(run, changes)
-    return launch.resume(run)
+    _refuse_what_is_gone(run)
+    if not accept_data:
+        launch.settle(run)
+        if run.state in ENDED and (changes := data_changes(run, on_progress)):
+            raise DataChanged(run, changes)
+    auto = run.read_json().get("auto") or {}
+    anew = {} if launch.at_work(run) else _reasons_anew(run, auto)
+    if anew:
+        run.update_json(auto={**auto, **anew})
+    try:
+        return launch.resume(run, accept_data=accept_data)
+    except BaseException:
+        if anew and not launch.at_work(run):
+            run.update_json(auto=auto)
+        raise
+
+
+def _reasons_anew(run: RunFolder, auto: Mapping[str, Mapping[str, Any]]) -> dict[str, dict[str, Any]]:
+    """By path, what the launch chose by settings that were changed since: with the reason that it has now, or with the launch's
+    where the run keeps what would not be chosen any more. Empty where none is, and for a run whose node chooses."""
+    changed = launch.changed_settings(run)
+    if not changed or not auto or slurm.is_job(run):
+        return {}
+    from engine.data.gather_facts import gather_facts
+    from engine.planning.auto import choices
+    from engine.rules import read
+
+    texts = run.read_json()["config"], run.read_config()
+    before, now = (read(absolute(parse(text).mapping, run.path)).config for text in texts)
+    left = [spec for spec in fields if spec.path in auto and spec.value(now) in ("auto", auto[spec.path]["value"])]
+    facts = gather_facts(now, run.path, sources=False)
+    then, today = (choices(each.with_values(dict.fromkeys(left, "auto")), facts) for each in (before, now))
+    found: dict[str, dict[str, Any]] = {}
+    for spec in left:
+        choice, chosen = auto[spec.path], today.get(spec.path)
+        if chosen is None or chosen == then.get(spec.path):
+            continue
+        reason = choice.get("at_launch", choice.get("reason"))
+        if spec.value(now) not in ("auto", chosen["value"]):
+            names = ", ".join(line.partition(":")[0] for line in changed)
+            chosen = {"value": choice["value"], "reason": f"kept from the launch ({reason}); {names} changed since"}
+        found[spec.path] = {**chosen, "at_launch": reason}
+    return found
+
+
+def _refuse_what_is_gone(run: RunFolder) -> None:
+    """Raises UsageError for rows or a model that are no longer there. What one of SLURM's runs reads may not be seen from here."""
+    if slurm.is_job(run):
+        return
+    from engine.data.gather_facts import inspect_source
+    from engine.facts.model_shape import model_facts
+    from engine.rules import read
+
+    config, gone = read(load(run.config).mapping).config, dict[str, tuple[str, str]]()
+    for split, entries in (("train", config.data.train), ("eval", config.data.eval)):
+        for number, entry in enumerate(entries):
+            if entry.path and inspect_source(entry, run.path).exists is False:
+                gone[f"data.{split}.{number}.path"] = ("file, folder or data set", entry.path)
+    model = model_facts(config.model.name, config.model.revision)
+    if model is not None and model.missing == NO_FOLDER:
+        gone[fields.model.name.path] = ("folder", config.model.name)
+    for path, (what, got) in gone.items():
+        raise UsageError(
+            f"run {visible(run.id)} cannot go on: {path}: must be a {what} that exists; got {visible(redact(got))}.",
+            f"Put it back, or name where it is now: `workbench resume {called(run)} {path}=...`.",
+        )
 
 
 def refuse_what_no_longer_fits(run: RunFolder, settings: Mapping[str, Any]) -> None:

@@ -158,14 +158,14 @@ def _standing(summary: Summary) -> str:
     if summary.state in ("failed", "lost", "queued"):
         return summary.cause
     if summary.over:
-        if summary.eval_loss is not None:
-            return f"held-out loss {number(summary.eval_loss)}"
-        return f"loss {number(summary.loss)}" if summary.loss is not None else ""
+        if summary.held_out is not None:
+            return f"held-out {summary.metric} {number(summary.held_out)}"
+        return f"{summary.metric} {number(summary.value)}" if summary.value is not None else ""
     parts = []
     if summary.step:
         parts.append(f"step {count(summary.step)}" + (f" of {count(summary.max_steps)}" if summary.max_steps else ""))
-    if summary.loss is not None:
-        parts.append(f"loss {number(summary.loss)}")
+    if summary.value is not None:
+        parts.append(f"{summary.metric} {number(summary.value)}")
     if summary.eta_seconds is not None:
         parts.append(f"{duration(summary.eta_seconds)} left")
     return ", ".join(parts)

@@ -20,7 +20,7 @@ from engine.config import rollouts
 from engine.config.tree import RunConfig, method_of
 from engine.features.built import base_model
 from engine.trainers.job import Job
-from engine.trainers.rollouts import RolloutTrainer, built, rollout_arguments
+from engine.trainers.rollouts import Pass, RolloutTrainer, built, rollout_arguments
 
 HEAD = "value_head"
 
@@ -138,7 +138,7 @@ class Ppo(RolloutTrainer):
         ids = torch.cat([batch["prompt_ids"], batch["completion_ids"]], 1)
         attention = torch.cat([batch["prompt_mask"], batch["completion_mask"]], 1)
         width = batch["completion_ids"].shape[1]
-        logps, entropy, _ = self._get_per_token_logps_and_entropies(model, ids, attention, width, compute_entropy=True)
+        logps, entropy, _ = self.read_logps(Pass(model, ids, attention, width, len(ids)), compute_entropy=True)
         # the state before a token is that of the token before it
         hidden = self._hidden[:, -width - 1 : -1]
         return logps, entropy, self.head(hidden.to(self.head.weight.dtype)).squeeze(-1)

@@ -18,7 +18,7 @@ from dataclasses import replace
 from functools import partial
 from itertools import islice
 from pathlib import Path
-from typing import Any, TypeVar, cast
+from typing import Any, NamedTuple, TypeVar, cast
 
 import torch
 from accelerate.utils import DistributedType, send_to_device
@@ -62,6 +62,28 @@ from engine.trainers.stream_loader import Dealt
 WHOLE_MODEL = (DistributedType.NO, DistributedType.MULTI_CPU, DistributedType.MULTI_GPU)
 
 
+class Pass(NamedTuple):
+    """What goes through the model: ids and mask (B, P + T), of which the last `width` are the answers, `chunk` rows at once."""
+
+    model: torch.nn.Module
+    ids: torch.Tensor
+    mask: torch.Tensor
+    width: int
+    chunk: int
+
+    def of(self, rows: list[int], lengths: list[int], multiple: int) -> Pass:
+        """These rows alone, at once, without columns that only longer answers reach; `lengths` are those of all answers."""
+        width = min(self.width, -(-max(lengths[row] for row in rows) // multiple) * multiple)
+        end = self.ids.shape[1] - self.width + width
+        place = torch.tensor(rows, device=self.ids.device)
+        return Pass(self.model, self.ids[place, :end], self.mask[place, :end], width, len(rows))
+
+    def stub(self) -> Pass:
+        """The last token of a prompt and the first of its answer, seen also where an answer is masked."""
+        ids = self.ids[:1, -self.width - 1 :][:, :2]
+        return Pass(self.model, ids, torch.ones_like(ids), 1, 1)
+
+
 class RolloutTrainer(ReferenceTrainer, GRPOTrainer):
     """TRL's GRPOTrainer with our prompts and rewards; `take` gives it its rewards."""
 
@@ -76,6 +98,8 @@ class RolloutTrainer(ReferenceTrainer, GRPOTrainer):
     """Why answers are not sampled with a static cache; empty where they are."""
     holds_all: bool
     """Whether each process holds all weights, and passes of the model are its own affair."""
+    sampled_together: int
+    """Batches that one sampling serves."""
     reroll: Reroll | None = None
     """What has prompts come back on which every answer failed; None where they do not."""
     skipped_tokens = 0
@@ -84,6 +108,7 @@ class RolloutTrainer(ReferenceTrainer, GRPOTrainer):
     def take(self, config: RunConfig, rewards: Rewards, note: str) -> None:
         """Call it in `build`: the rewards of the run, how many groups are kept, and the buffer as part of its state."""
         self.rewards, self.rewards_note = rewards, note
+        self.sampled_together = cast(int, self.args.steps_per_generation)  # which GRPOConfig fills in
         self.groups = KeptGroups(self, method_of(config, Rollouts).rollout_groups)
         self.holds_all = self.accelerator.distributed_type in WHOLE_MODEL and not is_divided(self.model)
         self.shares_prompts = can_share(config, base_model(self.model), self.holds_all)
@@ -129,11 +154,6 @@ class RolloutTrainer(ReferenceTrainer, GRPOTrainer):
         how = f"as keys and values grow: {self.not_recorded}" if self.not_recorded else "with a static cache"
         note += f"; answers are sampled {how}"
         return f"{note}; {self.reference_note() if self.beta else 'no reference'}"
-
-    @property
-    def sampled_together(self) -> int:
-        """Batches that one sampling serves."""
-        return cast(int, self.args.steps_per_generation)  # which GRPOConfig fills in
 
     @property
     def mode(self) -> str:
@@ -257,31 +277,30 @@ class RolloutTrainer(ReferenceTrainer, GRPOTrainer):
         batch_size: Any = None,
         **more: Any,
     ) -> Any:
-        """Log-probabilities, entropies where asked for, and no auxiliary loss; the prompts shared where they can be."""
-        prompt = input_ids.shape[1] - logits_to_keep
-        chunk = batch_size or len(input_ids)
+        """TRL's arguments, which are named here alone."""
+        given = Pass(model, input_ids, attention_mask, logits_to_keep, batch_size or len(input_ids))
+        return self.read_logps(given, **more)
+
+    def read_logps(self, given: Pass, **more: Any) -> Any:
+        """Log-probabilities (B, T), entropies where asked for, and no auxiliary loss; the prompts shared where they can be."""
+        model, width = given.model, given.width
+        prompt = given.ids.shape[1] - width
         special = any(
             value is not None and value is not False for name, value in more.items() if name != "compute_entropy"
         )
         each = 1
         if self.shares_prompts and prompt > 1 and not special:
-            each = answers_per_prompt(input_ids[:, :prompt], attention_mask[:, :prompt])
+            each = answers_per_prompt(given.ids[:, :prompt], given.mask[:, :prompt])
         of = base_model(self.accelerator.unwrap_model(model))
-        if each == 1 or chunk % each or not is_worth_a_pass(of, chunk, prompt, each):
-            given = (
-                seeing(model, self.images, self._shown) if self.images else model,
-                input_ids,
-                attention_mask,
-                logits_to_keep,
-                batch_size,
-            )
-            return super()._get_per_token_logps_and_entropies(*given, **more)
+        if each == 1 or given.chunk % each or not is_worth_a_pass(of, given.chunk, prompt, each):
+            seen = seeing(model, self.images, self._shown) if self.images else model
+            return super()._get_per_token_logps_and_entropies(seen, given.ids, given.mask, width, given.chunk, **more)
         plain = self.accelerator.unwrap_model(model)
         base = base_model(plain).base_model
         with self.accelerator.autocast(), without_router_loss(plain):
             parts = [
-                read_answers(model, base, ids, mask, logits_to_keep, each)
-                for ids, mask in zip(input_ids.split(chunk), attention_mask.split(chunk), strict=True)
+                read_answers(model, base, ids, mask, width, each)
+                for ids, mask in zip(given.ids.split(given.chunk), given.mask.split(given.chunk), strict=True)
             ]
         entropies = torch.cat([found for _, found in parts]) if more.get("compute_entropy") else None
         return torch.cat([found for found, _ in parts]), entropies, None
@@ -459,11 +478,11 @@ def tried(config: RunConfig, train: Any, tokenizer: Any) -> tuple[Rewards, str]:
     except BaseException:
         rewards.close()
         raise
-    own = own[: len(own) // 2].nanmean(0)
-    words = [
-        f"{name} x {weight:g} (first rows' own answers: {'none it applies to' if score != score else f'{score:.2f}'})"
-        for name, weight, score in zip(rewards.names, rewards.weights, own.tolist(), strict=True)
-    ]
+    words = [f"{name} x {weight:g}" for name, weight in zip(rewards.names, rewards.weights, strict=True)]
+    if not len(own):
+        return rewards, f"rewards: {', '.join(words)} (the first rows hold no answers to try them on)"
+    told = ["none it applies to" if score != score else f"{score:.2f}" for score in own.nanmean(0).tolist()]
+    words = [f"{word} (first rows' own answers: {score})" for word, score in zip(words, told, strict=True)]
     return rewards, f"rewards: {', '.join(words)}"
 
 

@@ -16,7 +16,7 @@ Shapes: B answers, P tokens of the longest prompt, T of the longest answer.
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch.nn.functional import pad
@@ -25,30 +25,7 @@ from engine.config.rollouts import Groups
 from engine.config.tree import RunConfig, method_of
 from engine.rewards.scoring import Rewards
 from engine.trainers.reroll import Reroll, failed_groups
-from engine.trainers.rollouts import RolloutTrainer
-
-
-class Pass(NamedTuple):
-    """What goes through the model: ids and mask (B, P + T), of which the last `width` are the answers, and their lengths."""
-
-    model: torch.nn.Module
-    ids: torch.Tensor
-    mask: torch.Tensor
-    width: int
-    lengths: list[int]
-
-    def of(self, rows: list[int], multiple: int) -> Pass:
-        """These rows alone, without columns that only the others' answers reach."""
-        lengths = [self.lengths[row] for row in rows]
-        width = min(self.width, -(-max(lengths) // multiple) * multiple)
-        end = self.ids.shape[1] - self.width + width
-        place = torch.tensor(rows, device=self.ids.device)
-        return Pass(self.model, self.ids[place, :end], self.mask[place, :end], width, lengths)
-
-    def stub(self) -> Pass:
-        """The last token of a prompt and the first of its answer, seen also where an answer is masked."""
-        ids = self.ids[:1, -self.width - 1 :][:, :2]
-        return Pass(self.model, ids, torch.ones_like(ids), 1, [1])
+from engine.trainers.rollouts import Pass, RolloutTrainer
 
 
 class GroupTrainer(RolloutTrainer):
@@ -58,7 +35,7 @@ class GroupTrainer(RolloutTrainer):
     """Why answers with an advantage of 0 go through the model too; empty where they are left out."""
     _scoring = False
     """Whether answers are being scored that will be trained on, so that log-probabilities may wait for advantages."""
-    _waiting: tuple[torch.nn.Module, torch.Tensor, torch.Tensor, int, int] | None = None
+    _waiting: Pass | None = None
     """The pass of the model that answers were sampled from, until it is known which of them teach."""
     _rows: list[int] | None = None
     """The rows of the batch whose loss is being computed that go through the model; None: all."""
@@ -143,40 +120,33 @@ class GroupTrainer(RolloutTrainer):
         return output
 
     # -- what goes through the model -----------------------------------------------------------------------------------
-    def _get_per_token_logps_and_entropies(
-        self,
-        model: torch.nn.Module,
-        input_ids: Any,
-        attention_mask: Any,
-        logits_to_keep: int,
-        batch_size: Any = None,
-        **more: Any,
-    ) -> Any:
-        """As TRL's; of rows that are left out log-probabilities and entropies are 0."""
+    def read_logps(self, given: Pass, **more: Any) -> Any:
+        """Of rows that are left out log-probabilities and entropies are 0."""
         if self._scoring:
-            self._waiting = (model, input_ids, attention_mask, logits_to_keep, batch_size or len(input_ids))
-            return torch.zeros(len(input_ids), logits_to_keep, device=input_ids.device), None, None
+            self._waiting = given
+            return torch.zeros(len(given.ids), given.width, device=given.ids.device), None, None
         if self._rows is None:
-            return super()._get_per_token_logps_and_entropies(
-                model, input_ids, attention_mask, logits_to_keep, batch_size, **more
-            )
-        given = Pass(model, input_ids, attention_mask, logits_to_keep, self._lengths)
-        logps, self._entropies = self._through(given, self._rows, self._before)
+            return super().read_logps(given, **more)
+        logps, self._entropies = self._through(given, self._rows, self._lengths, self._before)
         return logps, self._entropies, None
 
     def _through(
-        self, given: Pass, rows: list[int], before: torch.Tensor | None = None, *, entropy: bool = True
+        self,
+        given: Pass,
+        rows: list[int],
+        lengths: list[int],
+        before: torch.Tensor | None = None,
+        *,
+        entropy: bool = True,
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Log-probabilities and entropies (B, T) of `given`, computed for `rows`. Elsewhere log-probabilities are those of
-        `before`, whose ratio to them is 1, and entropies 0."""
+        """Log-probabilities and entropies (B, T) of `given`, whose answers have these `lengths`, computed for `rows`. Elsewhere
+        log-probabilities are those of `before`, whose ratio to them is 1, and entropies 0."""
         shown = self._shown
-        taken = rows if self.images is None else _with_an_image(rows, shown, given.lengths)
-        part = given.of(taken, int(self.pad_to_multiple_of or 1)) if taken else given.stub()
+        taken = rows if self.images is None else _with_an_image(rows, shown, lengths)
+        part = given.of(taken, lengths, int(self.pad_to_multiple_of or 1)) if taken else given.stub()
         self._shown = [shown[row] for row in taken] if self.images is not None else shown
         try:
-            found, entropies, _ = super()._get_per_token_logps_and_entropies(
-                part.model, part.ids, part.mask, part.width, compute_entropy=entropy
-            )
+            found, entropies, _ = super().read_logps(part, compute_entropy=entropy)
         finally:
             self._shown = shown
         place = torch.tensor(taken or [0], device=found.device)
@@ -193,16 +163,16 @@ class GroupTrainer(RolloutTrainer):
     def _sampled_logps(self, rows: list[int]) -> torch.Tensor:
         """Log-probabilities (B, T) by the model that answers were sampled from, of these rows; 0 of the others."""
         assert self._waiting is not None
-        model, ids, mask, width, size = self._waiting
+        given, lengths = self._waiting, [len(answer) for answer in self._answers[0]]
         self._scoring, self._waiting = False, None
-        given = Pass(model, ids, mask, width, [len(answer) for answer in self._answers[0]])
+        size = given.chunk
         if self.holds_all:
             parts = [rows[start : start + size] for start in range(0, len(rows), size)]
         else:  # the passes of a model that several hold are as many on each
-            parts = [[row for row in rows if row // size == part] for part in range(-(-len(ids) // size))]
-        found = torch.zeros(len(ids), width, device=ids.device)
+            parts = [[row for row in rows if row // size == part] for part in range(-(-len(given.ids) // size))]
+        found = torch.zeros(len(given.ids), given.width, device=given.ids.device)
         for part in parts:
-            logps, _ = self._through(given, part, entropy=False)
+            logps, _ = self._through(given, part, lengths, entropy=False)
             found = found.to(logps.dtype)
             found[part] = logps[part]
         return found

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import csv
 import importlib
 import os
 import subprocess
@@ -41,6 +42,34 @@ def test_a_line_has_each_library_the_best_of_ours_and_what_is_missed(script) -> 
     assert by_name["library ratio"] == "0.693 [0.693, 0.693] (liger)"
     slow = script.row(kept_of(script, {**times, "ours by default": [106.0] * 4}), 1000, ("cut", "cut, compiled"))
     assert slow[-2] == "1.060 [1.060, 1.060] MISSED"
+
+
+def test_rows_are_of_ours_ours_by_default_and_each_library(script, tmp_path: Path) -> None:
+    file = tmp_path / "results.csv"
+    kept = script.Kept(argparse.Namespace(results=file, commit="abc"), "card", "work")
+    times = {"trl plain": 200.0, "ours by default": 104.0, "cut": 120.0, "cut, compiled": 100.0}
+    for name, ms in times.items():
+        kept.add("step", "shape", name, ms=[ms], peak_mib=1024)
+    kept.write(("cut, compiled", "cut", "cut, none"))
+    with file.open(newline="") as lines:
+        rows = {row["impl"]: row for row in csv.DictReader(lines)}
+    assert {name: float(row["ms"]) for name, row in rows.items()} == {
+        "trl plain": 200.0,
+        "ours by default": 104.0,
+        "cut": 120.0,
+        "ours": 100.0,
+    }
+    assert {row["work"] for row in rows.values()} == {"by_default"}
+    assert rows["ours"]["shape"] == "work: step, shape; settings: cut, compiled"
+    assert rows["cut"]["shape"] == "work: step, shape"
+
+
+def test_a_row_of_ours_is_read_as_the_arm_that_it_is_of(script) -> None:
+    estimates = importlib.import_module("step_estimates")
+    words = "8b-lora: step_8b_lora_sft, 4x2048; 20 rounds; / plain 0.524 [0.510, 0.540]"
+    before = {"work": "by_default", "shape": words, "impl": "cut, compiled", "ms": "500", "device": "NVIDIA H200"}
+    now = {**before, "shape": f"{words}{script.SETTINGS}cut, compiled", "impl": "ours"}
+    assert estimates.step_of(now) == estimates.step_of(before) is not None
 
 
 @pytest.mark.slow

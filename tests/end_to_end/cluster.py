@@ -11,6 +11,7 @@ import time
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 PROGRAMS = ("munged", "slurmctld", "slurmd", "sbatch", "squeue", "scancel", "scontrol")
 _PATH = f"{os.environ.get('PATH', '')}:/usr/sbin:/sbin"
@@ -25,19 +26,26 @@ def lacks() -> str:
 @contextmanager
 def cluster(place: Path, nodes: int = 1) -> Iterator[dict[str, str]]:
     """Start munged, slurmctld and a slurmd for each of so many nodes of this machine, with their files in `place`; gives the
-    variables that lead commands to them."""
+    variables that lead commands to them.
+
+    Sockets lie in a folder of their own below /tmp: a path of 108 characters is too long for one. A step of SLURM ends on it
+    without a word, and slurmd says "Resource temporarily unavailable".
+    """
     place.mkdir(mode=0o755)
     key = place / "munge.key"
     key.write_bytes(os.urandom(1024))
     key.chmod(0o400)
     (place / "state").mkdir()
     names = [f"node{number}" for number in range(nodes)]
-    for name in names:
-        (place / f"spool-{name}").mkdir()
-    (place / "slurm.conf").write_text(_config(place, names))
     environ = {"SLURM_CONF": str(place / "slurm.conf"), "PATH": _PATH}
     with ExitStack() as ends:
-        munge = [f"--{name}={place / name}" for name in ("socket", "pid-file", "log-file", "seed-file")]
+        sockets = Path(ends.enter_context(TemporaryDirectory(prefix="slurm-", dir="/tmp", ignore_cleanup_errors=True)))
+        sockets.chmod(0o755)
+        for name in names:
+            (sockets / f"spool-{name}").mkdir()
+        (place / "slurm.conf").write_text(_config(place, sockets, names))
+        munge = [f"--socket={sockets / 'munge'}"]
+        munge += [f"--{name}={place / name}" for name in ("pid-file", "log-file", "seed-file")]
         for argv in (
             ["munged", "-F", "--force", f"--key-file={key}", *munge],
             ["slurmctld", "-D", "-c"],
@@ -56,7 +64,7 @@ def cluster(place: Path, nodes: int = 1) -> Iterator[dict[str, str]]:
             )
             ends.callback(_end, process)
             if argv[0] == "munged":
-                _until(lambda: (place / "socket").exists(), process, place)
+                _until(lambda: (sockets / "munge").exists(), process, place)
         _until(lambda: _states(environ) == nodes * ["idle"], process, place)
         try:
             yield environ
@@ -64,7 +72,7 @@ def cluster(place: Path, nodes: int = 1) -> Iterator[dict[str, str]]:
             subprocess.run(["scancel", "--me"], env={**os.environ, **environ}, timeout=60)
 
 
-def _config(place: Path, names: Sequence[str]) -> str:
+def _config(place: Path, sockets: Path, names: Sequence[str]) -> str:
     controller, host = _free_port(), socket.gethostname()
     nodes = "\n".join(
         f"NodeName={name} NodeHostname={host} NodeAddr=127.0.0.1 Port={_free_port()} CPUs=1 State=UNKNOWN"
@@ -77,10 +85,10 @@ SlurmctldPort={controller}
 SlurmUser=root
 SlurmdUser=root
 AuthType=auth/munge
-AuthInfo=socket={place}/socket
+AuthInfo=socket={sockets}/munge
 CredType=cred/munge
 StateSaveLocation={place}/state
-SlurmdSpoolDir={place}/spool-%n
+SlurmdSpoolDir={sockets}/spool-%n
 SlurmctldPidFile={place}/slurmctld.pid
 SlurmdPidFile={place}/slurmd-%n.pid
 ProctrackType=proctrack/linuxproc

@@ -95,7 +95,8 @@ def rows_of(data: str | None) -> str | None:
 def lines(name: str, record: dict[str, Any]) -> list[str]:
     """What was measured as a table, the base beside the checkpoint where it was asked for."""
     rows = f"{record['rows']:,} row{'' if record['rows'] == 1 else 's'} of {visible(redact(str(record['data'])))}"
-    sides = [record["checkpoint"], *(["base"] if record["base"] is not None else [])]
+    before = "as it began" if record.get("begins_from") else "base"
+    sides = [record["checkpoint"], *([before] if record["base"] is not None else [])]
     names = ordered(record["method"], list(record["metrics"]))
     table = [["", *sides]]
     for metric in names:

@@ -18,6 +18,7 @@ from engine import figures
 from engine.errors import visible
 from engine.run import launch, silence
 from engine.run.best import best_text
+from engine.run.curves import told_by
 from engine.run.ending import end_of, facts, ways
 from engine.run.index import Watch
 from engine.run.proposals import FIRST
@@ -178,12 +179,11 @@ def status_line(view: RunView) -> str:
     parts = [f"step {view.step}"]
     if view.max_steps:
         parts[0] += f" of {view.max_steps} ({100 * view.step / view.max_steps:.0f} %)"
-    loss = view.latest.get("loss")
-    if loss is not None:
-        parts.append(f"loss {loss:z.4f}")
-    held_out = view.latest.get("eval_loss")
-    if held_out is not None:
-        parts.append(f"held-out {held_out:z.4f}")
+    of_steps, held_out = told_by(view.latest)
+    if of_steps in view.latest:
+        parts.append(f"{of_steps} {view.latest[of_steps]:z.4f}")
+    if held_out in view.latest:
+        parts.append(f"held-out {view.latest[held_out]:z.4f}")
     speed = view.latest.get("tokens_per_second")
     if speed:
         parts.append(f"{speed:,.0f} tokens/s")
@@ -198,8 +198,9 @@ def ending(view: RunView, name: str) -> str:
     """How it ended, in one sentence, with the way on; `name` is what the run is called in a command."""
     took = figures.duration(view.seconds) if view.seconds else ""
     if view.state == "finished":
-        loss = f", loss {view.latest['loss']:z.4f}" if "loss" in view.latest else ""
-        whole = f"{state_text('finished')}: {view.id}, {view.step} step{'s' if view.step != 1 else ''}{loss}" + (
+        name = told_by(view.latest)[0]
+        value = f", {name} {view.latest[name]:z.4f}" if name in view.latest else ""
+        whole = f"{state_text('finished')}: {view.id}, {view.step} step{'s' if view.step != 1 else ''}{value}" + (
             f", {took}" if took else ""
         )
         return ". ".join(part for part in (whole, view.cause, best_text(view)) if part)

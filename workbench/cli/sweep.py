@@ -21,7 +21,7 @@ from engine.run.best import metric_of
 from engine.run.curves import format_metric, titled
 from engine.run.stop_requests import DEFAULT_GRACE
 from engine.run.store import ENDED, RunFolder
-from engine.run.sweep import PICTURED, SANE, Axes, axes, new_id, results, runs_of
+from engine.run.sweep import NOISE, PICTURED, SANE, Axes, axes, new_id, results, runs_of
 from workbench.calling import run_name
 from workbench.cli.clusters import at_a_time, cluster_options, hand_over, job_of, require_room, show_script, tasks_of
 from workbench.cli.following import reap, state_text
@@ -321,14 +321,22 @@ def lines(report: dict[str, Any]) -> list[str]:
 
 def incomparable(report: dict[str, Any]) -> str:
     """Why no run is the best where a setting that varies changes what the metric measures, and what tells one."""
-    which = ", ".join(visible(each) for each in report["differs_by"])
-    title = titled(report["metric"])
-    sentence = f"Another {which} is another {title}, even of the same model, so none of them is the best by it."
+    title, other_rows = titled(report["metric"]), report["other_rows"]
+    parts = []
+    if which := ", ".join(visible(each) for each in report["differs_by"] if each not in other_rows):
+        parts.append(f"Another {which} is another {title}, even of the same model")
+    if which := ", ".join(map(visible, other_rows)):
+        parts.append(f"{'and with' if parts else 'With'} another {which} the {title} is of other rows or tokens")
+    sentence = f"{', '.join(parts)}, so none of them is the best by it."
     if instead := report["instead"]:
         name = instead.removeprefix("eval_")
         sentence += (
             f" Sweep with run.metric_for_best_model={name} to go by the {titled(instead)}, which all of them measure."
         )
+    elif report["metric"] == "loss" and all(each in NOISE for each in report["differs_by"]):
+        sentence += " Sweep with data.val_set_size=0.05 or data.eval: held-out rows are measured without it."
+    elif all(each.startswith(("data.train.", "data.val_set_size")) for each in report["differs_by"]):
+        sentence += " Name data.eval to measure all of them on the same rows."
     return sentence
 
 

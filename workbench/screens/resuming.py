@@ -115,7 +115,7 @@ class Resuming:
         if view.state != "finished":
             self._beside.show(f"This run is {view.state}; one that is finished can be trained longer.", SECONDS)
             return
-        change = proposals.longer(proposals.settings_of(run))
+        change = proposals.longer(run)
         on = Item(
             "on",
             Content(f"Go on with {clean(run.id)}: {clean(change.summary)}"),

@@ -34,6 +34,7 @@ from transformers.core_model_loading import WeightConverter, WeightRenaming, ren
 from transformers.masking_utils import create_causal_mask
 from transformers.modeling_layers import GradientCheckpointingLayer
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
+from trl import GRPOTrainer
 from trl.trainer import utils as trl_utils
 
 from engine.compat.cache_names import CACHE
@@ -89,6 +90,12 @@ def test_trls_fused_head_has_the_settings_and_answers_that_ours_stands_for():
             torch.testing.assert_close(found[name].float(), plain[name].float(), msg=name)
     assert inspect.signature(ours) == inspect.signature(theirs)
     torch.testing.assert_close(ours(ids, labels=labels).loss, theirs(ids, labels=labels).loss)
+
+
+def test_trl_asks_for_log_probabilities_as_our_passes_are_made_of():
+    given = ("self", "model", "input_ids", "attention_mask", "logits_to_keep", "batch_size")
+    asked(GRPOTrainer._get_per_token_logps_and_entropies, given)
+    assert "compute_entropy" in names(GRPOTrainer._get_per_token_logps_and_entropies)
 
 
 @pytest.mark.parametrize("module", CLASSES)

@@ -120,6 +120,17 @@ def test_every_curve_has_its_place_once() -> None:
     assert ordered("grpo", set()) == []
 
 
+def test_held_out_curves_stand_where_their_twins_do() -> None:
+    names = [
+        "eval_clip_ratio/low_min",
+        "eval_loss",
+        "eval_rewards/regex/mean",
+        "eval_reward",
+        "eval_completions/mean_length",
+    ]
+    assert ordered("grpo", names) == ["eval_reward", *names[:3:-1], "eval_rewards/regex/mean", "eval_loss", names[0]]
+
+
 def test_words_for_names_that_only_the_run_knows() -> None:
     assert label_of("rewards/exact/mean").title == "exact"
     assert label_of("rewards/exact/std").title == "spread of exact"

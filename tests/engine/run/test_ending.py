@@ -96,6 +96,18 @@ def test_training_longer_doubles_what_ends_the_run_and_a_measurement_is_told_bes
     )
     assert longer.means.startswith("optim.max_steps 20 -> 40, from checkpoint-20 on")
     assert ("measured", "checkpoint-20, 32 rows of data.eval: loss 0.500 (6.25 before training)") in lines
+    many = {f"eval_number{place}": 1.0 for place in range(5)}
+    keep(run, {**found, "metrics": {"eval_loss": 0.5, **many}, "base": None})
+    with open_view(run) as watch:
+        told = dict(card(watch.view, run, "my-0001"))["measured"]
+    assert told.endswith("loss 0.500, number0 1, number1 1, number2 1, 2 more in evaluations.jsonl")
+    # One that ended early would end again at the same evaluation, however many steps it had.
+    run.config.write_text("version: 1\noptim: {max_steps: 40, early_stopping_patience: 3}\n")
+    run.update_json(cause="early_stopping")
+    with open_view(run) as watch:
+        *_, longer, _ = ways(watch.view, run, "my-0001")
+    assert longer.command == "workbench resume my-0001 --set optim.early_stopping_patience=6"
+    assert longer.means.startswith("optim.early_stopping_patience 3 -> 6, from checkpoint-20 on")
 
 
 def test_a_finished_run_whose_loss_only_rose_says_so_beside_its_model(tmp_path):

@@ -104,10 +104,58 @@ def test_what_followed_from_a_setting_that_is_changed_follows_again(run: RunFold
     settings = {"method.beta": 0.1, "run.devices": 4}
     resuming.resume(run, settings=settings)
     assert "skip_zero_advantage: auto" in resumed[0]
+    told = run.read_json()["auto"]["method.skip_zero_advantage"]
+    assert (told["value"], told["reason"][:11]) == (False, "method.beta")
     run.update_json(auto={})
     run.config.write_text(run.read_config().replace("skip_zero_advantage: auto", "skip_zero_advantage: true"))
     with pytest.raises(UsageError, match=r"method\.skip_zero_advantage: must be"):
         resuming.resume(run, settings=settings)
+
+
+def test_a_choice_of_the_launch_has_the_reason_that_holds_now(run: RunFolder, resumed: list[str]) -> None:
+    mapping: dict[str, Any] = parse(run.read_config()).mapping
+    mapping["method"] = {"kind": "grpo", "beta": 0, "reward_funcs": ["length:64"], "reference": "adapter_off"}
+    mapping["optim"]["per_device_eval_batch_size"] = 2
+    mapping |= {"adapter": {"kind": "lora"}, "run": {"devices": 1, "eval_steps": 10}, "distributed": {}}
+    mapping["method"]["num_generations"] = 2
+    mapping["data"] = {"train": mapping["data"]["train"], "val_set_size": 1}
+    run.config.write_text(as_yaml(mapping))
+    auto = {
+        "method.reference": {"value": "adapter_off", "reason": "no reference is kept while method.beta is 0"},
+        "run.eval_steps": {"value": 10, "reason": "ten times in 100 steps"},
+        "optim.tf32": {"value": False, "reason": "there was no GPU"},
+    }
+    run.update_json(config=run.read_config(), auto=auto)
+    resuming.resume(run, settings={"method.beta": 0.1})
+    told = run.read_json()["auto"]
+    assert told["method.reference"]["value"] == "adapter_off"
+    assert told["method.reference"]["reason"] == "the model without its adapter is the reference and costs no memory"
+    assert {**told, "method.reference": None} == {**auto, "method.reference": None}, "nothing that they follow from"
+    run.update_json(config=run.read_config(), state="stopped")
+    resuming.resume(run, settings={"optim.max_steps": 300})
+    told = run.read_json()["auto"]
+    assert told["run.eval_steps"]["value"] == 10, "what it has gone by so far"
+    assert (
+        told["run.eval_steps"]["reason"]
+        == "kept from the launch (ten times in 100 steps); optim.max_steps changed since"
+    )
+
+
+@pytest.mark.parametrize("accepted", [False, True])
+@pytest.mark.parametrize(("name", "path"), [("rows.jsonl", "data.train.0.path"), ("model", "model.name")])
+def test_what_is_gone_is_named_with_the_way_to_where_it_is_now(
+    run: RunFolder, resumed: list[str], name: str, path: str, accepted: bool
+) -> None:
+    place = run.path.parents[1] / name
+    place.rename(place.with_name("moved"))
+    before = run.read_config()
+    for settings in ({}, {"run.logging_steps": 2}):
+        with pytest.raises(UsageError, match=rf"{path}: must be a f.* that exists; got {place}") as told:
+            resuming.resume(run, settings=settings, accept_data=accepted)
+        assert f"`workbench resume {run.path} {path}=...`" in told.value.hint
+    assert (run.read_config(), resumed) == (before, [])
+    resuming.resume(run, settings={path: str(place.with_name("moved"))}, accept_data=accepted)
+    assert len(resumed) == 1
 
 
 def test_a_job_of_a_cluster_is_not_judged_by_this_machine(run: RunFolder, resumed: list[str]) -> None:

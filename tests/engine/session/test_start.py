@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from engine.run.events import EventWriter
 from engine.run.store import create
 from engine.session.recent import Recent
 from engine.session.start import BEGIN, StartList
@@ -33,3 +34,17 @@ def test_runs_have_two_thirds_of_the_room_and_what_goes_on_no_time(tmp_path: Pat
     assert runs[0].when == 111.0
     assert [entry.title for entry in configs] == ["5.yaml", "4.yaml", "3.yaml"][: room // 3]
     assert begin.entries == BEGIN
+
+
+def test_a_run_that_samples_answers_is_told_by_its_reward(tmp_path: Path) -> None:
+    root = tmp_path / "runs"
+    for method, numbers in (("grpo", {"reward": 0.75, "eval_reward": 0.5}), ("sft", {"eval_loss": 2.25})):
+        run = create(root, "version: 1\n", {"name": method, "method": method, "host": "another-machine"})
+        with EventWriter(run) as pen:
+            pen.write("started", method=method, model="builtin/tiny", max_steps=2, epochs=1)
+            pen.write("metrics", step=2, loss=-0.0151, **numbers)
+            pen.write("finished", step=2, seconds=1.0)
+        run.update_json(state="finished")
+    known = StartList(root, Recent(tmp_path / "state"))
+    told = {entry.title: entry.detail for entry in known.sections(20)[0].entries}
+    assert told == {"grpo-0001": "held-out reward 0.500", "sft-0001": "held-out loss 2.25"}

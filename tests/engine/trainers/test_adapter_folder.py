@@ -13,10 +13,12 @@ from safetensors.torch import load_file
 from engine.config.facts import Facts
 from engine.config.files import as_mapping, as_yaml, parse
 from engine.data.gather_facts import gather_facts
+from engine.errors import ModelError
 from engine.planning.auto import resolved
 from engine.rules import read
 from engine.run.store import RunFolder, create
-from tests.engine.trainers.conftest import BASE, PAIRS, RATED, lines, resumed_from
+from tests.engine.trainers.conftest import BASE, CONVERSATIONS, PAIRS, RATED, lines, resumed_from
+from tests.engine.trainers.test_evaluate import logged, measured
 
 STILL = 1e-9
 """A rate at which nothing moves that a float32 holds."""
@@ -154,3 +156,25 @@ def test_what_is_known_only_later_is_asked_again_at_launch(learned, tmp_path):
     config = read(mapping, Facts()).config
     assert config.adapter.r == 16
     assert resolved(config, gather_facts(config, tmp_path)).adapter.r == 4
+
+
+def test_it_is_measured_beside_the_adapter_that_it_began_as_and_by_the_reference_it_is_held_to(
+    learned, train, source, tmp_path
+) -> None:
+    newest = str(learned.checkpoints / "checkpoint-3")
+    settings = {
+        "method.kind": "dpo", "adapter.path": newest, "data.train": [{"path": source(PAIRS)}], "data.val_set_size": 2,
+        "run.eval_steps": 2, "run.save_steps": 2, "optim.max_steps": 2, "optim.learning_rate": 1e-2,
+    }  # fmt: skip
+    train(folder=(run := launched(settings, tmp_path)))
+    found = measured(run, 2, base=True)
+    assert found["metrics"] == logged(run, 2)
+    assert found["base"]["eval_rewards/margins"] == pytest.approx(0, abs=1e-5), "it begins as what it is held to"
+    assert found["begins_from"] == newest
+    plain = {**settings, "method.kind": "sft", "data.train": [{"path": source(CONVERSATIONS)}]}
+    train(folder=(still := launched({**plain, "optim.learning_rate": STILL}, tmp_path)))
+    assert measured(still, 2, base=True)["base"] == pytest.approx(logged(still, 2), rel=1e-4)
+    shutil.rmtree(newest)
+    assert measured(still, 2)["metrics"] == logged(still, 2)
+    with pytest.raises(ModelError, match=r"the adapter that training went on from is no longer in .*checkpoint-3"):
+        measured(still, 2, base=True)

@@ -9,10 +9,12 @@ from safetensors.torch import load_file
 from engine.config.facts import DataFacts, Facts
 from engine.config.files import as_yaml, parse
 from engine.facts.counts import batches_per_epoch
+from engine.rules import read
 from engine.run.rollouts import read_group
 from engine.run.store import RunFolder
-from engine.trainers.rollouts import EpochSampler
+from engine.trainers.rollouts import EpochSampler, tried
 from tests.caches import own_cache
+from tests.engine.rewards.test_scoring import Letters, row
 from tests.engine.trainers.building import Built, apart
 from tests.engine.trainers.conftest import CONVERSATIONS, lines, resumed_from
 
@@ -324,6 +326,17 @@ def test_the_receipt_names_rewards_and_reference(train, source):
     assert told["effective"] == "GRPOTrainer"
     assert "regex x 1 (first rows' own answers: 0.00)" in told["detail"]
     assert "reference: adapter off" in told["detail"]
+
+
+def test_rows_that_hold_no_answer_are_not_said_to_have_got_a_reward():
+    config = read({"method": {"kind": "grpo", "reward_funcs": ["regex:[aeiou]", "2 * length:4"]}}).config
+    for columns, told in (
+        ({}, "rewards: regex x 1, length x 2 (the first rows hold no answers to try them on)"),
+        ({"answer": "aha!"}, "regex x 1 (first rows' own answers: 1.00), length x 2 (first rows' own answers: 1.00)"),
+    ):
+        rewards, said = tried(config, [row(0, "a", **columns)], Letters())
+        rewards.close()
+        assert told in said
 
 
 def test_answers_that_were_cut_off_are_read_also_where_nothing_is_learned_from_them(train, source):

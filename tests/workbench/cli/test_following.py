@@ -81,6 +81,15 @@ def test_a_resume_begins_with_what_it_does_and_not_with_where_the_run_stood(
         assert "step 4 of 9" in capsys.readouterr().err
 
 
+def test_a_run_that_samples_answers_is_told_by_its_reward() -> None:
+    """Its loss begins at nothing and says little."""
+    latest = {"loss": -0.0151, "reward": 0.75, "eval_loss": 0.1, "eval_reward": 0.5, "tokens_per_second": 900.0}
+    view = RunView(id="g-0001", state="running", step=3, max_steps=6, latest=latest)
+    assert status_line(view).startswith("step 3 of 6 (50 %)  reward 0.7500  held-out 0.5000  900 tokens/s")
+    over = RunView(id="g-0001", state="finished", step=6, latest=latest)
+    assert ending(over, "g-0001").endswith("finished: g-0001, 6 steps, reward 0.7500")
+
+
 def test_the_table_of_runs_fits_the_terminal(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from engine.errors import UsageError
-from engine.run import checkpoint, launch, store
+from engine.run import checkpoint, data_record, launch, store
 from engine.run.sweep import axes, results, split
 from tests.warm import command
 from workbench.cli.sweep import _hold, lines, picture, start
@@ -71,8 +71,17 @@ def test_each_combination_is_a_run_and_the_best_is_told(place: Path) -> None:
     code, after = sweep(place, found["sweep"])
     assert (code, after["ok"]) == (1, False)
     assert after["best"] == found["runs"][3]["id"]
-    # Of losses that are different numbers none is the best; what all runs measure alike is named instead.
     members = [store.find(row["id"], place / "runs") for row in found["runs"][:2]]
+    # Noise in training makes its loss another number, not that of held-out rows.
+    for metric, differs in (("loss", ["optim.neftune_noise_alpha"]), ("eval_loss", [])):
+        for run, alpha in zip(members, ("1", "50"), strict=True):
+            values = {"optim.neftune_noise_alpha": alpha}
+            run.update_json(sweep={"id": "noise", "values": values, "metric": metric}, state="finished")
+        noisy = results(members)
+        assert (noisy["differs_by"], noisy["other_rows"]) == (differs, []), metric
+        if differs:
+            assert "Sweep with data.val_set_size=0.05 or data.eval" in lines(noisy)[-1]
+    # Of losses that are different numbers none is the best; what all runs measure alike is named instead.
     for run, kind in zip(members, ("dpo", "ipo"), strict=True):
         run.update_json(sweep={"id": "apart", "values": {"method.kind": kind}, "metric": "loss"})
         with run.events.open("a") as file:
@@ -93,6 +102,19 @@ def test_each_combination_is_a_run_and_the_best_is_told(place: Path) -> None:
     assert "the best by it. Sweep with run.metric_for_best_model=rewards/accuracies" in told
     assert ", the best" not in told
     assert not picture(apart)
+    # Of rows cut at other places the loss is another number too, where one is cut; the seed may draw others.
+    for run, longest in zip(members, ("24", "128"), strict=True):
+        run.update_json(sweep={"id": "cut", "values": {"data.max_length": longest}, "metric": "loss"})
+    assert results(members)["differs_by"] == []
+    for key, differs in (("data.max_length", ["data.max_length"]), ("run.seed", [])):
+        for run, longest in zip(members, ("24", "128"), strict=True):
+            run.update_json(sweep={"id": "cut", "values": {key: longest}, "metric": "loss"})
+            hashes = data_record.RowHashes()
+            hashes.add(0, {"input_ids": [1] * int(longest)})
+            data_record.write(run, {"train": data_record.SplitRecord("", "", hashes, [], [], [])})
+        cut = results(members)
+        assert (cut["differs_by"], cut["other_rows"], cut["best"] is None) == (differs, differs, bool(differs))
+        assert any("the loss is of other rows or tokens" in line for line in lines(cut)) == bool(differs)
 
 
 def test_nothing_starts_where_one_cell_is_wrong_or_there_are_too_many(place: Path) -> None:
@@ -176,4 +198,4 @@ def test_commas_in_brackets_and_quotes_belong_to_a_value(tmp_path: Path) -> None
     with pytest.raises(UsageError, match="has the value 1 twice"):
         axes(["run.seed=1,1"])
     nothing = {"metric": None, "greater_is_better": None, "runs": [], "groups": [], "best": None}
-    assert results([]) == {**nothing, "differs_by": [], "instead": None}
+    assert results([]) == {**nothing, "differs_by": [], "other_rows": [], "instead": None}

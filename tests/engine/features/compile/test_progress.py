@@ -145,6 +145,36 @@ def test_the_record_is_of_this_shape_on_this_card(tmp_path):
     assert compiler_waits.key(config, model_facts("nobody/of-no-shape"), "NVIDIA H100") is None
 
 
+def test_each_tier_waits_for_graphs_of_its_own(tmp_path):
+    """What was compiled with layers computed again is not there for layers that keep everything, and takes another time."""
+    file = tmp_path / "waits.json"
+
+    def asked(tier, layers=None, attention="sdpa"):
+        values = {"gradient_checkpointing": tier, "recompute_num_layers": layers}
+        model = {**GOOD["model"], "attention": attention}
+        return read(
+            {**GOOD, "model": model, "memory": {key: value for key, value in values.items() if value is not None}}
+        ).config
+
+    def keep(config, **seconds):
+        compiler_waits.keep(compiler_waits.key(config, QWEN, "card"), Measured(**seconds), file)
+
+    def known(config):
+        return compiler_waits.known(config, QWEN, "card", file)
+
+    keep(asked("full"), wait=19.0, step=0.4)
+    assert known(asked("full")).first == 19.0
+    for other in (asked("selective"), asked(False), asked("full", 12), asked("full", attention="eager")):
+        assert known(other) is None
+    # Left to `auto` it is what such a run took last, its plain layers those of the last run without a compiler.
+    keep(asked(True), plain=0.6)
+    keep(asked("selective"), wait=30.0, step=0.3)
+    assert known(asked("auto", attention="auto")) == CompilerWait(30.0, None, 0.6, 0.3, 1)
+    keep(asked(True), plain=0.7)
+    assert known(asked("auto")) == CompilerWait(19.0, None, 0.7, 0.4, 1)
+    assert known(asked("selective")) == CompilerWait(30.0, None, None, 0.3, 1)
+
+
 HOSTILE = [
     {"first": 1.0, "again": 10**400, "plain": None, "step": 1.0, "times": 2},
     {"first": 1.0, "again": 1e5, "plain": None, "step": 1e-310, "times": 2},

@@ -22,9 +22,9 @@ def known(**changes: object) -> Facts:
 
 
 CASES: dict[str, list[Case]] = {
-    "a-copy-is-of-the-adapter-too": [({**DPO, **ON, "method.reference": "copy"}, known(), "method.reference", "error")],
     "the-adapter-is-part-of-the-reference": [
-        ({**DPO, **ON, "method.reference": "adapter_off"}, known(), "method.reference", "warning")
+        ({**DPO, **ON, "method.reference": "copy"}, known(), "method.reference", "warning"),
+        ({**DPO, **ON, "method.reference": "adapter_off"}, known(), "method.reference", "warning"),
     ],
     "a-copy-of-an-adapter-needs-one-that-learned": [
         ({**DPO, **LORA, "method.reference": "adapter_copy"}, Facts(), "method.reference", "error"),
