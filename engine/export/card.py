@@ -23,11 +23,12 @@ def card(
     config: RunConfig,
     source: Path,
     form: str,
-    parity: Mapping[str, Any],
+    parity: Mapping[str, Any] | None,
     license: str,
     readers: str = "",
 ) -> str:
-    """README.md of an artefact; `readers` says who opens one that not every reader of its form opens."""
+    """README.md of an artefact; `readers` says who opens one that not every reader of its form opens. `parity` is None for one
+    that was sent while the run trains, and not opened again."""
     step = checkpoint.step_of(source)
     front = ["---", f"base_model: {json.dumps(shown(config.model.name))}"]
     front += [f"library_name: {'peft' if form == 'adapter' else 'gguf' if form == 'gguf' else 'transformers'}"]
@@ -107,7 +108,9 @@ def _measured(run: RunFolder, step: int | None) -> list[tuple[str, str]]:
     return rows
 
 
-def _copy(form: str, parity: Mapping[str, Any], readers: str) -> list[tuple[str, str]]:
+def _copy(form: str, parity: Mapping[str, Any] | None, readers: str) -> list[tuple[str, str]]:
+    if parity is None:
+        return [("form", form), ("compared", "not: the checkpoint as it was saved, sent while the run trained")]
     rows = [("form", f"{form}, one for each expert" if readers else form)]
     rows += [("read by", readers)] if readers else []
     rows.append(("opened again by", str(parity.get("reader", ""))))

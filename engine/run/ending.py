@@ -65,7 +65,7 @@ def end_of(view: RunView, folder: RunFolder, name: str) -> End:
         return End(tuple(facts(view, folder)), tuple(ways(view, folder, name)), kept=tuple(_kept(view, folder)))
     if view.state not in ("failed", "lost"):
         return End()
-    details = (*_memory(view), *_in_flight(view, folder), *_origin(folder))
+    details = (*_memory(view), *_in_flight(view, folder), *_on_hub(view), *_origin(folder))
     newest, skipped = checkpoint.newest_valid(folder, hashes=False)
     step = checkpoint.step_of(newest) if newest else None
     settings = proposals.settings_of(folder)
@@ -120,6 +120,7 @@ def facts(view: RunView, folder: RunFolder) -> list[tuple[str, str]]:
         lines.append(("asked", _short(first["prompt"])))
         lines.append(("", f"{when}: {_short(first['completion'])}"))
         lines.append(("", f"after step {last['step']:,}: {_short(last['completion'])}"))
+    lines += _on_hub(view)
     if measured := records_of(folder):
         lines.append(("measured", summary(measured[-1])))
     return lines + _origin(folder)
@@ -148,6 +149,18 @@ def ways(view: RunView, folder: RunFolder, name: str) -> list[Way]:
         means = f"{many} neither the newest nor the best: {freed}"
         found.append(Way("prune", "free disk", means, f"workbench prune {name}"))
     return found
+
+
+def _on_hub(view: RunView) -> list[tuple[str, str]]:
+    """Which checkpoint has arrived at a hub, and whether a newer one has not."""
+    if not view.uploads:
+        return []
+    arrived = [entry for entry in view.uploads if entry["state"] == "arrived"]
+    words = f"checkpoint-{arrived[-1]['step']} is at {_short(arrived[-1]['url'])}" if arrived else "nothing has arrived"
+    last = view.uploads[-1]
+    if last["state"] != "arrived":
+        words += f"; checkpoint-{last['step']} has not arrived at {_short(last['repository'])}"
+    return [("hub", words)]
 
 
 def _origin(folder: RunFolder) -> list[tuple[str, str]]:

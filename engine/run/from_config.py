@@ -27,11 +27,11 @@ from engine.run import store
 from engine.run.launch import choose_free, launch, wanted
 from engine.run.nodes import Rendezvous
 from engine.run.slurm import Job
-from engine.run.spawn import HUB_TOKENS, MLFLOW_LOGIN, STORE_KEYS, WANDB_KEY
+from engine.run.spawn import COMET_KEY, HUB_TOKENS, MLFLOW_LOGIN, STORE_KEYS, WANDB_KEY
 from engine.run.store import RunFolder
 from engine.run.warm import WarmWorker
 
-_OF_TRACKERS = {"wandb": (WANDB_KEY,), "mlflow": MLFLOW_LOGIN}
+_OF_TRACKERS = {"wandb": (WANDB_KEY,), "mlflow": MLFLOW_LOGIN, "comet": (COMET_KEY,)}
 """The variables with secrets that a tracker needs."""
 
 
@@ -42,7 +42,7 @@ def runs_dir_of(config: RunConfig, given: frozenset[str], explicit: str | os.Pat
 
 def secrets_of(config: RunConfig, facts: Facts) -> list[str]:
     """The names of variables with secrets that a worker needs: the tokens of the hub and of object stores while something
-    must be fetched from there, a tracker's key where it is asked for."""
+    must be fetched from there or is pushed, a tracker's key where it is asked for."""
     specs = reward_specs(getattr(config.method, "reward_funcs", ()))
     names = [config.model.name, config.model.tokenizer, *(spec.argument for spec in specs if spec.kind == "model")]
     known = facts.sources or {}
@@ -53,7 +53,7 @@ def secrets_of(config: RunConfig, facts: Facts) -> list[str]:
     )
     trackers = [name for tracker, names in _OF_TRACKERS.items() if tracker in config.run.report_to for name in names]
     stores = [name for path in data for name in STORE_KEYS.get(REMOTE.get(scheme_of(path), ""), ())]
-    return list(dict.fromkeys([*(HUB_TOKENS if from_hub else ()), *stores, *trackers]))
+    return list(dict.fromkeys([*(HUB_TOKENS if from_hub or config.run.push_to_hub else ()), *stores, *trackers]))
 
 
 def _is_here(name: str, revision: str | None) -> bool:
@@ -65,6 +65,24 @@ def _is_here(name: str, revision: str | None) -> bool:
         return facts is not None and bool(facts.folder) and bool(model_files.stored_weights(Path(facts.folder)))
     except WorkbenchError:
         return False
+
+
+def refuse_push_without_token(config: RunConfig) -> None:
+    """Raises WorkbenchError where checkpoints are to be pushed and this machine has no token, or may not reach a hub: told here,
+    before a model is loaded. Whether the token may write there the worker asks."""
+    if not config.run.push_to_hub:
+        return
+    from huggingface_hub import constants, get_token
+
+    if constants.HF_HUB_OFFLINE:
+        raise WorkbenchError(
+            "run.push_to_hub: HF_HUB_OFFLINE forbids to reach the hub.", "Unset it, or remove run.push_to_hub."
+        )
+    if not get_token():
+        raise WorkbenchError(
+            "run.push_to_hub: the hub asks for a token, and there is none.",
+            "Run `hf auth login`, or set HF_TOKEN; or remove run.push_to_hub.",
+        )
 
 
 def launch_config(
@@ -95,6 +113,8 @@ def launch_config(
     Raises WorkbenchError if it cannot start.
     """
     complete = resolved(config, facts) if job is None else config
+    if job is None:
+        refuse_push_without_token(config)
     info: dict[str, Any] = {
         "method": complete.method.kind,
         "model": complete.model.name,
