@@ -8,11 +8,17 @@ import os
 import sys
 
 PACKAGE = "comet_ml"
-_QUIET = (
-    "COMET_AUTO_LOG_CLI_ARGUMENTS", "COMET_AUTO_LOG_CODE", "COMET_AUTO_LOG_ENV_DETAILS", "COMET_AUTO_LOG_ENV_HOST",
-    "COMET_AUTO_LOG_FIGURES", "COMET_AUTO_LOG_GIT_METADATA", "COMET_AUTO_LOG_GIT_PATCH", "COMET_AUTO_LOG_GRAPH",
-    "COMET_AUTO_LOG_OUTPUT_LOGGER", "COMET_ERROR_TRACKING_ENABLE",
-)  # fmt: skip
+_QUIET = {
+    **dict.fromkeys(
+        ("COMET_AUTO_LOG_CLI_ARGUMENTS", "COMET_AUTO_LOG_CODE", "COMET_AUTO_LOG_ENV_DETAILS", "COMET_AUTO_LOG_ENV_HOST",
+         "COMET_AUTO_LOG_FIGURES", "COMET_AUTO_LOG_GIT_METADATA", "COMET_AUTO_LOG_GIT_PATCH", "COMET_ERROR_TRACKING_ENABLE"),
+        "false",
+    ),
+    "COMET_AUTO_LOG_OUTPUT_LOGGER": "",  # a name of a logger, or none
+    "COMET_DISABLE_AUTO_LOGGING": "1",
+    "COMET_DISPLAY_SUMMARY_LEVEL": "0",
+    "COMET_LOGGING_CONSOLE": "ERROR",
+}  # fmt: skip
 
 
 def quiet() -> None:
@@ -20,13 +26,7 @@ def quiet() -> None:
     calls of torch. What a person has set stays."""
     if PACKAGE in sys.modules:
         return  # withheld, or imported already
-    for name in _QUIET:
-        os.environ.setdefault(name, "false")
-    for name, value in (
-        ("COMET_DISABLE_AUTO_LOGGING", "1"),
-        ("COMET_DISPLAY_SUMMARY_LEVEL", "0"),
-        ("COMET_LOGGING_CONSOLE", "ERROR"),
-    ):
+    for name, value in _QUIET.items():
         os.environ.setdefault(name, value)
 
 
