@@ -72,9 +72,10 @@ def refuse_push_without_token(config: RunConfig) -> None:
     before a model is loaded. Whether the token may write there the worker asks."""
     if not config.run.push_to_hub:
         return
-    from huggingface_hub import constants, get_token
+    from huggingface_hub import get_token
 
-    if constants.HF_HUB_OFFLINE:
+    offline = os.environ.get("HF_HUB_OFFLINE") or os.environ.get("TRANSFORMERS_OFFLINE") or ""
+    if offline.upper() in ("1", "ON", "YES", "TRUE"):  # as the process that sends reads it
         raise WorkbenchError(
             "run.push_to_hub: HF_HUB_OFFLINE forbids to reach the hub.", "Unset it, or remove run.push_to_hub."
         )

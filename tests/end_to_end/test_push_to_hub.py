@@ -123,9 +123,37 @@ def test_a_repository_that_takes_nothing_is_told_before_the_first_step(hub: Hub,
 
 
 def test_no_token_is_told_before_there_is_a_run(hub: Hub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("HF_TOKEN", "")
     config = config_of(tmp_path)
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    with pytest.raises(WorkbenchError, match="HF_HUB_OFFLINE forbids"):
+        launch_config(config, Facts(), runs_dir=tmp_path / "runs", name="pushed")
+    monkeypatch.setenv("HF_HUB_OFFLINE", "0")
+    monkeypatch.setenv("HF_TOKEN", "")
     assert set(HUB_TOKENS) <= set(secrets_of(config, Facts()))
     with pytest.raises(WorkbenchError, match="the hub asks for a token, and there is none"):
         launch_config(config, Facts(), runs_dir=tmp_path / "runs", name="pushed")
     assert not (tmp_path / "runs").exists()
+
+
+@pytest.mark.slow
+def test_shares_of_two_processes_arrive_as_one_model(hub: Hub, tmp_path: Path) -> None:
+    from transformers import AutoModelForCausalLM
+
+    settings = [
+        "adapter.kind=none",
+        "run.devices=2",
+        "distributed.strategy=fsdp2",
+        "optim.max_steps=4",
+        "run.save_steps=2",
+    ]
+    run = started(tmp_path, *settings)
+    view = followed(run)
+    assert view.state == "finished", (view.cause, view.findings)
+    assert view.uploads[-1]["state"] == "arrived"
+    assert not view.findings, "no rank takes another for hung or lost while the first one waits"
+    for name, content in hub.files.items():
+        (tmp_path / "fetched").mkdir(exist_ok=True)
+        (tmp_path / "fetched" / name).write_bytes(content)
+    opened = AutoModelForCausalLM.from_pretrained(tmp_path / "fetched", output_loading_info=True)[1]
+    assert not any(opened[which] for which in ("missing_keys", "unexpected_keys", "mismatched_keys"))
+    assert not [name for name in hub.files if "/" in name or "optim" in name]

@@ -245,26 +245,39 @@ def test_a_right_that_is_lost_costs_a_sentence(hub: Hub, tmp_path: Path) -> None
     assert [entry["state"] for entry in training.view.uploads] == ["failed", "arrived"]
 
 
+@pytest.mark.parametrize(
+    ("seconds", "troubled", "hurried", "said"),
+    [
+        (2, 99.0, False, "it took longer than 2 s"),
+        (99, 99.0, True, "it took longer than 1 s"),
+        (99, 2.0, False, "127.0.0.1 did not answer within 1 s"),
+    ],
+)
 def test_the_end_waits_a_bounded_time_and_says_what_is_missing(
-    hub: Hub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    hub: Hub,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    seconds: int,
+    troubled: float,
+    hurried: bool,
+    said: str,
 ) -> None:
-    monkeypatch.setattr(uploads, "TROUBLED", 2.0)
-    run = run_of(tmp_path)
+    monkeypatch.setattr(uploads, "TROUBLED", troubled)
+    run = run_of(tmp_path, hub_wait_seconds=seconds, grace_seconds=1)
     hub.fails = [("/commit/", HANG, 99)]
     with Training(run) as training:
         training.uploads.ready()
         begun = time.monotonic()
-        training.end(saved(run, 2))
+        training.end(saved(run, 2), hurried=hurried)
         assert time.monotonic() - begun < 30
         training.writer.write("finished", step=2)
         hub.released.set()
         time.sleep(0.3)  # nothing is told after the last word
     events = [json.loads(line) for line in run.events.read_text().splitlines()]
     assert events[-1]["kind"] == "finished"
-    again = f"`workbench push {run.path} --checkpoint 2 --form adapter --to {WHO}` sends it"
     last = training.view.findings[-1]["message"]
-    assert "checkpoint-2 had not arrived at me/model when the run ended: 127.0.0.1 did not answer" in last
-    assert again.replace(str(run.path), "").split("push ")[1].split(" --")[1] in last
+    assert f"checkpoint-2 had not arrived at {WHO} when the run ended: {said}" in last
+    assert f"--checkpoint 2 --form adapter --to {WHO}` sends it" in last
 
 
 def test_a_person_ends_the_wait(hub: Hub, tmp_path: Path) -> None:
