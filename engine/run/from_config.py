@@ -7,7 +7,7 @@ are the caller's business: a config with errors must not come here.
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +16,7 @@ from engine.config.facts import Facts
 from engine.config.files import REMOTE, dump, scheme_of
 from engine.config.reward_specs import reward_specs
 from engine.config.tree import RunConfig
-from engine.errors import WorkbenchError, visible
+from engine.errors import UsageError, WorkbenchError, visible
 from engine.facts.counts import longest_row
 from engine.facts.model_shape import model_facts
 from engine.hub import is_local
@@ -83,6 +83,16 @@ def refuse_push_without_token(config: RunConfig) -> None:
         raise WorkbenchError(
             "run.push_to_hub: the hub asks for a token, and there is none.",
             "Run `hf auth login`, or set HF_TOKEN; or remove run.push_to_hub.",
+        )
+
+
+def refuse_shared_repository(configs: Iterable[RunConfig]) -> None:
+    """Raises UsageError where several runs that are started together would write over each other's model on a hub."""
+    names = [config.run.hub_model_id for config in configs if config.run.push_to_hub]
+    if twice := next((name for name in names if names.count(name) > 1), None):
+        raise UsageError(
+            f"run.hub_model_id: {names.count(twice)} runs would write over each other's model in {visible(twice)}.",
+            "Give each a repository of its own, or leave run.push_to_hub out and send the best one with `workbench push`.",
         )
 
 

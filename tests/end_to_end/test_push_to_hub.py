@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 
 from engine.config.facts import Facts
-from engine.config.files import absolute, overrides
+from engine.config.files import absolute, as_yaml, overrides
 from engine.config.recipes import recipe_mapping
-from engine.errors import WorkbenchError
+from engine.errors import UsageError, WorkbenchError
 from engine.rules import read
 from engine.run import control, launch
 from engine.run.ending import end_of
@@ -21,8 +21,10 @@ from engine.run.from_config import launch_config, secrets_of
 from engine.run.index import open_view
 from engine.run.spawn import HUB_TOKENS
 from engine.run.store import RunFolder
+from engine.run.sweep import axes
 from engine.run.view import RunView
 from tests.hub_server import HANG, TOKEN, WHO, Hub, serving
+from workbench.cli import sweep
 
 
 @pytest.fixture
@@ -132,6 +134,21 @@ def test_no_token_is_told_before_there_is_a_run(hub: Hub, tmp_path: Path, monkey
     assert set(HUB_TOKENS) <= set(secrets_of(config, Facts()))
     with pytest.raises(WorkbenchError, match="the hub asks for a token, and there is none"):
         launch_config(config, Facts(), runs_dir=tmp_path / "runs", name="pushed")
+    assert not (tmp_path / "runs").exists()
+
+
+def test_runs_of_a_sweep_do_not_write_over_each_others_model(hub: Hub, tmp_path: Path) -> None:
+    mapping = {
+        "version": 1,
+        "model": {"name": "builtin/tiny"},
+        "data": {"train": [{"path": "builtin/dates"}]},
+        "optim": {"max_steps": 2},
+        "run": {"save_steps": 1, "push_to_hub": True, "hub_model_id": WHO},
+    }
+    file = tmp_path / "my.yaml"
+    file.write_text(as_yaml(mapping))
+    with pytest.raises(UsageError, match="2 runs would write over each other's model in me/model"):
+        sweep.start(file, axes(["optim.learning_rate=0.001,0.002"]), str(tmp_path / "runs"))
     assert not (tmp_path / "runs").exists()
 
 
