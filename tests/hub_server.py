@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import hashlib
 import json
+import re
 import socket
 import threading
 import time
@@ -126,6 +127,13 @@ class _Handler(BaseHTTPRequestHandler):
             self.answer({})
         elif "/commit/" in path:
             self.commit(hub, [json.loads(line) for line in body.splitlines()])
+        elif path == "/api/validate-yaml":
+            # Of a card's head the hub looks at the base among others.
+            head = json.loads(body)["content"].partition("\n---")[0]
+            named = [line.partition(":")[2].strip(' "') for line in head.splitlines() if line.startswith("base_model:")]
+            wrong = [name for name in named if not re.fullmatch(r"[\w.-]+(/[\w.-]+)?", name)]
+            told = {"errors": [{"message": f'"base_model" with value "{name}" is not valid.'} for name in wrong]}
+            self.answer({**told, "warnings": []}, 400 if wrong else 200)
         elif path.startswith(f"/api/models/{WHO}") and hub.private is None:
             self.answer({"error": "Repository not found"}, 404)
         else:

@@ -20,7 +20,7 @@ from typing import Any
 from engine import model_files
 from engine.config.tree import RunConfig
 from engine.errors import WorkbenchError
-from engine.export.card import card, shown
+from engine.export.card import base_name, card
 from engine.export.places import TOKENIZER, Source, need_room
 from engine.run import checkpoint, inside
 from engine.run.store import RunFolder
@@ -100,7 +100,7 @@ def _model(run: RunFolder, config: RunConfig, at: Path, place: Path, *, adapted:
         _link(run, at / model_files.ADAPTER_WEIGHTS, place / model_files.ADAPTER_WEIGHTS)
         content: dict[str, Any] = json.loads(inside.read(run, at / model_files.ADAPTER, model_files.LARGEST_JSON))
         # A path of this machine tells others its folders, and leads them nowhere.
-        content |= {"base_model_name_or_path": shown(config.model.name), "revision": config.model.revision}
+        content |= {"base_model_name_or_path": base_name(config.model.name), "revision": config.model.revision}
         inside.replace(run, place / model_files.ADAPTER, json.dumps(content, indent=2) + "\n", durable=False)
         names = list(TOKENIZER)
     else:

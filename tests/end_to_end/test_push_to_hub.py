@@ -16,7 +16,7 @@ from engine.config.recipes import recipe_mapping
 from engine.errors import UsageError, WorkbenchError
 from engine.rules import read
 from engine.run import control, launch
-from engine.run.ending import end_of
+from engine.run.ending import end_of, facts
 from engine.run.from_config import launch_config, secrets_of
 from engine.run.index import open_view
 from engine.run.spawn import HUB_TOKENS
@@ -55,10 +55,10 @@ def started(tmp_path: Path, *pairs: str) -> RunFolder:
     return launch_config(config_of(tmp_path, *pairs), Facts(), runs_dir=tmp_path / "runs", name="pushed")
 
 
-def followed(run: RunFolder, each: Callable[[RunView], object] = lambda view: None) -> RunView:
+def followed(run: RunFolder, each: Callable[[RunView], object] = lambda view: None, segment: int = 0) -> RunView:
     end = time.monotonic() + 240
     with open_view(run) as watch:
-        while not watch.view.over and time.monotonic() < end:
+        while not (watch.view.over and watch.view.segment >= segment) and time.monotonic() < end:
             watch.poll()
             each(watch.view)
             time.sleep(0.05)
@@ -94,26 +94,36 @@ def test_a_run_trains_on_while_the_hub_hangs_and_ends_with_its_last_checkpoint_t
     assert hub.private is True
     (row,) = [entry for entry in view.receipt if entry["feature"] == "push to hub"]
     assert (row["requested"], row["effective"]) == ("every_save", "on")
-    facts = dict(end_of(view, run, run.id).facts)
-    assert facts["hub"] == f"checkpoint-150 is at {view.uploads[-1]['url']}"
+    assert dict(end_of(view, run, run.id).facts)["hub"] == f"checkpoint-150 is at {view.uploads[-1]['url']}"
     assert not [path for path in run.path.rglob("*") if path.is_file() and TOKEN.encode() in path.read_bytes()]
 
 
-def test_a_person_ends_the_wait_for_the_last_checkpoint(hub: Hub, tmp_path: Path) -> None:
+def test_a_person_ends_the_wait_and_going_on_sends_what_had_not_arrived(hub: Hub, tmp_path: Path) -> None:
     hub.fails = [("/store/", HANG, 99)]
-    run = started(tmp_path, "run.hub_strategy=end")
+    run = started(tmp_path, "optim.max_steps=400", "run.save_steps=350")
     asked: list[str] = []
-    view = followed(
-        run,
-        lambda view: sends_last(view) and view.progress and not asked and asked.append(control.request(run, "stop")),
-    )
-    assert view.state == "finished", (view.cause, view.findings)
+
+    def ask(view: RunView) -> None:
+        if view.step and not asked:
+            asked.append(control.request(run, "save_stop"))
+        elif sends_last(view) and view.progress and len(asked) == 1:
+            asked.append(control.request(run, "stop"))
+
+    view = followed(run, ask)
+    stopped = view.step
+    assert (view.state, view.committed) == ("stopped", [stopped]), (view.cause, view.findings)
     assert "asked to wait no longer" in view.findings[-1]["message"]
-    assert view.controls[asked[0]]["status"] == "done"
-    assert (
-        dict(end_of(view, run, run.id).facts)["hub"] == f"nothing has arrived; checkpoint-150 has not arrived at {WHO}"
-    )
+    assert [view.controls[each]["status"] for each in asked] == ["done", "done"]
+    said = dict(facts(view, run))["hub"]
+    assert said.startswith(f"nothing has arrived; checkpoint-{stopped} has not arrived: `workbench push ")
+    assert said.endswith(f" --checkpoint {stopped} --to {WHO}` sends it")
     assert hub.commits == []
+    hub.fails = []
+    hub.released.set()
+    launch.resume(run)
+    view = followed(run, segment=1)
+    assert view.state == "finished", view.cause
+    assert {each["step"] for each in view.uploads if each["state"] == "arrived"} >= {stopped, 400}
 
 
 def test_a_repository_that_takes_nothing_is_told_before_the_first_step(hub: Hub, tmp_path: Path) -> None:

@@ -46,10 +46,10 @@ def hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Hub]:
         yield server
 
 
-def run_of(tmp_path: Path, **settings: Any) -> RunFolder:
+def run_of(tmp_path: Path, base: str = "someone/base", **settings: Any) -> RunFolder:
     mapping = {
         "version": 1,
-        "model": {"name": "someone/base"},
+        "model": {"name": base},
         "adapter": {"kind": "lora"},
         "data": {"train": [{"path": "builtin/dates"}]},
         "run": {"push_to_hub": True, "hub_model_id": WHO, **settings},
@@ -123,6 +123,17 @@ def test_a_model_arrives_complete_private_and_without_what_was_not_asked_for(hub
     kept = [path for path in run.path.rglob("*") if path.is_file()]
     assert not [path for path in kept if TOKEN.encode() in path.read_bytes()]
     assert {stat.S_IMODE(path.stat().st_mode) for path in kept if path.name == "hub.json"} == {0o600}
+
+
+def test_a_base_of_this_machine_is_named_without_where_it_lies(hub: Hub, tmp_path: Path) -> None:
+    run = run_of(tmp_path, base=str(tmp_path / "client" / "their-base"))
+    with Training(run) as training:
+        training.uploads.ready()
+        training.end(saved(run, 2))
+    assert training.view.uploads[-1]["state"] == "arrived", training.view.findings
+    assert json.loads(hub.files["adapter_config.json"])["base_model_name_or_path"] == "their-base"
+    assert b"their-base" in hub.files["README.md"]
+    assert not [name for name, content in hub.files.items() if b"client" in content]
 
 
 def test_a_checkpoint_can_be_gone_on_with_from_the_hub_and_is_not_sent_twice(hub: Hub, tmp_path: Path) -> None:
