@@ -19,6 +19,7 @@ from typing import Any, cast
 from engine.errors import DataError, ModelError, visible
 
 COMMIT = re.compile(r"[0-9a-f]{40}")
+REPOSITORY = re.compile(r"[A-Za-z0-9][\w.-]{0,95}/[A-Za-z0-9][\w.-]{0,95}", re.ASCII)
 PATIENCE = 3.0
 """Seconds that the hub has for an answer, each of two times."""
 
@@ -110,6 +111,11 @@ COMMITS = Commits()
 def commit_of(name: str, revision: str | None = None, kind: str = "model") -> str | None:
     """What to load `name` at: a commit for a name of the hub, else the revision as it is. Within `reaching_hub`."""
     return COMMITS.of(name, revision, kind)
+
+
+def is_repository(name: str) -> bool:
+    """Whether a name is one that a repository of the hub can have, as owner/name."""
+    return bool(REPOSITORY.fullmatch(name)) and ".." not in name and "--" not in name
 
 
 def is_local(name: str) -> bool:

@@ -38,7 +38,7 @@ from engine.run.proposals import EARLY
 from engine.run.spawn import forget_tokens
 from engine.run.store import RunFolder
 from engine.run.warm import TAKEN
-from engine.trainers import failure, libraries
+from engine.trainers import comet, failure, libraries
 
 if TYPE_CHECKING:
     from peft import PeftModel
@@ -47,6 +47,7 @@ if TYPE_CHECKING:
     from engine.config.tree import RunConfig
     from engine.data.prepare import Prepared
     from engine.data.streaming.stream import Stream
+    from engine.export.uploads import Uploads
     from engine.features.built import Notes
     from engine.features.sequence import Features
     from engine.models.load import Loaded
@@ -117,6 +118,7 @@ def wait(method: str, without: str) -> int:
     from engine.trainers.table import METHODS
 
     unused_packages.withhold(without.split(","))
+    comet.quiet()
     line = socket.socket(fileno=os.dup(0))
     for name in (*libraries.EVERY_RUN, METHODS[method], *libraries.FOR_CONFIGS):
         if select.select([line], [], [], 0)[0]:
@@ -190,8 +192,20 @@ def _train(
     libraries.load_all(config)
     from engine.compat import process_switches
 
-    with process_switches.restored():
+    with process_switches.restored(), _uploads(config, run, writer) as say.uploads:
         return _train_as(config, run, writer, controls, say, begun, beat)
+
+
+@contextlib.contextmanager
+def _uploads(config: RunConfig, run: RunFolder, writer: AsyncWriter | None) -> Iterator[Uploads | None]:
+    """What sends checkpoints to a hub beside the training, begun while the token of the hub is here; None where nothing is sent."""
+    if writer is None or not config.run.push_to_hub or run.read_json().get("rehearse"):
+        yield None
+        return
+    from engine.export.uploads import Uploads
+
+    with Uploads(run, config, writer) as uploads:
+        yield uploads
 
 
 def _train_as(
@@ -223,9 +237,13 @@ def _train_as(
     rows = measuring.dataset if measuring else prepared.dataset
     job = _job(config, run, model, processing_class, rows, held_out, [watching, measuring] if measuring else [watching])
     trainer = _trainer(module, job, watching, run, prepared.fingerprint)
+    if say.uploads is not None:
+        trainer.checkpoints.on_commit = say.uploads.committed
     stream = prepared.stream if measuring is None else None
     if beat is not None:
         trainer.on_progress = beat.tick
+    if say.uploads is not None and newest is not None:
+        say.uploads.committed(checkpoint.step_of(newest) or 0)  # it may not have arrived before the run ended
     if newest is not None and stream is None and not config.data.ignore_data_skip:
         _report_other_batch_size(newest, trainer, say)
     _restore(trainer, job, stream, newest)
@@ -444,6 +462,7 @@ def _write_receipt(
 
     _enable_checkpointing(trainer)
     entries = receipt(config, trainer, prepared, loaded, why) + features
+    entries += say.uploads.ready() if say.uploads is not None else []
     say.write("receipt", entries=entries)
     if (sentence := unmet(config, entries)) is not None:
         raise WorkbenchError(sentence)
@@ -494,12 +513,40 @@ def _end(trainer: RunTrainer, watching: Watching, say: _Speaker, begun: float) -
     if stopped is None:
         trainer._save_checkpoint(trainer.model, None)
         trainer.checkpoints.wait()
+        _await_upload(trainer, say, step)
         early = watching.best is not None and watching.best.over and step < trainer.state.max_steps
         why = {"cause": EARLY, "message": watching.best.reason(step)} if early and watching.best else {}
         say.write("finished", step=step, seconds=seconds, **why)
         return 0
+    # Who sends a signal, such as a machine that is taken away, leaves little time; who stops at once, none.
+    _await_upload(
+        trainer,
+        say,
+        step,
+        stopped=True,
+        hurried=stopped.hurried or stopped.id in _SIGNAL_CODES,
+        now=stopped.do == "stop",
+    )
     say.write("stopped", step=step, seconds=seconds, by=stopped.by)
     return _SIGNAL_CODES.get(stopped.id, 0)
+
+
+def _await_upload(
+    trainer: RunTrainer, say: _Speaker, step: int, *, stopped: bool = False, hurried: bool = False, now: bool = False
+) -> None:
+    """Waits until the last checkpoint has arrived at the hub; not `now`, and no longer than the grace of who is `hurried`."""
+    if (uploads := say.uploads) is None:
+        return
+    if now or not uploads.sends_last(stopped=stopped) or not (trainer.run.checkpoints / f"checkpoint-{step}").is_dir():
+        uploads.leave()
+        return
+    say.write("phase", name=uploads.phase)
+
+    def look(done: int, total: int) -> str:
+        trainer.on_progress()
+        return say.sending(f"Sending checkpoint-{step}", done, total)
+
+    uploads.finish(step, look, hurried=hurried)
 
 
 def _config(run: RunFolder) -> RunConfig:
@@ -588,6 +635,7 @@ class _Speaker:
     def __init__(self, run: RunFolder, writer: AsyncWriter | None, controls: Controls | None) -> None:
         self._run, self._writer, self._controls = run, writer, controls
         self._next = 0.0
+        self.uploads: Uploads | None = None
 
     def write(self, kind: str, **payload: Any) -> None:
         if self._writer is not None:
@@ -616,6 +664,22 @@ class _Speaker:
         if now >= self._next or 0 < total <= done:
             self._next = now + PROGRESS_SECONDS
             self.write("progress", what=what, done=done, total=total, unit=unit_of(what))
+
+    def sending(self, what: str, done: int, total: int) -> str:
+        """Says how far the last upload is; why to wait for it no longer where somebody asks for that, else nothing."""
+        now = time.monotonic()
+        if now >= self._next:
+            self._next = now + PROGRESS_SECONDS
+            self.write("progress", what=what, done=done, total=total, unit="bytes")
+        why, controls = "", self._controls
+        for request in controls.pending() if controls is not None else ():
+            assert controls is not None
+            if request.do in STOPS:
+                why = f"{visible(request.by)} asked to wait no longer"
+                controls.answer(request, "done", "the run is over, and what was being sent is given up")
+            else:
+                controls.answer(request, "refused", "the training is over")
+        return why
 
 
 if __name__ == "__main__":

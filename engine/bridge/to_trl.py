@@ -30,6 +30,7 @@ from engine.bridge.giving import (
 )
 from engine.bridge.keys import Answer, changed, mapped, needless, unsupported
 from engine.config.data import DataSource
+from engine.config.run import TRACKERS
 from engine.config.tree import fields
 
 _READERS = {"json": "json", "jsonl": "json", "csv": "csv", "parquet": "parquet", "txt": "text"}
@@ -55,6 +56,10 @@ COMMANDS = {
     "gdpo": "grpo",
 }
 """The command of TRL for each method that it has one for."""
+
+
+def _trackers(value: Any, giving: Giving) -> Answer:
+    return mapped({"report_to": [TRACKERS[name] for name in value]})
 
 
 def _kind(value: Any, giving: Giving) -> Answer:
@@ -386,7 +391,12 @@ TABLE: dict[str, Meaning] = {
     "run.saves_per_epoch": _of_an_epoch("save_steps"),
     "run.save_total_limit": key("save_total_limit"),
     "run.eval_steps": eval_steps("run.evals_per_epoch", auto=changed({"eval_steps": 0.1}, "A tenth of all steps there.")),
-    "run.report_to": key("report_to", []),
+    "run.report_to": off("No tracker is asked for.", _trackers),
+    "run.push_to_hub": key("push_to_hub", False),
+    "run.hub_model_id": key("hub_model_id"),
+    "run.hub_strategy": key("hub_strategy", "every_save"),
+    "run.hub_private_repo": lambda value, giving: mapped({"hub_private_repo": value}) if giving.config.run.push_to_hub else needless("Nothing is pushed."),
+    "run.hub_wait_seconds": by_itself("A run there waits for its pushes without an end."),
     "run.metric_for_best_model": key("metric_for_best_model"),
     "run.greater_is_better": key("greater_is_better"),
     "run.save_best": by_itself("It concerns which checkpoints are kept."),

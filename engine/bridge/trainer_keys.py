@@ -29,6 +29,7 @@ from engine.bridge.keys import (
 from engine.config.kernels import LIGER_PARTS
 from engine.config.renames import is_off, sentence_for
 from engine.config.run import TRACKERS
+from engine.hub import is_repository
 
 
 def _steps(value: Any, file: File) -> Answer:
@@ -121,11 +122,38 @@ def _report(value: Any, file: File) -> Answer:
     named = [value] if isinstance(value, str) else value if isinstance(value, list) else []
     if is_off(value) or named in (["none"], []):
         return needless(OFF)
-    known = [name for name in named if name in TRACKERS]
-    others = ", ".join(str(name) for name in named if name not in TRACKERS)
+    ours = {package: name for name, package in TRACKERS.items()}
+    known = [ours.get(name, name) for name in named if name in {**TRACKERS, **ours}]
+    others = ", ".join(str(name) for name in named if name not in {**TRACKERS, **ours})
     if not known:
-        return unsupported(f"The trackers here are {', '.join(TRACKERS[:-1])} and {TRACKERS[-1]}.")
+        *most, last = TRACKERS
+        return unsupported(f"The trackers here are {', '.join(most)} and {last}.")
     return changed({"run.report_to": known}, f"Not here: {others}.") if others else mapped({"run.report_to": known})
+
+
+REPOSITORY = "run.hub_model_id takes the repository as owner/name; name it and set run.push_to_hub: true."
+
+
+def _push(value: Any, file: File) -> Answer:
+    if is_off(value):
+        return needless(OFF)
+    if not is_repository(str(file.get("hub_model_id", ""))):
+        return unsupported(REPOSITORY)
+    if file.get("hub_private_repo") is None:
+        words = "A repository that is made is private here: run.hub_private_repo: false makes it public."
+        return changed({"run.push_to_hub": True}, words)
+    return mapped({"run.push_to_hub": True})
+
+
+def _of_push(path: str) -> Key:
+    """A setting of uploads, which counts where the file asks for them."""
+
+    def means(value: Any, file: File) -> Answer:
+        if not file.on("push_to_hub"):
+            return needless("It counts with push_to_hub.")
+        return mapped({path: value}) if is_repository(str(file.get("hub_model_id", ""))) else unsupported(REPOSITORY)
+
+    return Key(means)
 
 
 def tracker(name: str) -> Key:
@@ -276,12 +304,12 @@ KEYS: dict[str, Key] = {
     "resume_from_checkpoint": unless_off(sentence_for("resume_from_checkpoint")),
     "restore_callback_states_from_checkpoint": nothing("A run that goes on restores all of its state."),
     "ignore_data_skip": unless_off("A run that goes on goes on in the rows where it was."),
-    "push_to_hub": unless_off(),
+    "push_to_hub": Key(_push),
     "hub_token": unless_off(),
-    "hub_private_repo": unless_off(),
-    "hub_model_id": unless_off(),
-    "hub_strategy": unless_off(),
-    "hub_always_push": unless_off(),
+    "hub_private_repo": _of_push("run.hub_private_repo"),
+    "hub_model_id": _of_push("run.hub_model_id"),
+    "hub_strategy": _of_push("run.hub_strategy"),
+    "hub_always_push": nothing("A checkpoint that is on its way arrives first; the newest is always sent."),
     "hub_revision": unless_off(),
     "full_determinism": same("run.full_determinism"),
     "seed": same("run.seed"),

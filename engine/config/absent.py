@@ -105,23 +105,24 @@ ABSENT = (
         "model.tokenizer names a tokenizer that has them already.",
     ),
     Absent(
-        "uploads to a hub while training",
-        ("push_to_hub", "push_dataset_to_hub", "export_hub_model_id"),
-        ("hub_", "push_to_hub_"),
-        "Checkpoints lie in the run folder, and `workbench push RUN` sends the model when it is done.",
+        "uploads of data sets, to a branch, or with a token in the config",
+        ("push_dataset_to_hub", "export_hub_model_id", "hub_token", "hub_revision", "hub_always_push"),
+        ("push_to_hub_",),
+        "run.push_to_hub sends checkpoints to run.hub_model_id with the token of `hf auth login` or HF_TOKEN, and "
+        "`workbench push RUN` sends a model when it is done.",
     ),
     Absent(
-        "trackers other than TensorBoard, Weights & Biases, MLflow and trackio",
-        ("use_swanlab", "use_comet"),
-        ("swanlab_", "comet_"),
+        "trackers other than TensorBoard, Weights & Biases, MLflow, trackio and Comet",
+        ("use_swanlab",),
+        ("swanlab_",),
         "A run keeps its curves in its own folder, and `workbench compare` lays runs beside each other.",
     ),
     Absent(
         "own settings for trackers",
         (),
-        ("wandb_", "tensorboard_", "mlflow_", "trackio_"),
+        ("wandb_", "tensorboard_", "mlflow_", "trackio_", "comet_"),
         "run.report_to asks for them, and their own variables (WANDB_PROJECT, TENSORBOARD_LOGGING_DIR, MLFLOW_TRACKING_URI, "
-        "MLFLOW_EXPERIMENT_NAME, TRACKIO_DIR) count.",
+        "MLFLOW_EXPERIMENT_NAME, TRACKIO_DIR, COMET_PROJECT_NAME) count.",
     ),
     Absent(
         "code that a model brings",

@@ -4,8 +4,14 @@ from typing import Annotated, Literal
 
 from engine.config.section import Advanced, Auto, Control, Expert, Ge, Le, Section, Source, Title, Unit, Unsupported
 
-TRACKERS = ("tensorboard", "wandb", "mlflow", "trackio")
-"""Each the name of transformers' callback and of the package that it needs."""
+TRACKERS = {
+    "tensorboard": "tensorboard",
+    "wandb": "wandb",
+    "mlflow": "mlflow",
+    "trackio": "trackio",
+    "comet": "comet_ml",
+}
+"""Each with the name of transformers' callback, which is that of the package that it needs."""
 
 
 class Run(Section):
@@ -95,16 +101,45 @@ class Run(Section):
     report_to: Annotated[
         list[str], Control("list"), Title("Trackers"), Advanced, Source("transformers: report_to")
     ] = []
-    """Give the curves to these trackers, too: `tensorboard`, `wandb` (Weights & Biases), `mlflow`, `trackio`. What they write
-    lies in the run's folder under `trackers`; `wandb` sends it on where it is logged in, else it waits there for
-    `wandb sync`, and `mlflow` goes to the server that MLFLOW_TRACKING_URI names. A tracker sees the numbers, the trainer's
-    arguments and the model's config, no rows. Its own variables count: WANDB_PROJECT, TENSORBOARD_LOGGING_DIR,
-    MLFLOW_EXPERIMENT_NAME, TRACKIO_DIR."""
+    """Give the curves to these trackers, too: `tensorboard`, `wandb` (Weights & Biases), `mlflow`, `trackio`, `comet`. What
+    they write lies in the run's folder under `trackers`; `wandb` and `comet` send it on where they are logged in, else it
+    waits there for `wandb sync` or `comet upload`, and `mlflow` goes to the server that MLFLOW_TRACKING_URI names. A tracker
+    sees the numbers, the trainer's arguments and the model's config, no rows. Its own variables count: WANDB_PROJECT,
+    TENSORBOARD_LOGGING_DIR, MLFLOW_EXPERIMENT_NAME, TRACKIO_DIR, COMET_PROJECT_NAME."""
+
+    push_to_hub: Annotated[bool, Title("Push to a hub"), Advanced, Source("transformers: push_to_hub")] = False
+    """Send checkpoints to a hub while it trains, in a process beside it that no step waits for: the adapter or the weights, the
+    tokenizer and a model card, of a checkpoint that is complete. That the repository takes what this machine's token writes
+    (`hf auth login` or HF_TOKEN) is looked at before the first step. A network that fails is said and tried again."""
+
+    hub_model_id: Annotated[str | None, Title("Repository"), Advanced, Source("transformers: hub_model_id")] = None
+    """The repository on the hub, as `owner/name`. It is made where there is none."""
+
+    hub_strategy: Annotated[
+        Literal["end", "every_save", "checkpoint", "all_checkpoints"],
+        Title("What is pushed"),
+        Advanced,
+        Source("transformers: hub_strategy"),
+    ] = "every_save"
+    """`end` sends the last checkpoint's model once the run finishes; `every_save` that of each checkpoint, a newer one in the
+    place of one that still waits; `checkpoint` also all of the newest, with its optimizer states, in the folder
+    `last-checkpoint`; `all_checkpoints` all of each in a folder of its own."""
+
+    hub_private_repo: Annotated[
+        bool, Title("Private repository"), Advanced, Source("transformers: hub_private_repo")
+    ] = True
+    """A repository that is made is private, and one that everybody can read is refused. Off makes it public; one that is
+    private stays so."""
+
+    hub_wait_seconds: Annotated[int, Ge(0), Le(86_400), Title("Wait for the last push"), Unit("seconds"), Expert] = 1800
+    """How long a run that has made its steps waits at most for its last checkpoint to arrive, and less where no byte goes any
+    more. A request to stop ends that. What has not arrived is said, with the command that sends it."""
 
     notify: Annotated[str | None, Title("Notify"), Advanced] = None
-    """Post a short message to this address when the run ends, fails, diverges or stalls: an ntfy topic, such as
-    `https://ntfy.sh/a-name-of-yours`, gets text; any other webhook (Slack, Mattermost, Discord, your own) gets JSON. It
-    names the run, its state, the cause in a word, the step and the last losses, no rows. It has 15 seconds, and a failure
+    """Post a short message to this address when the run ends, fails, diverges, stalls, or the disk has no room
+    for its next checkpoint: an ntfy topic, such as `https://ntfy.sh/a-name-of-yours`, gets text; any other webhook (Slack,
+    Mattermost, Discord, your own) gets JSON. It names the run, its state, the cause in a word, the step and the last losses,
+    no rows. It has 15 seconds, and a failure
     is a line in the log. The address stands in the config alone; where it is shown, only its host is."""
 
     max_restarts: Annotated[int, Ge(0), Le(1000), Title("Restarts"), Advanced] = 0

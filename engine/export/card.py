@@ -11,6 +11,7 @@ from engine import figures
 from engine.config.adapter import Lora
 from engine.config.tree import RunConfig
 from engine.errors import redact, visible
+from engine.hub import is_local
 from engine.run import checkpoint
 from engine.run.index import open_view
 from engine.run.store import RunFolder
@@ -23,17 +24,20 @@ def card(
     config: RunConfig,
     source: Path,
     form: str,
-    parity: Mapping[str, Any],
+    parity: Mapping[str, Any] | None,
     license: str,
     readers: str = "",
 ) -> str:
-    """README.md of an artefact; `readers` says who opens one that not every reader of its form opens."""
+    """README.md of an artefact; `readers` says who opens one that not every reader of its form opens. `parity` is None for one
+    that was sent while the run trains, and not opened again."""
     step = checkpoint.step_of(source)
-    front = ["---", f"base_model: {json.dumps(shown(config.model.name))}"]
+    base = base_name(config.model.name)
+    # A hub takes no card whose base is no name that a hub could have.
+    front = ["---", *([f"base_model: {json.dumps(base)}"] if not is_local(config.model.name) else [])]
     front += [f"library_name: {'peft' if form == 'adapter' else 'gguf' if form == 'gguf' else 'transformers'}"]
     front += [f"license: {json.dumps(license)}"] if license else []
     front += ["tags:", f"- {config.method.kind}", *(["- lora"] if config.adapter.kind == "lora" else []), "---", ""]
-    what = f"{shown(config.model.name)}, trained with {config.method.kind} in the run {shown(run.id)}, at step {step}."
+    what = f"{base}, trained with {config.method.kind} in the run {shown(run.id)}, at step {step}."
     lines = [*front, f"# {shown(run.id)}", "", what, "", "## Training", "", *_table(_trained(config))]
     measured = _measured(run, step)
     if measured:
@@ -45,6 +49,11 @@ def card(
     return "\n".join(lines) + "\n"
 
 
+def base_name(name: str) -> str:
+    """The base as others may know it: of a folder of this machine its own name, and not where it lies."""
+    return shown(Path(name).name if Path(name).is_absolute() else name)
+
+
 def shown(text: str) -> str:
     """A name as the card may hold it: no secret, no home directory, nothing that hides."""
     return visible(redact(text))
@@ -52,7 +61,7 @@ def shown(text: str) -> str:
 
 def _trained(config: RunConfig) -> list[tuple[str, str]]:
     adapter, optim = config.adapter, config.optim
-    rows = [("base model", shown(config.model.name))]
+    rows = [("base model", base_name(config.model.name))]
     if config.model.revision:
         rows.append(("revision", shown(config.model.revision)))
     rows += [
@@ -107,7 +116,9 @@ def _measured(run: RunFolder, step: int | None) -> list[tuple[str, str]]:
     return rows
 
 
-def _copy(form: str, parity: Mapping[str, Any], readers: str) -> list[tuple[str, str]]:
+def _copy(form: str, parity: Mapping[str, Any] | None, readers: str) -> list[tuple[str, str]]:
+    if parity is None:
+        return [("form", form), ("compared", "not: the checkpoint as it was saved, sent while the run trained")]
     rows = [("form", f"{form}, one for each expert" if readers else form)]
     rows += [("read by", readers)] if readers else []
     rows.append(("opened again by", str(parity.get("reader", ""))))

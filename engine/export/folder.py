@@ -21,7 +21,7 @@ from engine.export import parity, to_packed
 from engine.export import per_expert as single
 from engine.export.card import card
 from engine.export.merge import DTYPES, merge
-from engine.export.places import Source
+from engine.export.places import TOKENIZER, Source
 from engine.export.shards import compare, take_weights
 from engine.export.stored import dequantized_weights
 from engine.facts.stored import NOTE_FILES
@@ -30,11 +30,6 @@ from engine.models.load import UNREADABLE, load_processing_class, model_folder, 
 from engine.run import inside
 
 Report = Callable[[str, int, int], None]
-TOKENIZER = (
-    "tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json", "chat_template.jinja",
-    "tokenizer.model", "vocab.json", "merges.txt", "vocab.txt", "spiece.model", "processor_config.json",
-    "preprocessor_config.json", "video_preprocessor_config.json",
-)  # fmt: skip
 COMMITS_FILE = "commits.json"
 ONE_BY_ONE = (
     "those that take an adapter for each expert under the names of the base's files, such as vLLM; PEFT takes the adapter "

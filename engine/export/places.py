@@ -34,6 +34,12 @@ MXFP4 = "MXFP4"
 K_QUANTS = ("Q2_K", "Q3_K_S", "Q3_K_M", "Q3_K_L", "Q4_K_S", "Q4_K_M", "Q5_K_S", "Q5_K_M", "Q6_K", "IQ4_XS", "Q4_0")
 """Those that llama.cpp makes, by its program `llama-quantize` or the package `llama-cpp-python`."""
 
+TOKENIZER = (
+    "tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json", "chat_template.jinja",
+    "tokenizer.model", "vocab.json", "merges.txt", "vocab.txt", "spiece.model", "processor_config.json",
+    "preprocessor_config.json", "video_preprocessor_config.json",
+)  # fmt: skip
+"""Files of a checkpoint by which texts become tokens, and images numbers."""
 COMMON_K_QUANTS = ("Q4_K_M", "Q5_K_M", "Q6_K")
 
 

@@ -118,6 +118,10 @@ PIXTRAL = {"hidden_size": 1024, "intermediate_size": 4096, "num_hidden_layers": 
 """Sizes of transformers' PixtralVisionConfig, which a config.json on the hub leaves out."""
 
 
+ELSEWHERE = "there is such a folder where you stand, and none beside the config, where its paths begin"
+"""Of a model that a person means by a folder which its run would not find."""
+
+
 def model_facts(name: str, revision: str | None = None) -> ModelFacts | None:
     """What is known of the model without loading it; nothing when the name says nothing at all."""
     if not name.strip() or "\0" in name:
@@ -134,6 +138,8 @@ def model_facts(name: str, revision: str | None = None) -> ModelFacts | None:
     if folder is None:
         if name.startswith(("/", ".", "~")):
             return ModelFacts(name, missing=model_files.NO_FOLDER)
+        if _stands_here(name):
+            return ModelFacts(name, missing=ELSEWHERE)
         if not _HUB_NAME.fullmatch(name) or ".." in name:
             return ModelFacts(name, missing="it is neither a folder here nor a name that a hub could have")
         shape = _published(name)
@@ -167,11 +173,20 @@ def _is_own(name: str) -> bool:
     return Path(os.path.expanduser(name)).is_dir()
 
 
+def _stands_here(name: str) -> bool:
+    """Whether a name that is no path of the config's, and not in the hub's cache, is a folder below where one stands."""
+    try:
+        return Path(name).is_dir()
+    except OSError:
+        return False
+
+
 def _folder(name: str, revision: str | None) -> Path | None:
     """The local folder of a path, or the newest snapshot of a hub name in the hub's cache."""
     place = Path(os.path.expanduser(name))
     try:
-        if place.is_dir():
+        # Another name is one of the hub: a run, which works in a folder of its own, would not find it below this one.
+        if (place.is_absolute() or name.startswith(".")) and place.is_dir():
             return place
     except OSError:
         return None

@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from huggingface_hub.errors import LocalEntryNotFoundError, OfflineModeIsEnabled
 from safetensors import SafetensorError
 
 from engine import model_files
@@ -277,7 +278,9 @@ def quantization_config(config: RunConfig) -> Any:
 def _cannot_load(what: str, source: str, problem: Exception) -> ModelError:
     name = visible(redact(source))
     first = visible(redact(first_line(problem)))[:300]
-    if not isinstance(problem, (OSError, ValueError)):
+    if isinstance(problem, (LocalEntryNotFoundError, OfflineModeIsEnabled)):
+        first = "the hub was not reached, and its cache on this machine does not have it"
+    elif not isinstance(problem, (OSError, ValueError)):
         first = f"{type(problem).__name__}: {first}"
     if (lacking := re.search(r"for this kind of AutoModel: (\w+)", str(problem))) is not None:
         return ModelError(
@@ -297,8 +300,8 @@ def _cannot_load(what: str, source: str, problem: Exception) -> ModelError:
     if source.startswith((".", "/", "~")):
         return ModelError(f"model.name: there is no folder {name}.", "Check the path.")
     return ModelError(
-        f"model.name: the {what} {name} is neither a folder here nor to be had from the hub: {first}",
-        "Check the name and the network, or download it on another machine and give the folder.",
+        f"model.name: the {what} {name} is neither a folder here nor to be had from the hub: {first.rstrip('.')}.",
+        "Check the name and the network, or download it on another machine and give the folder; paths begin at the config's folder.",
     )
 
 

@@ -19,9 +19,14 @@ from engine.config.tree import RunConfig
 from engine.facts.model_shape import model_facts
 from engine.facts.stored import PACKED
 
-NEVER = ("comet_ml", "weave", "deepspeed", "vllm")
+NEVER = ("weave", "deepspeed", "vllm")
 """Packages of which no run here asks anything."""
-OF_TRACKERS = {"wandb": ("wandb",), "mlflow": ("scipy", "sklearn"), "trackio": ("scipy", "sklearn")}
+OF_TRACKERS = {
+    "wandb": ("wandb",),
+    "mlflow": ("scipy", "sklearn"),
+    "trackio": ("scipy", "sklearn"),
+    "comet": ("comet_ml",),
+}
 """Packages that a tracker may import, and nothing else here."""
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 
 from engine import figures
@@ -14,6 +15,7 @@ from engine.errors import visible
 from engine.facts import counts as counted
 from engine.facts import state_kernels
 from engine.facts.counts import known_model
+from engine.facts.model_shape import ELSEWHERE
 from engine.facts.stored import PACKED, SERVED
 from engine.features import packed_experts
 from engine.planning import memory_model
@@ -122,6 +124,31 @@ def model_is_named(config: RunConfig, facts: Facts) -> Iterator[Finding]:
         yield must(fields.model.name.path, "a hub id, a folder or builtin/tiny", None, todo, fix=fix)
 
 
+_FOLDERS = frozenset(
+    [
+        "adapters",
+        "checkpoint",
+        "checkpoints",
+        "ckpt",
+        "ckpts",
+        "data",
+        "model",
+        "models",
+        "out",
+        "output",
+        "outputs",
+        "result",
+        "results",
+        "run",
+        "runs",
+        "saved",
+        "saves",
+        "weights",
+    ]
+)
+"""First parts of a name with which people mean a folder of theirs, and not somebody on the hub."""
+
+
 @rule(reads=(fields.model.name,))
 def model_exists(config: RunConfig, facts: Facts) -> Iterator[Finding]:
     model, path = known_model(config, facts), fields.model.name.path
@@ -130,18 +157,23 @@ def model_exists(config: RunConfig, facts: Facts) -> Iterator[Finding]:
     if model.missing:
         rule_text = "a hub id, a folder with config.json, or builtin/tiny"
         way = "Copy or download it again" if model.missing.startswith("its ") else "Check the spelling and the path"
+        fix = None
+        if model.missing == ELSEWHERE:
+            way, fix = "Write its whole path", Fix("write its whole path", {path: os.path.abspath(model.name)})
         todo = f"{model.missing[:1].upper()}{model.missing[1:]}. {way}."
         if model.name.lower().endswith("gguf"):
             todo = (
                 "A GGUF holds rounded numbers for llama.cpp: name the model that it was made from; model.quantization: nf4 "
                 "holds that in as few bits."
             )
-        yield must(path, rule_text, model.name, todo)
+        yield must(path, rule_text, model.name, todo, fix=fix)
     elif model.remote:
-        yield notice(
-            path,
-            f"{model.name} is not on this machine, so it is downloaded at launch; whether the hub has it is seen then.",
+        words = (
+            f"{model.name} is not on this machine, so it is downloaded at launch; whether the hub has it is seen then."
         )
+        if model.name.lower().partition("/")[0] in _FOLDERS:
+            words += f" A folder beside the config is written ./{model.name}."
+        yield notice(path, words)
 
 
 @rule(reads=(fields.model.name, fields.method.kind))

@@ -14,6 +14,7 @@ from engine.config.run import TRACKERS
 from engine.config.tree import FieldSpec, RunConfig, fields
 from engine.errors import host_of
 from engine.facts.counts import total_steps
+from engine.hub import is_repository
 from engine.planning.memory_model import checkpoint_bytes
 
 _LENGTH = (
@@ -58,14 +59,31 @@ refused(
     ),
     *(
         Refused(
+            f"{spec.name.replace('_', '-')}-needs-push-to-hub",
+            spec,
+            other_than(spec.default),
+            "left out without run.push_to_hub",
+            "Nothing is sent to a hub otherwise. Set run.push_to_hub: true, or remove it.",
+            Fix("push to the hub", {fields.run.push_to_hub.path: True}),
+            beside={fields.run.push_to_hub: not_},
+        )
+        for spec in (
+            fields.run.hub_model_id,
+            fields.run.hub_strategy,
+            fields.run.hub_private_repo,
+            fields.run.hub_wait_seconds,
+        )
+    ),
+    *(
+        Refused(
             f"{tracker}-needs-its-package",
             fields.run.report_to,
             partial(_holds, tracker),
-            f"left without {tracker} where the package {tracker} is missing",
-            f"Install it with `pip install {tracker}`, or remove {tracker}.",
-            without=tracker,
+            f"left without {tracker} where the package {package} is missing",
+            f"Install it with `pip install {package}`, or remove {tracker}.",
+            without=package,
         )
-        for tracker in TRACKERS
+        for tracker, package in TRACKERS.items()
     ),
 )
 
@@ -74,10 +92,26 @@ refused(
 def trackers_are_known(config: RunConfig, facts: Facts) -> Iterator[Finding]:
     spec, given = fields.run.report_to, config.run.report_to
     if odd := [name for name in given if name not in TRACKERS]:
-        rest = [name for name in given if name in TRACKERS]
+        # transformers calls a tracker by its package.
+        ours = {package: name for name, package in TRACKERS.items()}
+        rest = list(dict.fromkeys(ours.get(name, name) for name in given if name in {**TRACKERS, **ours}))
+        known = list(TRACKERS)
         todo = "A run keeps its curves in its own folder, whatever trackers there are."
         fix = Fix(f"take {rest}", {spec.path: rest}) if rest else leave_out(spec, "remove it")
-        yield must(spec.path, f"of {', '.join(TRACKERS[:-1])} and {TRACKERS[-1]}", ", ".join(odd), todo, fix=fix)
+        yield must(spec.path, f"of {', '.join(known[:-1])} and {known[-1]}", ", ".join(odd), todo, fix=fix)
+
+
+@rule(reads=(fields.run.push_to_hub, fields.run.hub_model_id, fields.model.name))
+def a_push_names_a_repository_of_its_own(config: RunConfig, facts: Facts) -> Iterator[Finding]:
+    spec, given = fields.run.hub_model_id, config.run.hub_model_id
+    if not config.run.push_to_hub:
+        return
+    if given is None or not is_repository(given):
+        todo = "Name it, such as me/my-model; it is made where there is none, as a private one."
+        yield must(spec.path, "a repository as owner/name with run.push_to_hub", given or "nothing", todo)
+    elif given.lower() == config.model.name.lower():
+        todo = "Its weights would be written over by those of this run. Name another repository."
+        yield must(spec.path, "another repository than that of model.name", given, todo)
 
 
 @rule(reads=(fields.run.notify,))

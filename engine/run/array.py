@@ -12,7 +12,7 @@ from engine.config.facts import Facts
 from engine.config.tree import RunConfig
 from engine.errors import UsageError
 from engine.run import slurm
-from engine.run.from_config import launch_config
+from engine.run.from_config import launch_config, refuse_shared_repository
 from engine.run.store import RunFolder, slug
 
 
@@ -67,6 +67,7 @@ def submit(tasks: Sequence[Task], name: str, job: slurm.Job, limit: int | None) 
 
     Raises WorkbenchError, with nothing left behind, where one cannot be made or sbatch refuses.
     """
+    refuse_shared_repository(task.config for task in tasks)
     job = replace(job, array=True)
     made: list[RunFolder] = []
     try:

@@ -29,6 +29,8 @@ from engine.run.store import ENDED, RunFolder
 
 COMMIT = "COMMIT.json"
 KEEP_AT_LEAST = 2
+NEEDED = 1.1
+"""Room for another checkpoint, in sizes of the last one."""
 LARGE, AT_ONCE = 256 << 20, 4
 """Bytes of a checkpoint from which so many of its files are hashed side by side."""
 # What TRL and transformers write beside a checkpoint and must not stay: this one pickles the hub token in clear.
@@ -46,7 +48,7 @@ def begin(folder: RunFolder, step: int) -> Path:
     tmp = folder.checkpoints / f"checkpoint-{step}.tmp"
     needed = _last_size(folder)
     if needed:
-        _need_room(tmp, int(1.1 * needed))
+        _need_room(tmp, int(NEEDED * needed))
 
     def make() -> None:
         if inside.exists(folder, tmp):

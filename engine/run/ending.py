@@ -17,7 +17,7 @@ from engine.run.evaluations import has_harness, records_of, summary
 from engine.run.in_flight import in_flight
 from engine.run.proposals import Change
 from engine.run.pruning_choice import prunable
-from engine.run.store import ORIGIN, RunFolder
+from engine.run.store import ORIGIN, RunFolder, called
 from engine.run.view import RunView
 
 MEMORY = "memory_allocated"
@@ -65,7 +65,7 @@ def end_of(view: RunView, folder: RunFolder, name: str) -> End:
         return End(tuple(facts(view, folder)), tuple(ways(view, folder, name)), kept=tuple(_kept(view, folder)))
     if view.state not in ("failed", "lost"):
         return End()
-    details = (*_memory(view), *_in_flight(view, folder), *_origin(folder))
+    details = (*_memory(view), *_in_flight(view, folder), *_on_hub(view, folder), *_origin(folder))
     newest, skipped = checkpoint.newest_valid(folder, hashes=False)
     step = checkpoint.step_of(newest) if newest else None
     settings = proposals.settings_of(folder)
@@ -96,6 +96,8 @@ def done_text(view: RunView, end: End) -> str:
 
 def facts(view: RunView, folder: RunFolder) -> list[tuple[str, str]]:
     """Where the model is, how good it is, and what it answers beside what it answered at first."""
+    if view.state == "stopped":
+        return _on_hub(view, folder)
     if view.state != "finished" or not view.committed:
         return []
     if not (kept_steps := _kept(view, folder)):
@@ -120,6 +122,7 @@ def facts(view: RunView, folder: RunFolder) -> list[tuple[str, str]]:
         lines.append(("asked", _short(first["prompt"])))
         lines.append(("", f"{when}: {_short(first['completion'])}"))
         lines.append(("", f"after step {last['step']:,}: {_short(last['completion'])}"))
+    lines += _on_hub(view, folder)
     if measured := records_of(folder):
         lines.append(("measured", summary(measured[-1])))
     return lines + _origin(folder)
@@ -148,6 +151,19 @@ def ways(view: RunView, folder: RunFolder, name: str) -> list[Way]:
         means = f"{many} neither the newest nor the best: {freed}"
         found.append(Way("prune", "free disk", means, f"workbench prune {name}"))
     return found
+
+
+def _on_hub(view: RunView, folder: RunFolder) -> list[tuple[str, str]]:
+    """Which checkpoint has arrived at a hub, and whether a newer one has not."""
+    if not view.uploads:
+        return []
+    arrived = [entry for entry in view.uploads if entry["state"] == "arrived"]
+    words = f"checkpoint-{arrived[-1]['step']} is at {_short(arrived[-1]['url'])}" if arrived else "nothing has arrived"
+    last = view.uploads[-1]
+    if last["state"] != "arrived":
+        step, to = last["step"], _short(last["repository"])
+        words += f"; checkpoint-{step} has not arrived: `workbench push {called(folder)} --checkpoint {step} --to {to}` sends it"
+    return [("hub", words)]
 
 
 def _origin(folder: RunFolder) -> list[tuple[str, str]]:

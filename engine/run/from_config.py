@@ -7,7 +7,7 @@ are the caller's business: a config with errors must not come here.
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +16,7 @@ from engine.config.facts import Facts
 from engine.config.files import REMOTE, dump, scheme_of
 from engine.config.reward_specs import reward_specs
 from engine.config.tree import RunConfig
-from engine.errors import WorkbenchError, visible
+from engine.errors import UsageError, WorkbenchError, visible
 from engine.facts.counts import longest_row
 from engine.facts.model_shape import model_facts
 from engine.hub import is_local
@@ -27,11 +27,11 @@ from engine.run import store
 from engine.run.launch import choose_free, launch, wanted
 from engine.run.nodes import Rendezvous
 from engine.run.slurm import Job
-from engine.run.spawn import HUB_TOKENS, MLFLOW_LOGIN, STORE_KEYS, WANDB_KEY
+from engine.run.spawn import COMET_KEY, HUB_TOKENS, MLFLOW_LOGIN, STORE_KEYS, WANDB_KEY
 from engine.run.store import RunFolder
 from engine.run.warm import WarmWorker
 
-_OF_TRACKERS = {"wandb": (WANDB_KEY,), "mlflow": MLFLOW_LOGIN}
+_OF_TRACKERS = {"wandb": (WANDB_KEY,), "mlflow": MLFLOW_LOGIN, "comet": (COMET_KEY,)}
 """The variables with secrets that a tracker needs."""
 
 
@@ -42,7 +42,7 @@ def runs_dir_of(config: RunConfig, given: frozenset[str], explicit: str | os.Pat
 
 def secrets_of(config: RunConfig, facts: Facts) -> list[str]:
     """The names of variables with secrets that a worker needs: the tokens of the hub and of object stores while something
-    must be fetched from there, a tracker's key where it is asked for."""
+    must be fetched from there or is pushed, a tracker's key where it is asked for."""
     specs = reward_specs(getattr(config.method, "reward_funcs", ()))
     names = [config.model.name, config.model.tokenizer, *(spec.argument for spec in specs if spec.kind == "model")]
     known = facts.sources or {}
@@ -53,7 +53,7 @@ def secrets_of(config: RunConfig, facts: Facts) -> list[str]:
     )
     trackers = [name for tracker, names in _OF_TRACKERS.items() if tracker in config.run.report_to for name in names]
     stores = [name for path in data for name in STORE_KEYS.get(REMOTE.get(scheme_of(path), ""), ())]
-    return list(dict.fromkeys([*(HUB_TOKENS if from_hub else ()), *stores, *trackers]))
+    return list(dict.fromkeys([*(HUB_TOKENS if from_hub or config.run.push_to_hub else ()), *stores, *trackers]))
 
 
 def _is_here(name: str, revision: str | None) -> bool:
@@ -65,6 +65,35 @@ def _is_here(name: str, revision: str | None) -> bool:
         return facts is not None and bool(facts.folder) and bool(model_files.stored_weights(Path(facts.folder)))
     except WorkbenchError:
         return False
+
+
+def refuse_push_without_token(config: RunConfig) -> None:
+    """Raises WorkbenchError where checkpoints are to be pushed and this machine has no token, or may not reach a hub: told here,
+    before a model is loaded. Whether the token may write there the worker asks."""
+    if not config.run.push_to_hub:
+        return
+    from huggingface_hub import get_token
+
+    offline = os.environ.get("HF_HUB_OFFLINE") or os.environ.get("TRANSFORMERS_OFFLINE") or ""
+    if offline.upper() in ("1", "ON", "YES", "TRUE"):  # as the process that sends reads it
+        raise WorkbenchError(
+            "run.push_to_hub: HF_HUB_OFFLINE forbids to reach the hub.", "Unset it, or remove run.push_to_hub."
+        )
+    if not get_token():
+        raise WorkbenchError(
+            "run.push_to_hub: the hub asks for a token, and there is none.",
+            "Run `hf auth login`, or set HF_TOKEN; or remove run.push_to_hub.",
+        )
+
+
+def refuse_shared_repository(configs: Iterable[RunConfig]) -> None:
+    """Raises UsageError where several runs that are started together would write over each other's model on a hub."""
+    names = [config.run.hub_model_id for config in configs if config.run.push_to_hub]
+    if twice := next((name for name in names if names.count(name) > 1), None):
+        raise UsageError(
+            f"run.hub_model_id: {names.count(twice)} runs would write over each other's model in {visible(twice)}.",
+            "Give each a repository of its own, or leave run.push_to_hub out and send the best one with `workbench push`.",
+        )
 
 
 def launch_config(
@@ -95,6 +124,8 @@ def launch_config(
     Raises WorkbenchError if it cannot start.
     """
     complete = resolved(config, facts) if job is None else config
+    if job is None:
+        refuse_push_without_token(config)
     info: dict[str, Any] = {
         "method": complete.method.kind,
         "model": complete.model.name,

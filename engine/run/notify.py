@@ -1,4 +1,4 @@
-"""`run.notify`: one short message to a webhook or an ntfy topic when a run ends, fails, diverges or stalls.
+"""`run.notify`: one short message to a webhook or an ntfy topic when a run ends, fails, diverges, stalls or fills the disk.
 
 The supervisor knows when, and a process of its own posts: `python -P -m engine.run.notify`, which has `LIMIT` seconds and
 whose failure is a line of the log. The address stands in the run's config alone: never in an argument, an event or a
@@ -22,6 +22,7 @@ from typing import Any
 from engine import figures
 from engine.errors import WorkbenchError, host_of, visible
 from engine.run import silence
+from engine.run.checkpoint import NEEDED
 from engine.run.curves import titled, told_by
 from engine.run.spawn import python, safe_python, without_tokens
 from engine.run.store import RunFolder
@@ -29,6 +30,8 @@ from engine.run.view import RunView, fold
 
 LIMIT = 15.0
 """Seconds that a message may take, names of hosts looked up included."""
+DISK_SECONDS = 10.0
+"""Between two looks at the disk."""
 _ASKED = re.compile(r"\bnotify\b")
 
 
@@ -43,7 +46,8 @@ class Notifier:
             self._wanted = bool(_ASKED.search(run.read_config()))
         self._view = RunView(id=run.id)
         self._heard = time.monotonic()
-        self._stalled = self._diverged = False
+        self._stalled = self._diverged = self._filled = False
+        self._looks = 0.0
 
     def see(self, events: Sequence[dict[str, Any]]) -> None:
         """New events of the run."""
@@ -60,7 +64,10 @@ class Notifier:
 
     def tick(self) -> None:
         """Called again and again while the worker lives."""
-        if not self._wanted or self._stalled:
+        if not self._wanted:
+            return
+        self._look_at_disk()
+        if self._stalled:
             return
         quiet = silence.silent_for(self._view, time.monotonic() - self._heard)
         if quiet is not None:
@@ -68,6 +75,24 @@ class Notifier:
             self._post(
                 "stalled", f"{self.run.id} is {silence.describe(quiet)} at step {self._view.step}", self._view.step
             )
+
+    def _look_at_disk(self) -> None:
+        """Tells while there is still time that the disk will not hold another checkpoint; anew once it did have room again."""
+        now = time.monotonic()
+        if now < self._looks:
+            return
+        self._looks = now + DISK_SECONDS
+        sizes = [int(entry["bytes"]) for entry in self._view.checkpoints if entry["bytes"]]
+        free = free_bytes(self.run)
+        if not sizes or free is None:
+            return
+        needed = int(NEEDED * sizes[-1])
+        if free >= 2 * needed:
+            self._filled = False
+        elif free < needed and not self._filled:
+            self._filled = True
+            words = f"{self.run.id} fills the disk: {figures.size(free)} free, its next checkpoint needs {figures.size(needed)}"
+            self._post("disk", f"{words}; at step {figures.count(self._view.step)}", self._view.step)
 
     def ended(self, final: Mapping[str, Any]) -> None:
         """The run's last word, or what stands for it: `kind` and `cause`."""
@@ -101,6 +126,15 @@ class Notifier:
                 pipe.write(json.dumps({"path": str(self.run.path), "message": message}).encode())
         except OSError as problem:
             print(f"run.notify: {problem.strerror or type(problem).__name__}", file=sys.stderr, flush=True)
+
+
+def free_bytes(run: RunFolder) -> int | None:
+    """Room on the disk of a run; None where that cannot be told."""
+    try:
+        space = os.statvfs(run)
+    except OSError:
+        return None
+    return space.f_bavail * space.f_frsize
 
 
 # -- the process that posts --------------------------------------------------------------------------------------------

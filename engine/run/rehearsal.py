@@ -97,6 +97,7 @@ def _shortened(config: RunConfig) -> RunConfig:
                 update={
                     "prompts": [],
                     "report_to": [],
+                    "push_to_hub": False,
                     "max_new_tokens": fields.run.max_new_tokens.default,
                     "eval_steps": fields.run.eval_steps.default,
                     "prompts_steps": fields.run.prompts_steps.default,
@@ -108,6 +109,10 @@ def _shortened(config: RunConfig) -> RunConfig:
                             fields.run.metric_for_best_model,
                             fields.run.greater_is_better,
                             fields.run.save_best,
+                            fields.run.hub_model_id,
+                            fields.run.hub_strategy,
+                            fields.run.hub_private_repo,
+                            fields.run.hub_wait_seconds,
                         )
                     },
                     "devices": one,

@@ -196,6 +196,11 @@ def note(run: RunFolder, job: str) -> None:
     inside.replace(run, run.path / _NUMBER, json.dumps({"job": job, "folder": inside.identity(run)[1]}))
 
 
+_NO_CLUSTER = ("could not establish a configuration source", "unable to process configuration", "slurm.conf")
+_NO_CONTROLLER = ("unable to contact slurm controller", "slurm backup controller in standby", "connect failure")
+"""By what `sbatch` says, which jobs were not refused but could not be handed over."""
+
+
 def require_scheduler() -> None:
     """Raises WorkbenchError where no `sbatch` is here to take a job."""
     if shutil.which("sbatch") is None:
@@ -235,6 +240,16 @@ def _hand_over(place: Path) -> str:
     if done is None:
         raise WorkbenchError("sbatch was not found or does not answer.", "Submit from a machine of the cluster.")
     job = done.stdout.strip().partition(";")[0]
+    said = f"{done.stderr} {done.stdout}".lower()
+    if done.returncode and any(words in said for words in _NO_CLUSTER):
+        raise WorkbenchError(
+            "this machine belongs to no SLURM cluster: sbatch is here and finds no configuration of one.",
+            "Submit from a machine of the cluster, look at the script with --dry-run, or train here with `workbench train`.",
+        )
+    if done.returncode and any(words in said for words in _NO_CONTROLLER):
+        raise WorkbenchError(
+            "the controller of this SLURM cluster does not answer.", "Submit again once `sinfo` shows its partitions."
+        )
     if done.returncode or not job.isdigit():
         raise WorkbenchError(
             f"sbatch refused the job: {_output(done)}", "Change what was asked for, and submit it again."

@@ -50,7 +50,7 @@ STORE_KEYS = {
 }
 """The variables in which the package of an object store looks for keys, by that package."""
 ALL_TOKENS = tuple(dict.fromkeys((*HUB_TOKENS, *(name for names in STORE_KEYS.values() for name in names))))
-WANDB_KEY = "WANDB_API_KEY"
+WANDB_KEY, COMET_KEY = "WANDB_API_KEY", "COMET_API_KEY"
 MLFLOW_LOGIN = ("MLFLOW_TRACKING_TOKEN", "MLFLOW_TRACKING_USERNAME", "MLFLOW_TRACKING_PASSWORD")
 NO_HUB_TOKEN = "HF_HUB_DISABLE_IMPLICIT_TOKEN"
 """The hub's client then takes no token from the file that a login leaves either."""

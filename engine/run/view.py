@@ -73,6 +73,9 @@ class RunView:
     samples: list[dict[str, Any]] = field(default_factory=list)
     rollouts: list[dict[str, Any]] = field(default_factory=list)
     checkpoints: list[dict[str, Any]] = field(default_factory=list)
+    uploads: list[dict[str, Any]] = field(default_factory=list)
+    """What became of each checkpoint that was sent to a hub: `step`, `state` (begun, retry, arrived, failed, passed, deleted),
+    `repository`, `url`, `bytes`, `seconds`, and in `message` why it has not arrived."""
     best: dict[str, Any] | None = None
     """The step whose held-out rows were measured best so far: `step`, `metric` and `value`."""
     findings: list[dict[str, Any]] = field(default_factory=list)
@@ -506,6 +509,21 @@ def _checkpoint(view: RunView, event: Event) -> None:
     _append(view.checkpoints, entry)
 
 
+def _upload(view: RunView, event: Event) -> None:
+    entry = {
+        "step": _integer(event, "step"),
+        **{key: _text(event, key) for key in ("state", "repository", "url", "message", "what")},
+        **{key: _number(event, key) for key in ("bytes", "seconds")},
+    }
+    for place, known in enumerate(view.uploads):
+        if known["step"] == entry["step"]:
+            # What it is, and how much, is told once; why it had not arrived holds until it has.
+            kept = {key: value for key, value in entry.items() if value not in (None, "")}
+            view.uploads[place] = {**known, **({"message": ""} if entry["state"] == "arrived" else {}), **kept}
+            return
+    _append(view.uploads, entry)
+
+
 def _best(view: RunView, event: Event) -> None:
     step, value = _integer(event, "step"), _number(event, "value")
     if step is not None and value is not None:
@@ -576,6 +594,7 @@ _MEANING: dict[str, Callable[[RunView, Event], None]] = {
     "sample": _sample,
     "rollout": _rollout,
     "checkpoint": _checkpoint,
+    "upload": _upload,
     "best": _best,
     "finding": _finding,
     "control": _control,

@@ -11,7 +11,7 @@ from accelerate import ParallelismConfig
 
 from engine.config.optim import Optim
 from engine.config.optimizers import BUILT_HERE
-from engine.config.run import Run
+from engine.config.run import TRACKERS, Run
 from engine.config.tree import RunConfig
 from engine.run.hang import TORCH_SECONDS
 
@@ -61,7 +61,7 @@ def shared_arguments(config: RunConfig, run_folder: str | Path) -> dict[str, Any
         # Processes that stay would draw no seed as an epoch or a measuring begins, as a resumed run or one without them does.
         "dataloader_persistent_workers": False,
         "disable_tqdm": True,
-        "report_to": list(run.report_to) or "none",
+        "report_to": [TRACKERS[name] for name in run.report_to] or "none",
         **_named(run, Path(run_folder)),
         "push_to_hub": False,
         # The supervisor, which names the rank that is waited for, comes before torch, which ends those that wait.
@@ -91,8 +91,8 @@ def _optimizer(optim: Optim) -> dict[str, Any]:
 
 
 def _named(run: Run, folder: Path) -> dict[str, Any]:
-    """What MLflow and trackio call the run; others have it from the environment."""
-    if not {"mlflow", "trackio"} & set(run.report_to):
+    """What MLflow, trackio and Comet call the run; others have it from the environment."""
+    if not {"mlflow", "trackio", "comet"} & set(run.report_to):
         return {}
     return {"run_name": folder.name, "project": "workbench"}
 

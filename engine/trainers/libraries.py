@@ -9,6 +9,8 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from engine.trainers import comet
+
 if TYPE_CHECKING:
     from engine.config.tree import RunConfig
 
@@ -36,6 +38,7 @@ def load_all(config: RunConfig) -> None:
     fresh = "torch" not in sys.modules
     if fresh:
         unused_packages.withhold(unused_packages.unused(config))
+        comet.quiet()
     for name in EVERY_RUN:
         load(name)
     if fresh:

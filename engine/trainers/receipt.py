@@ -87,7 +87,7 @@ def receipt(
     entries += _of_numbers(config, trainer)
     entries += trackers.entries(trainer)
     if config.run.notify:
-        when = "when the run ends, fails, diverges or stalls"
+        when = "when the run ends, fails, diverges, stalls or fills the disk"
         entries.append(_entry("notifications", "on", "on", detail=f"to {visible(host_of(config.run.notify))}, {when}"))
     if (ranks := trainer.accelerator.num_processes) > 1:
         entries += [

@@ -204,6 +204,8 @@ class CheckpointWriter:
         self._trainer = trainer
         self._async_save: AsyncSave | None = None
         self._room_asked = False
+        self.on_commit: Callable[[int], None] = lambda step: None
+        """On the first rank, told of each checkpoint that is whole; waited for, so it must not wait itself."""
         self.took: dict[str, float] = {}
         """Seconds of each part of what the last checkpoint kept the training waiting for; the benchmarks read it."""
 
@@ -338,6 +340,7 @@ class CheckpointWriter:
         final = checkpoint.commit(tmp, {**self._trainer.commit_info, "rng": _rng_kinds()})
         seconds, step = time.monotonic() - begun, checkpoint.step_of(final) or 0
         self._report(step, "committed", bytes=checkpoint.size_of(final), seconds=seconds, **more)
+        self.on_commit(step)
         self._prune(final, best)
 
     def _prune(self, final: Path, best: int | None) -> None:

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from transformers.integrations.integration_utils import (
+    CometCallback,
     MLflowCallback,
     TensorBoardCallback,
     TrackioCallback,
@@ -17,6 +18,7 @@ from transformers.integrations.integration_utils import (
 from engine.config.tree import RunConfig
 from engine.errors import redact
 from engine.run.spawn import WANDB_KEY
+from engine.trainers import comet
 
 if TYPE_CHECKING:
     from engine.trainers.run_trainer import RunTrainer
@@ -59,6 +61,12 @@ def prepare(config: RunConfig, run: Path) -> None:
         _set(TRACKIO_DIR=str(run / FOLDER / "trackio"))
         for elsewhere in ("TRACKIO_SPACE_ID", "TRACKIO_SERVER_URL", "TRACKIO_BUCKET_ID"):
             os.environ.pop(elsewhere, None)  # the hub's token is gone before the first step
+    if "comet" in wanted:
+        folder = run / FOLDER
+        folder.mkdir(mode=0o700, exist_ok=True)
+        _set(COMET_OFFLINE_DIRECTORY=str(folder / "comet"), COMET_PROJECT_NAME="workbench")
+        if not comet.logged_in():
+            _set(COMET_START_ONLINE="0")
 
 
 def _set(**values: str) -> None:
@@ -83,6 +91,10 @@ def entries(trainer: RunTrainer) -> list[dict[str, Any]]:
         elif isinstance(callback, TrackioCallback):
             place = redact(os.environ.get("TRACKIO_DIR", ""))
             found.append(("trackio", f"writes to {place}; `trackio show` with this TRACKIO_DIR shows it"))
+        elif isinstance(callback, CometCallback):
+            place = redact(os.environ.get("COMET_OFFLINE_DIRECTORY", ""))
+            offline = os.environ.get("COMET_START_ONLINE", "").lower() in ("0", "false")
+            found.append(("comet", f"offline, in {place}; `comet upload` sends it" if offline else "sent as it trains"))
     return [
         {"feature": f"tracker {name}", "requested": name, "effective": "on", "count": None, "detail": words}
         for name, words in found

@@ -142,6 +142,19 @@ def test_a_run_that_diverges_or_stalls_is_told_once_each_time(tmp_path: Any, mon
         ("diverged", "my-0001 diverged at step 4: its numbers are not finite"),
         ("failed", "my-0001 failed at step 3: diverged"),
     ]
+    sizes = {**frame, "kind": "checkpoint", "state": "committed", "bytes": 100 << 20}
+    monkeypatch.setattr(notify, "free_bytes", lambda run: free[0])
+    told, free = Notifier(run), [500 << 20]
+    monkeypatch.setattr(told, "_post", lambda state, text, step, cause="": posts.append((state, text)))
+    posts.clear()
+    told.see([{**sizes, "seq": n, "t": float(n), "step": n} for n in (1, 2)])
+    for room in (500, 109, 50, 150, 90, 300, 100):  # filled, hardly freed, filled again only after there was room
+        free[0] = room << 20
+        for _ in range(2):
+            clock[0] += 11
+            told.tick()
+    assert [state for state, _ in posts if state == "disk"] == ["disk", "disk"]
+    assert posts[0] == ("disk", "my-0001 fills the disk: 109 MiB free, its next checkpoint needs 110 MiB; at step 0")
     quiet = store.create(tmp_path / "runs", "version: 1\n", {"name": "quiet"})
     silent = Notifier(quiet)
     monkeypatch.setattr(silent, "_post", lambda *_: pytest.fail("nobody asked for it"))

@@ -67,6 +67,7 @@ class Follower:
         self._phase = ""
         self._samples = 0
         self._checkpoints: set[tuple[Any, Any]] = set()
+        self._uploads: set[tuple[Any, Any]] = set()
         self._diverged = self._restarts = 0
         self._slowest: set[tuple[int, str]] = set()
         self._state = ""
@@ -81,6 +82,7 @@ class Follower:
         self._phase, self._state = view.phase, view.state
         self._samples, self._diverged, self._restarts = len(view.samples), len(view.diverged), len(view.restarts)
         self._checkpoints = {(entry["step"], entry["state"]) for entry in view.checkpoints}
+        self._uploads = {(entry["step"], entry["state"]) for entry in view.uploads}
 
     def until(self, done: Callable[[RunView], bool]) -> RunView:
         """Follow until `done` says so or the run is over and its processes are gone; returns the view."""
@@ -125,6 +127,15 @@ class Follower:
                     size = f" ({figures.size(entry['bytes'])})" if entry["bytes"] is not None else ""
                     best = ", the best so far" if view.best and view.best["step"] == entry["step"] else ""
                     self.print(f"checkpoint at step {entry['step']}{size}{best}")
+        for entry in view.uploads:
+            key = (entry["step"], entry["state"])
+            if key not in self._uploads:
+                self._uploads.add(key)
+                if entry["state"] == "arrived":
+                    self.print(f"checkpoint-{entry['step']} is at {visible(entry['url'])}")
+                elif entry["state"] in ("retry", "failed"):
+                    words = "has not arrived yet" if entry["state"] == "retry" else "was not sent"
+                    self.print(f"! checkpoint-{entry['step']} {words}: {visible(entry['message'])}", fg="yellow")
         for entry in view.diverged[self._diverged :]:
             self.print(f"step {entry['step']}: {entry['what']} is no longer a finite number", fg="red")
         self._diverged = len(view.diverged)
@@ -187,6 +198,8 @@ def status_line(view: RunView) -> str:
     speed = view.latest.get("tokens_per_second")
     if speed:
         parts.append(f"{speed:,.0f} tokens/s")
+    if view.progress and not view.over:
+        parts.append(figures.doing(view.progress))
     if view.silent_seconds is not None:
         parts.append(silence.describe(view.silent_seconds))
     elif (left := view.seconds_left()) is not None and not view.over:

@@ -176,7 +176,7 @@ def start(file: Path, asked: Axes, runs: str | None) -> tuple[str, list[RunFolde
     """Check every cell, then queue a run for each. Raises WorkbenchError with nothing started where one cannot be."""
     from engine.planning.estimate import estimate
     from engine.rules import read
-    from engine.run.from_config import launch_config, runs_dir_of
+    from engine.run.from_config import launch_config, refuse_shared_repository, runs_dir_of
     from engine.session.paragraph import paragraph
     from workbench.cli.findings import require_no_errors, show
     from workbench.cli.reading import facts_for, load_own, with_overrides
@@ -204,6 +204,7 @@ def start(file: Path, asked: Axes, runs: str | None) -> tuple[str, list[RunFolde
             place = runs_dir_of(reading.config, reading.given, runs)
             echo(paragraph(reading.config, facts, estimated, place), err=True, hang=0)
         cells.append((cell, reading.config, facts, estimated.checkpoints_bytes or 0))
+    refuse_shared_repository(config for _, config, _, _ in cells)
     require_room(place, sum(needed for *_, needed in cells), len(cells), "started")
     name = new_id(file.stem)
     started: list[RunFolder] = []

@@ -20,8 +20,9 @@ from engine.bridge.keys import (
     unsupported,
 )
 from engine.bridge.sharding import ring_of
-from engine.bridge.trainer_keys import LIGER
+from engine.bridge.trainer_keys import LIGER, REPOSITORY
 from engine.config.renames import TEMPLATES, is_off, sentence_for
+from engine.hub import is_repository
 
 PAIRS = ("dpo", "ipo", "simpo", "orpo", "reward")
 KINDS = ("dpo", "ipo", "simpo", "orpo", "kto", "grpo", "gdpo")
@@ -198,6 +199,23 @@ def evals_per_epoch(value: Any, file: File) -> Answer:
     if is_off(value) or (is_off(file.get("val_set_size")) and not file.get("test_datasets")):
         return needless("No rows are held out.")
     return mapped({"run.evals_per_epoch": value})
+
+
+def hub_model_id(value: Any, file: File) -> Answer:
+    """It asks for uploads there, into a private repository."""
+    if is_off(value):
+        return needless(OFF)
+    if not is_repository(str(value)):
+        return unsupported(REPOSITORY)
+    return mapped({"run.push_to_hub": True, "run.hub_model_id": value})
+
+
+def hub_strategy(value: Any, file: File) -> Answer:
+    if is_off(value) or is_off(file.get("hub_model_id")):
+        return needless("It counts with hub_model_id.")
+    return (
+        mapped({"run.hub_strategy": value}) if is_repository(str(file.get("hub_model_id"))) else unsupported(REPOSITORY)
+    )
 
 
 def save_default(file: File) -> Any:

@@ -17,7 +17,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from engine.bridge import axolotl, llamafactory, trl
-from engine.bridge.ledger import OUTCOMES, Ledger
+from engine.bridge.ledger import OUTCOMES, Ledger, Row
 from engine.bridge.tools import TOOLS, export, take_over, tool_named, tool_of
 from engine.config.files import as_yaml, load, parse
 from engine.config.tree import fields
@@ -446,6 +446,36 @@ def test_the_template_of_one_of_several_sources_is_its_own(tmp_path: Path) -> No
     ledger = taken({"base_model": "a/b", "datasets": both}, "axolotl", tmp_path)
     assert [each.get("chat_template") for each in ledger.mapping["data"]["train"]] == ["chatml", "llama3", None]
     assert "chat_template" not in ledger.mapping["model"]
+
+
+def test_uploads_and_comet_are_settings_where_they_mean_the_same(tmp_path: Path) -> None:
+    axolotl = {
+        "base_model": "a/b",
+        "hub_model_id": "me/mine",
+        "hub_strategy": "checkpoint",
+        "use_comet": True,
+        "use_wandb": True,
+    }
+    found = taken(axolotl, "axolotl", tmp_path).mapping["run"]
+    assert (found["push_to_hub"], found["hub_model_id"], found["hub_strategy"]) == (True, "me/mine", "checkpoint")
+    assert found["report_to"] == ["wandb", "comet"]
+    assert "hub_private_repo" not in found, "private in both"
+    pushed = {"push_to_hub": True, "hub_model_id": "me/mine", "hub_strategy": "end", "hub_private_repo": False}
+    for tool in ("trl", "llamafactory"):
+        model = {"model_name_or_path": "a/b", "report_to": ["comet_ml"]}
+        found = taken({**model, **pushed}, tool, tmp_path).mapping["run"]
+        assert {key: found[key] for key in pushed} == pushed
+        assert found["report_to"] == ["comet"]
+        row = rows_of(taken({**model, "push_to_hub": True, "hub_model_id": "me/mine"}, tool, tmp_path))["push_to_hub"]
+        assert (row.outcome, "private here" in row.reason) == ("changed", True)
+        unnamed = taken({**model, "push_to_hub": True, "hub_model_id": "mine"}, tool, tmp_path)
+        assert {rows_of(unnamed)[key].outcome for key in ("push_to_hub", "hub_model_id")} == {"unsupported"}
+        off = taken({**model, "push_to_hub": False, "hub_model_id": "me/mine"}, tool, tmp_path)
+        assert "push_to_hub" not in off.mapping.get("run", {})
+
+
+def rows_of(ledger: Ledger) -> dict[str, Row]:
+    return {row.key: row for row in ledger.rows}
 
 
 def test_no_secret_of_a_file_is_shown_or_written(tmp_path: Path) -> None:

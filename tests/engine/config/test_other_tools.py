@@ -179,7 +179,7 @@ def test_what_is_not_here_yet_is_refused_by_its_name(what: str, key: str) -> Non
         "deepspeed_config",
         "streaming_foo",
         "wandb_project",
-        "hub_strategy",
+        "push_to_hub_token",
         "pissa_convert",
     ],
 )

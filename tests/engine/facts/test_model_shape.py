@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from engine.facts.model_shape import model_facts
+from engine.facts.model_shape import ELSEWHERE, model_facts
 
 EXPERTS: dict[str, object] = {
     "n_routed_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 40, "first_k_dense_replace": 2,
@@ -215,6 +215,20 @@ def test_names_without_files_are_remote_or_missing(tmp_path: Path) -> None:
     assert known is not None
     assert known.parameters == 596_049_920
     assert known.remote
+
+
+def test_a_folder_where_one_stands_is_no_model_of_a_config_that_lies_elsewhere(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A run, which works in its own folder, would ask the hub for that name."""
+    (tmp_path / "runs").mkdir()
+    write(tmp_path / "runs" / "x", "config.json", "{}")
+    monkeypatch.chdir(tmp_path)
+    facts = model_facts("runs/x")
+    assert facts is not None
+    assert facts.missing == ELSEWHERE
+    assert model_facts("./runs/x").folder  # type: ignore[union-attr]
+    assert model_facts(str(tmp_path / "runs" / "x")).folder  # type: ignore[union-attr]
 
 
 def test_a_snapshot_in_the_hub_cache_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

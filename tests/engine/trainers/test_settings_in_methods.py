@@ -39,6 +39,7 @@ from tests.engine.trainers.test_matrix import CPU, LORA, ROWS, SAMPLED, settings
 ROOT = Path(__file__).resolve().parents[3]
 T = "tests/engine/trainers"
 F = "tests/engine/features"
+U = "tests/engine/export/test_uploads.py"
 REWARDS = ["regex:[aeiou]", "regex:[0-9 ]"]
 
 
@@ -294,6 +295,11 @@ ELSEWHERE = {
         "tests/fault/test_runs_outlive.py::test_a_worker_that_does_not_answer_is_ended_after_the_grace_and_that_is_said"
     ),
     "run.report_to": f"{T}/test_trackers.py::test_trackers_get_the_curves_of_the_run_and_change_nothing",
+    "run.push_to_hub": f"{U}::test_a_model_arrives_complete_private_and_without_what_was_not_asked_for",
+    "run.hub_model_id": f"{U}::test_a_model_arrives_complete_private_and_without_what_was_not_asked_for",
+    "run.hub_strategy": f"{U}::test_a_checkpoint_can_be_gone_on_with_from_the_hub_and_is_not_sent_twice",
+    "run.hub_private_repo": f"{U}::test_nothing_is_sent_where_everybody_reads_unless_that_is_asked_for",
+    "run.hub_wait_seconds": f"{U}::test_the_end_waits_a_bounded_time_and_says_what_is_missing",
     "run.notify": "tests/fault/test_notify.py::test_a_run_that_ends_is_told_once_and_its_address_stays_in_the_config",
     "data.streaming_disk": "tests/engine/data/test_streaming.py::test_the_disk_that_shards_take_is_bounded",
     "data.ignore_data_skip": f"{T}/test_streaming.py::test_a_resume_may_begin_its_epoch_anew",

@@ -17,9 +17,10 @@ from engine.rules import read
 from engine.run import launch
 from engine.run.from_config import launch_config, secrets_of
 from engine.run.index import open_view
-from engine.run.spawn import MLFLOW_LOGIN, WANDB_KEY
+from engine.run.spawn import COMET_KEY, MLFLOW_LOGIN, WANDB_KEY
 from engine.run.store import RunFolder
 from engine.run.view import RunView
+from tests.prestarted.prestarted import COLD
 
 KEY = "0123456789abcdef" * 2 + "01234567"
 
@@ -163,21 +164,58 @@ def log(metrics):
 def finish():
     note(ended=True)
 """
+COMET = """
+import json, os
+from pathlib import Path
+from types import SimpleNamespace
+
+at_import = {name: value for name, value in os.environ.items() if name.startswith("COMET_")}
+ExperimentConfig = SimpleNamespace
 
 
-def test_mlflow_and_trackio_get_the_curves_below_the_run_and_nowhere_else(
+class Experiment:
+    def note(self, **what):
+        folder = Path(os.environ["COMET_OFFLINE_DIRECTORY"])
+        folder.mkdir(parents=True, exist_ok=True)
+        with open(folder / "calls.jsonl", "a") as file:
+            file.write(json.dumps(what, default=str) + chr(10))
+
+    def __internal_api__set_model_graph__(self, model, framework):
+        pass
+
+    def __internal_api__log_parameters__(self, params, framework, source, flatten_nested):
+        pass
+
+    def __internal_api__log_metrics__(self, metrics, step, epoch, framework):
+        self.note(step=step, **metrics)
+
+
+def start(online, mode, experiment_config):
+    experiment = Experiment()
+    experiment.note(name=experiment_config.name, online=os.environ.get("COMET_START_ONLINE"), at_import=at_import)
+    return experiment
+"""
+COMET_CONFIG = "def get_config(name): return None\n"
+
+
+def test_trackers_get_the_curves_below_the_run_and_nowhere_else(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Two modules with the calls that transformers' callbacks make stand for the packages, which are not installed here."""
+    """Modules with the calls that transformers' callbacks make stand for the packages, which are not installed here."""
     packages = tmp_path / "packages"
-    for name, text in (("mlflow", MLFLOW), ("trackio", TRACKIO)):
+    for name, text in (("mlflow", MLFLOW), ("trackio", TRACKIO), ("comet_ml", COMET)):
         (packages / name).mkdir(parents=True)
         (packages / name / "__init__.py").write_text(text)
+    (packages / "comet_ml" / "config.py").write_text(COMET_CONFIG)
+    (packages / "comet_ml" / "__init__.py").write_text(COMET + "from comet_ml import config\n")
+    (packages / "comet_ml-3.58.8.dist-info").mkdir()
+    (packages / "comet_ml-3.58.8.dist-info" / "METADATA").write_text("Name: comet_ml\nVersion: 3.58.8\n")
     monkeypatch.setenv("PYTHONPATH", f"{packages}{os.pathsep}{os.environ.get('PYTHONPATH', '')}")
     monkeypatch.setenv("TRACKIO_SPACE_ID", "someone/else")
-    for name in ("MLFLOW_TRACKING_URI", "MLFLOW_EXPERIMENT_NAME", "TRACKIO_DIR"):
+    monkeypatch.setenv(COLD, "1")  # transformers looks for Comet as it is imported
+    for name in ("MLFLOW_TRACKING_URI", "MLFLOW_EXPERIMENT_NAME", "TRACKIO_DIR", COMET_KEY):
         monkeypatch.delenv(name, raising=False)
-    run = started(tmp_path / "runs", "run.name=tracked", "run.report_to=[mlflow, trackio]")
+    run = started(tmp_path / "runs", "run.name=tracked", "run.report_to=[mlflow, trackio, comet]")
     view = ended(run)
     assert view.state == "finished", view.cause
 
@@ -197,8 +235,15 @@ def test_mlflow_and_trackio_get_the_curves_below_the_run_and_nowhere_else(
         "workbench", "tracked-0001", None, None,
     )  # fmt: skip
     assert told[-1] == {"ended": True}
+    told = calls("comet")
+    assert [(call["step"], call["train/loss"]) for call in told if "train/loss" in call] == curve
+    assert (told[0]["name"], told[0]["online"]) == ("tracked-0001", "0")
+    # What it would take by itself is off before it is imported.
+    quiet = told[0]["at_import"]
+    assert (quiet["COMET_DISABLE_AUTO_LOGGING"], quiet["COMET_AUTO_LOG_OUTPUT_LOGGER"]) == ("1", "")
+    assert {quiet[f"COMET_AUTO_LOG_{what}"] for what in ("CODE", "GIT_PATCH", "ENV_HOST")} == {"false"}
     receipt = {entry["requested"]: entry["detail"] for entry in view.receipt if "tracker" in entry["feature"]}
-    assert all(f"trackers/{name}" in receipt[name] for name in ("mlflow", "trackio"))
+    assert all(f"trackers/{name}" in receipt[name] for name in ("mlflow", "trackio", "comet"))
 
 
 def test_a_trackers_key_reaches_the_run_that_asks_for_it_alone() -> None:
@@ -208,3 +253,5 @@ def test_a_trackers_key_reaches_the_run_that_asks_for_it_alone() -> None:
     assert secrets_of(read(mapping, Facts()).config, Facts()) == [WANDB_KEY]
     mapping["run"]["report_to"] = ["mlflow", "trackio"]
     assert secrets_of(read(mapping, Facts()).config, Facts()) == list(MLFLOW_LOGIN)
+    mapping["run"]["report_to"] = ["comet"]
+    assert secrets_of(read(mapping, Facts()).config, Facts()) == [COMET_KEY]

@@ -69,6 +69,30 @@ def test_what_comes_is_told_once_and_the_best_checkpoint_by_name(
     ]
 
 
+def test_what_arrived_at_a_hub_is_told_and_what_the_end_waits_for(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run, writer = begun(tmp_path, monkeypatch)
+    sent = {"repository": "me/model", "step": 4}
+    with open_view(run) as watch:
+        follower = Follower(watch)
+        writer.write("metrics", step=9, loss=1.5)
+        writer.write("upload", state="begun", bytes=2048, **sent)
+        for _ in range(2):
+            writer.write("upload", state="retry", message="the hub answers with error 500", **sent)
+            follower.until(lambda view: True)
+        writer.write("progress", what="Sending checkpoint-4", done=1024, total=2048, unit="bytes")
+        follower.until(lambda view: True)
+        assert "Sending checkpoint-4: 1.0 KiB of 2.0 KiB" in status_line(watch.view)
+        writer.write("upload", state="arrived", url="https://hub/me/model/commit/1", **sent)
+        follower.until(lambda view: True)
+    told = [line for line in capsys.readouterr().err.splitlines() if "checkpoint-4" in line and "Sending" not in line]
+    assert told == [
+        "! checkpoint-4 has not arrived yet: the hub answers with error 500",
+        "checkpoint-4 is at https://hub/me/model/commit/1",
+    ]
+
+
 def test_a_resume_begins_with_what_it_does_and_not_with_where_the_run_stood(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -115,6 +115,14 @@ def test_what_cannot_be_is_refused_and_leaves_no_run(place: Path, played: Schedu
         done = submit(place, *words, "--json")
         assert done.returncode > 0, words
         assert place_of_it in json.loads(done.stdout)["error"]["message"]
+    for theirs, ours in (
+        ("fatal: Could not establish a configuration source", "this machine belongs to no SLURM cluster"),
+        ("error: Unable to contact slurm controller (connect failure)", "controller of this SLURM cluster does not"),
+    ):
+        played.refuses("sbatch", f"sbatch: {theirs}\n")
+        done = submit(place, "--json")
+        assert done.returncode == 1
+        assert ours in json.loads(done.stdout)["error"]["message"]
     played.refuses("sbatch", "sbatch: error: Batch job submission failed: Invalid partition name specified\n")
     done = submit(place, "--partition", "gone", "--json")
     said = json.loads(done.stdout)["error"]

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from engine.config.facts import Facts, ModelFacts, TokenizerFacts
+from engine.facts.model_shape import ELSEWHERE
 from tests.engine.rules.rule_cases.shared import CPU, H100, LORA, NOTHING, OLD, TINY_FACTS, Case, model, source
 
 _A_LAYER = (("q_proj", 2048, 4096), ("k_proj", 2048, 512), ("v_proj", 2048, 512), ("o_proj", 4096, 2048))
@@ -64,6 +65,13 @@ CASES: dict[str, list[Case]] = {
     "model-exists": [
         ({}, model(missing="there is no such folder"), "model.name", "error"),
         ({}, model(remote=True), "model.name", "warning"),
+        (
+            {"model.name": "models/mine"},
+            Facts(model=ModelFacts("models/mine", remote=True)),
+            "model.name",
+            "warning",
+        ),
+        ({}, model(missing=ELSEWHERE), "model.name", "error"),
     ],
     "model-files-can-be-loaded": [
         ({}, model(flaw="its files are cut."), "model.name", "error"),

@@ -25,7 +25,7 @@ CASES: dict[str, list[Case]] = {
     "unsloth-is-not-a-backend-here": [({"run.backend": "unsloth"}, Facts(), "run.backend", "error")],
     "prompts-steps-need-prompts": [({"run.prompts_steps": 5}, Facts(), "run.prompts_steps", "error")],
     "trackers-are-known": [
-        ({"run.report_to": ["wandb", "comet"]}, Facts(), "run.report_to", "error"),
+        ({"run.report_to": ["wandb", "comet_ml", "neptune"]}, Facts(), "run.report_to", "error"),
         ({"run.report_to": ["neptune"]}, Facts(), "run.report_to", "error"),
     ],
     "tensorboard-needs-its-package": [
@@ -39,6 +39,23 @@ CASES: dict[str, list[Case]] = {
     ],
     "trackio-needs-its-package": [
         ({"run.report_to": ["trackio"]}, Facts(packages={"trackio": None}), "run.report_to", "error")
+    ],
+    "comet-needs-its-package": [
+        ({"run.report_to": ["comet"]}, Facts(packages={"comet_ml": None}), "run.report_to", "error")
+    ],
+    "hub-model-id-needs-push-to-hub": [({"run.hub_model_id": "me/model"}, Facts(), "run.hub_model_id", "error")],
+    "hub-strategy-needs-push-to-hub": [({"run.hub_strategy": "end"}, Facts(), "run.hub_strategy", "error")],
+    "hub-private-repo-needs-push-to-hub": [({"run.hub_private_repo": False}, Facts(), "run.hub_private_repo", "error")],
+    "hub-wait-seconds-needs-push-to-hub": [({"run.hub_wait_seconds": 5}, Facts(), "run.hub_wait_seconds", "error")],
+    "a-push-names-a-repository-of-its-own": [
+        ({"run.push_to_hub": True}, Facts(), "run.hub_model_id", "error"),
+        ({"run.push_to_hub": True, "run.hub_model_id": "my-model"}, Facts(), "run.hub_model_id", "error"),
+        (
+            {"run.push_to_hub": True, "run.hub_model_id": "Acme/Base", "model.name": "acme/base"},
+            Facts(),
+            "run.hub_model_id",
+            "error",
+        ),
     ],
     "an-address-to-notify-is-one": [
         ({"run.notify": "ntfy.sh/mine"}, Facts(), "run.notify", "error"),
