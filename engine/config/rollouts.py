@@ -139,6 +139,19 @@ class Groups(Rollouts):
     """How many prompts of a sampling are ones that failed before, at most. More teach more of what is hard, and less of the
     rest."""
 
+    reroll_max_tries: Annotated[int, Ge(1), Le(1_000_000), Title("Times a failed prompt comes back"), Expert] = 4
+    """How often a prompt comes back on which every answer fails, before it is given up: one with a wrong reference answer
+    fails for ever. One that is paid for an answer when it comes back is counted anew."""
+
+    replay_buffer_size: Annotated[int, Ge(0), Le(65_536), Title("Replay buffer"), Unit("groups"), Advanced] = 0
+    """How many groups that taught something are kept, in main memory, to take the place of groups that teach nothing: all
+    rewards alike, or all answers left out. Those with the highest scores are kept, and drawn by score: mean size of the
+    advantages times spread of the rewards. Their tokens' ratios are taken to the model that gave them. 0 means none."""
+
+    replay_max_age: Annotated[int, Ge(1), Le(1_000_000), Title("Oldest replay"), Unit("steps"), Expert] = 50
+    """After how many steps a group in the replay buffer is dropped. The older it is the further the model has moved from the
+    one that gave it, and the more of its tokens are clipped or weigh too much."""
+
 
 class Grpo(Groups):
     """Group relative policy optimization: several answers to each prompt are scored, and those better than their group's

@@ -57,6 +57,24 @@ refused(
         beside={fields.method.reroll_start_fraction: one_of(1.0)},
     ),
     Refused(
+        "failed-prompts-are-tried-where-they-come-back",
+        fields.method.reroll_max_tries,
+        other_than(4),
+        "left out while method.reroll_start_fraction is 1",
+        "No prompt comes back then: lower that, or remove this.",
+        leave_out(fields.method.reroll_max_tries, "remove it"),
+        beside={fields.method.reroll_start_fraction: one_of(1.0)},
+    ),
+    Refused(
+        "an-oldest-replay-where-groups-are-kept",
+        fields.method.replay_max_age,
+        other_than(50),
+        "left out while method.replay_buffer_size is 0",
+        "No group is replayed then: raise that, or remove this.",
+        leave_out(fields.method.replay_max_age, "remove it"),
+        beside={fields.method.replay_buffer_size: one_of(0)},
+    ),
+    Refused(
         "sampled-and-trained-with-the-same-weights",
         fields.adapter.lora_dropout,
         bool,
@@ -127,7 +145,7 @@ def batches_hold_whole_groups(config: RunConfig, facts: Facts) -> Iterator[Findi
     )
 )  # fmt: skip
 def other_prompts_are_asked_too(config: RunConfig, facts: Facts) -> Iterator[Finding]:
-    """A prompt that nothing solves comes back for ever: alone in a sampling it would be all that the run asks."""
+    """Prompts that nothing solves come back: alone in a sampling they would be all that the run asks."""
     most, spec = fields.method.reroll_max_groups, fields.method.steps_per_generation
     if not most.applies(config) or fields.method.reroll_start_fraction.value(config) == 1:
         return
@@ -137,7 +155,7 @@ def other_prompts_are_asked_too(config: RunConfig, facts: Facts) -> Iterator[Fin
     times = spec if spec.value(config) else fields.optim.gradient_accumulation_steps
     fix = take(most, groups - 1) if groups > 1 else take(times, 2 * times.value(config), "sample more together")
     asked = f"{groups} prompts are" if groups > 1 else "1 prompt is"
-    todo = f"{asked} sampled at a time: while failed ones wait, and some may fail for ever, no other would be asked."
+    todo = f"{asked} sampled at a time: while failed ones wait, no other would be asked."
     yield must(
         most.path,
         "less than the prompts that are sampled together",
@@ -225,6 +243,7 @@ def clipping_needs_a_loss_that_clips(config: RunConfig, facts: Facts) -> Iterato
         fields.method.cliprange_value,
         fields.method.num_iterations,
         fields.method.steps_per_generation,
+        fields.method.replay_buffer_size,
         fields.optim.gradient_accumulation_steps,
     )
 )
@@ -295,7 +314,9 @@ def experts_are_balanced_over_all_tokens(config: RunConfig, facts: Facts) -> Ite
 
 
 def _always_new(config: RunConfig) -> bool:
-    """Whether sampled answers are used up before the weights move, as TRL reckons it."""
+    """Whether all answers are used up before the weights move, as TRL reckons it, and none comes back later."""
+    if getattr(config.method, "replay_buffer_size", 0):
+        return False
     steps, method = config.optim.gradient_accumulation_steps, config.method
     uses: int = (getattr(method, "steps_per_generation", None) or steps) * getattr(method, "num_iterations", 1)
     return steps % uses == 0

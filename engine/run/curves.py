@@ -60,6 +60,11 @@ KNOWN: dict[str, MetricLabel] = {
     "num_skipped_tokens": MetricLabel("left out so far"),
     "reroll/groups": MetricLabel("prompts come back"),
     "reroll/waiting": MetricLabel("failed prompts wait"),
+    "reroll/given_up": MetricLabel("prompts given up"),
+    "replay/share": MetricLabel("groups replayed", "share"),
+    "replay/age": MetricLabel("steps since sampled"),
+    "replay/kept": MetricLabel("groups in the buffer"),
+    "replay/bytes": MetricLabel("replay buffer", "bytes"),
     "completions/mean_length": MetricLabel("completion length"),
     "completions/min_length": MetricLabel("shortest completion"),
     "completions/max_length": MetricLabel("longest completion"),
@@ -109,8 +114,8 @@ _PAIRS: Groups = (
 )  # fmt: skip
 _GROUPS: Groups = (
     ("reward", "eval_reward"), ("completions/mean_length", "completions/max_length"), ("kl",),
-    ("rewards/*/mean",), ("frac_reward_zero_std", "frac_tokens_skipped", "completions/clipped_ratio"),
-    ("entropy", "entropy/computed"), _LOSS,
+    ("rewards/*/mean",), ("frac_reward_zero_std", "frac_tokens_skipped", "replay/share", "completions/clipped_ratio"),
+    ("entropy", "entropy/computed"), ("replay/age",), _LOSS,
 )  # fmt: skip
 _SCORES: Groups = (
     ("accuracy", "eval_accuracy"), ("margin", "eval_margin"), _LOSS, ("mean_reward", "min_reward", "max_reward"),

@@ -10,11 +10,11 @@ from trl import GRPOConfig
 from engine.config import rollouts
 from engine.config.tree import RunConfig, method_of
 from engine.trainers.job import Job
+from engine.trainers.replay import ReplayTrainer
 from engine.trainers.rollouts import built, rollout_arguments
-from engine.trainers.zero_advantage import GroupTrainer
 
 
-class Grpo(GroupTrainer):
+class Grpo(ReplayTrainer):
     """TRL's trainer with our saving, our prompts and our rewards."""
 
 

@@ -1,8 +1,9 @@
 """Prompts on which every answer failed, which come back in later samplings, when the model may know more.
 
 A group failed where no answer was told apart and no reward paid: its sums are all 0 or less. Its prompt waits, once, in the
-order in which prompts failed, and takes the place of a group at the end of a later sampling. What waits is the same on all
-processes and goes into each checkpoint, so that a resumed run asks the same prompts.
+order in which prompts failed, and takes the place of a group at the end of a later sampling. One that comes back so often in vain
+is given up: with a wrong reference answer it fails for ever, and each time another prompt is not asked. What waits is the same on
+all processes and goes into each checkpoint, so that a resumed run asks the same prompts.
 """
 
 from __future__ import annotations
@@ -19,11 +20,28 @@ WAITING = 1024
 
 class Reroll:
     """The prompts that wait. `start` is the share of the run's steps behind which they come back, `most` how many groups of a
-    sampling they take at most."""
+    sampling they take at most, `tries` how often one comes back at most."""
 
-    def __init__(self, start: float, most: int) -> None:
-        self.start, self.most = start, most
+    def __init__(self, start: float, most: int, tries: int) -> None:
+        self.start, self.most, self.tries = start, most, tries
         self.waiting: list[dict[str, Any]] = []
+        self.tried: dict[int, int] = {}
+        """How often a prompt came back and failed again, by its row; one that did not fail the last time has no entry."""
+        self._asked: set[int] = set()
+        """The rows that came back in this sampling."""
+
+    @property
+    def given_up(self) -> int:
+        """How many prompts come back no more."""
+        return sum(count >= self.tries for count in self.tried.values())
+
+    def state_dict(self) -> dict[str, Any]:
+        """Numbers, and rows as they are asked."""
+        return {"waiting": self.waiting, "tried": self.tried}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Takes up what was saved; earlier versions counted no tries."""
+        self.waiting, self.tried = state["waiting"], state.get("tried", {})
 
     def is_due(self, step: int, steps: int) -> bool:
         """Whether prompts come back after so many of the run's steps."""
@@ -34,13 +52,16 @@ class Reroll:
         prompts that waited; these wait no longer."""
         count = min(self.most, len(self.waiting), total // size)
         back, self.waiting = self.waiting[:count], self.waiting[count:]
+        self._asked = {row["row"] for row in back}
         begin = total // size - count
         groups = [(first + place) // size for place in range(len(rows))]
         return [row if group < begin else back[group - begin] for row, group in zip(rows, groups, strict=True)]
 
     def keep(self, rows: Sequence[dict[str, Any]], first: int, failed: Sequence[bool], size: int) -> None:
         """Has the prompts of failed groups wait; every process says what it has of them. `failed` is of all groups."""
+        asked, self._asked = self._asked, set()
         if not any(failed):
+            self._forget(asked)
             return
         own = [
             dict(row)
@@ -48,11 +69,21 @@ class Reroll:
             if place % size == 0 and failed[place // size]  # a group may end on the next process
         ]
         known = {row["row"] for row in self.waiting}
-        for row in gather_object(own):
-            if row["row"] not in known:
+        rows_failed = gather_object(own)
+        self._forget(asked - {row["row"] for row in rows_failed})
+        for row in rows_failed:
+            if row["row"] in asked:
+                self.tried[row["row"]] = self.tried.get(row["row"], 0) + 1
+                asked.discard(row["row"])
+            if row["row"] not in known and self.tried.get(row["row"], 0) < self.tries:
                 known.add(row["row"])
                 self.waiting.append(row)
         self.waiting = self.waiting[-WAITING:]
+
+    def _forget(self, rows: set[int]) -> None:
+        """Tries of prompts that were paid for an answer count no more."""
+        for row in rows:
+            self.tried.pop(row, None)
 
 
 def failed_groups(totals: torch.Tensor, alike: torch.Tensor, size: int) -> list[bool]:

@@ -68,7 +68,7 @@ class GroupTrainer(RolloutTrainer):
         super().take(config, rewards, note)
         method = method_of(config, Groups)
         if method.reroll_start_fraction < 1:
-            self.reroll = Reroll(method.reroll_start_fraction, method.reroll_max_groups)
+            self.reroll = Reroll(method.reroll_start_fraction, method.reroll_max_groups, method.reroll_max_tries)
         if method.beta:
             self.computes_all = "method.beta holds each to the reference"
         elif self.aux_loss_enabled:
@@ -82,6 +82,7 @@ class GroupTrainer(RolloutTrainer):
         note += f"computed too: {self.computes_all}" if self.computes_all else "left out of the loss's passes"
         if (back := self.reroll) is not None:
             note += f"; prompts on which every answer failed come back behind {back.start:.0%} of the steps"
+            note += f", each at most {'once' if back.tries == 1 else f'{back.tries} times'}"
         return f"{super().receipt_note()}; {note}"
 
     def alike(self, scores: torch.Tensor, size: int) -> torch.Tensor:
@@ -108,6 +109,7 @@ class GroupTrainer(RolloutTrainer):
             size, scores = self.num_generations, self._scores
             failed = failed_groups(self._totals(scores), self.alike(scores, size), size)
             self.reroll.keep(inputs, first, failed, size)
+            self._metrics["train"]["reroll/given_up"].append(self.reroll.given_up)
         return output
 
     def _some_again(self, reroll: Reroll, inputs: Any, first: int) -> list[dict[str, Any]]:

@@ -375,6 +375,8 @@ SINGLE: tuple[tuple[str, dict[str, Any], dict[str, Any]], ...] = (
     ("axolotl", {"rl": "grpo", "trl": {"reroll_max_groups": 2}}, {"method.reroll_max_groups": None}),
     ("axolotl", {"rl": "grpo", "trl": {"reroll_start_fraction": 0.5, "reroll_max_groups": 2}},
      {"method.reroll_start_fraction": 0.5, "method.reroll_max_groups": 2}),
+    ("axolotl", {"rl": "grpo", "trl": {"replay_buffer_size": 64, "replay_recompute_logps": False}}, {"method.replay_buffer_size": 64}),
+    ("axolotl", {"rl": "grpo", "trl": {"replay_buffer_size": 0}}, {"method.replay_buffer_size": None}),
     ("axolotl", {"micro_batch_size": 4, "batch_size": 32}, {"optim.gradient_accumulation_steps": 8}),
     ("axolotl", {"micro_batch_size": 4, "batch_size": 30}, {"optim.gradient_accumulation_steps": None}),
     ("axolotl", {"deepspeed": {"zero_optimization": {"stage": 3}, "gradient_clipping": 0.5}}, {"optim.max_grad_norm": 0.5}),

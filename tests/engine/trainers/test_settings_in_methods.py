@@ -197,6 +197,9 @@ _GROUPS = {
     "method.skip_zero_advantage": Trial(False),
     "method.reroll_start_fraction": Trial(0.0, FAILING),
     "method.reroll_max_groups": Trial(2, {**FAILING, "method.reroll_start_fraction": 0.0}),
+    "method.reroll_max_tries": Trial(1, {**FAILING, "method.reroll_start_fraction": 0.0}),
+    "method.replay_buffer_size": Trial(2),
+    "method.replay_max_age": Trial(1, {"method.replay_buffer_size": 8, "optim.max_steps": 4}),
 }
 OF_METHOD = {
     "sft": {"method.label_smoothing": Trial(0.2), "method.z_loss": Trial(0.1)},

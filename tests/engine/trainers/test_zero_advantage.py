@@ -257,7 +257,7 @@ def _rank(rank: int, folder: str) -> None:
     for name, reason in (("left", ""), ("all", "as TRL does")):
         for _ in range(2):  # DistributedDataParallel complains late
             found[name] = of_batch(made, batch, wrapped, computes_all=reason)
-    failed = Reroll(0, 1)
+    failed = Reroll(0, 1, 4)
     failed.keep([{"row": 10 * rank + place} for place in range(3)], 3 * rank, [True, False, True], 2)
     found["failed"] = [row["row"] for row in failed.waiting]
     torch.save(copy.deepcopy(found), f"{folder}/{rank}.pt")

@@ -128,6 +128,12 @@ CASES: dict[str, list[Case]] = {
     "prompts-come-back-where-that-is-asked-for": [
         ({**GRPO, "method.reroll_max_groups": 2}, Facts(), "method.reroll_max_groups", "error")
     ],
+    "failed-prompts-are-tried-where-they-come-back": [
+        ({**GRPO, "method.reroll_max_tries": 2}, Facts(), "method.reroll_max_tries", "error")
+    ],
+    "an-oldest-replay-where-groups-are-kept": [
+        ({**GRPO, "method.replay_max_age": 2}, Facts(), "method.replay_max_age", "error")
+    ],
     "other-prompts-are-asked-too": [
         (
             {**GRPO, "method.reroll_start_fraction": 0.5, **settings},

@@ -1,0 +1,191 @@
+"""Groups without signal give their place to earlier ones: what is trained on, by which ratio, what is told, and after a resume."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from engine.figures import size
+from engine.run.rollouts import read_group
+from tests.caches import own_cache
+from tests.engine.trainers.building import apart
+from tests.engine.trainers.conftest import CONVERSATIONS, lines
+from tests.engine.trainers.test_grpo import GRPO, LORA, curve, same_after_a_resume
+from tests.engine.trainers.test_zero_advantage import built, of_batch
+
+# Answers to the first prompts are told apart, those to all others get nothing.
+EARLY = """
+import zlib
+
+
+def early(completions, answer):
+    texts = [messages[-1]["content"] for messages in completions]
+    numbers = [int(each.split()[0]) - 1 for each in answer]
+    return [zlib.crc32(text.encode()) % 7 / 7 if number < 6 else 0.0 for text, number in zip(texts, numbers, strict=True)]
+"""
+REPLAY = {"method.replay_buffer_size": 4}
+
+
+def sample(made, prompts):
+    """The batches of one sampling of these prompts, rows that are even being told apart."""
+    trainer = made.trainer
+    torch.manual_seed(5)
+    trainer._step, trainer._buffered_inputs = 0, None
+    trainer._prepare_inputs([made.rows[row] for row in prompts for _ in range(8)])
+    return trainer._buffered_inputs
+
+
+@pytest.fixture
+def make(tmp_path, monkeypatch):
+    monkeypatch.setenv("WORKBENCH_CACHE", own_cache(tmp_path / "cache"))
+    made = []
+
+    def make(settings):
+        made.append(built(tmp_path, {**REPLAY, **settings}))
+        trainer = made[-1].trainer
+        stops = [*trainer.eos_token_ids, *range(40, 60)]  # so that answers are of different lengths
+        trainer.eos_token_ids = trainer.generation_kwargs["eos_token_id"] = stops
+        trainer.generation_config.eos_token_id = stops
+        return made[-1]
+
+    yield make
+    for each in made:
+        each.trainer.rewards.close()
+
+
+def by_hand(made, batches, old_of):
+    """The clipped loss over all tokens of a sampling, from plain logits: ratios to `old_of` (row, answer) where that knows the
+    answer, else to the model itself."""
+    total, tokens, replayed = 0.0, 0, 0
+    for batch in batches:
+        for place in range(len(batch["row"])):
+            prompt = batch["prompt_ids"][place][batch["prompt_mask"][place].bool()].tolist()
+            answer = batch["completion_ids"][place][: batch["length"][place]].tolist()
+            new = made.logps(prompt, answer)
+            old = old_of.get((batch["row"][place].item(), tuple(answer)))
+            replayed += old is not None
+            ratio = (new - (new.detach() if old is None else old)).exp()
+            advantage = batch["advantages"][place]
+            total = total - torch.min(ratio * advantage, ratio.clamp(0.8, 1.2) * advantage).sum()
+            tokens += len(answer)
+    return total / tokens, replayed
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        pytest.param(
+            {"optim.per_device_train_batch_size": 16, "optim.gradient_accumulation_steps": 1}, id="always new"
+        ),
+        pytest.param({"method.steps_per_generation": 2, **LORA}, id="answers that grow old, in torn groups"),
+    ],
+)
+def test_a_replayed_token_weighs_by_its_ratio_to_the_model_that_gave_it(make, settings):
+    made = make(settings)
+    trainer = made.trainer
+    first = sample(made, (0, 2))
+    assert "replayed" not in first[0]  # there was nothing to replay
+    old_of = {}
+    with torch.no_grad():
+        for group in trainer.replay.groups:
+            for which in range(8):
+                answer = group.of(which, group.ids).tolist()
+                logps = made.logps(group.prompt_ids.tolist(), answer)
+                assert (
+                    torch.allclose(group.of(which, group.logps).double(), logps, atol=1e-5)
+                    or not group.advantages[which]
+                )
+                old_of[group.row, tuple(answer)] = logps
+    made.move()
+    batches = sample(made, (0, 1))  # row 0 is told apart, row 1 is not
+    rows = torch.cat([batch["row"] for batch in batches]).tolist()
+    replayed = torch.cat([batch["replayed"] for batch in batches]).tolist()
+    assert sum(replayed) == 8
+    assert {row for row, again in zip(rows, replayed, strict=True) if not again} == {0}
+    assert len({batch["length"].sum().item() for batch in (*first, *batches)}) > 1
+    assert all(batch["num_items_in_batch"] == sum(each["length"].sum() for each in batches) for batch in batches)
+    for batch in batches:
+        batch["advantages"] = batch["advantages"].double()
+    trainer.current_gradient_accumulation_steps = trainer.args.gradient_accumulation_steps
+    ours, gradients = 0.0, {}
+    for batch in batches:
+        made.seen = []
+        loss, found, _, _ = of_batch(made, batch)
+        ours += loss
+        gradients = {name: part + gradients.get(name, 0) for name, part in found.items()}
+    made.model.zero_grad()
+    loss, count = by_hand(made, batches, old_of)
+    loss.backward()
+    theirs = {name: each.grad for name, each in made.model.named_parameters() if each.grad is not None}
+    assert count == 8
+    assert ours == pytest.approx(loss.item(), rel=1e-4, abs=1e-6)
+    assert apart(gradients, theirs) < 1e-4
+
+
+# Only two rows of 48 are told apart, and they come first.
+RARE = {
+    **GRPO, "method.num_generations": 4, "method.rollout_groups": 4, "data.shuffle": False, "optim.max_steps": 4,
+    "optim.gradient_accumulation_steps": 1, "optim.per_device_train_batch_size": 16, "optim.learning_rate": 1e-4,
+}  # fmt: skip
+
+
+def rare(folder, source, **settings):
+    (folder / "early.py").write_text(EARLY)
+    return {
+        **RARE, "method.reward_funcs": [f"{folder}/early.py:early"], "data.train": [{"path": source(CONVERSATIONS)}],
+        **settings,
+    }  # fmt: skip
+
+
+def test_a_run_mostly_without_signal_learns_from_what_it_had_and_its_rewards_are_those_of_new_answers(
+    train, source, tmp_path
+):
+    """From the second step's last two groups on no group is told apart."""
+    settings = rare(tmp_path, source)
+    without = train(settings)
+    run = train({**settings, **REPLAY})
+    assert curve(without, "grad_norm")[2:] == [0, 0]
+    assert all(norm > 0 for norm in curve(run, "grad_norm"))
+    assert curve(run, "loss")[0] == curve(without, "loss")[0]  # until something is replayed it is the same run
+    share = curve(run, "replay/share")
+    assert share[0] == 0 < share[1]
+    assert share[2:] == [1, 1]
+    assert all(1 <= age <= 3 for age in curve(run, "replay/age"))
+    assert curve(run, "replay/kept") == [4, 4, 4, 4]
+    assert curve(run, "frac_reward_zero_std")[2:] == [1, 1]
+    events = lines(run, "rollout")
+    again = [event for event in events if "replayed_from" in event]
+    fresh = [event for event in events if "replayed_from" not in event]
+    for step, told in enumerate(curve(run, "reward"), 1):
+        assert told == pytest.approx(sum(event["reward"] for event in fresh if event["step"] == step) / 4, abs=1e-6)
+    assert curve(run, "reward")[2:] == [0, 0]
+    assert len(again) == sum(share) * 4
+    for event in again:
+        first = next(each for each in fresh if (each["step"], each["row"]) == (event["replayed_from"], event["row"]))
+        assert read_group(run, event)["completions"] == read_group(run, first)["completions"]
+        assert event["row"] < 6
+        assert event["replayed_from"] < event["step"]
+    detail = next(each for each in lines(run, "receipt")[0]["entries"] if each["feature"] == "loss")["detail"]
+    # 4 groups: a prompt of up to 128 tokens, and of 4 answers of 8 tokens ids and log-probabilities, of four bytes each
+    most = 4 * 4 * (128 + 4 * 8 * 2)
+    assert f"best 4 of the last 50 steps, with ratios to the model that gave them (at most {size(most)}" in detail
+    assert 4 * 4 * 4 * 8 < curve(run, "replay/bytes")[-1] < most
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        pytest.param({"method.reroll_start_fraction": 0.3, "method.reroll_max_tries": 1}, id="prompts come back too"),
+        pytest.param(
+            {"method.kind": "gdpo", "method.beta": 0.1, "method.steps_per_generation": 2, "method.num_iterations": 2, **LORA},
+            id="gdpo held to a reference, in the middle of a sampling",
+        ),
+    ],
+)  # fmt: skip
+def test_resuming_equals_never_stopping(train, source, tmp_path, settings):
+    settings = rare(tmp_path, source, **REPLAY, **settings)
+    if settings["method.kind"] == "gdpo":
+        settings["method.reward_funcs"] = [*settings["method.reward_funcs"], "0.5 * length:40"]
+    whole = same_after_a_resume(train, settings, tmp_path)
+    shares = {event["step"]: event["replay/share"] for event in lines(whole, "metrics", 0) if "replay/share" in event}
+    assert max(share for step, share in shares.items() if step > 3) > 0
