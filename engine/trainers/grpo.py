@@ -17,6 +17,13 @@ from engine.trainers.rollouts import built, rollout_arguments
 class Grpo(ReplayTrainer):
     """TRL's trainer with our saving, our prompts and our rewards."""
 
+    def _with_advantages(self, output: dict[str, Any]) -> dict[str, Any]:
+        if self.scale_rewards == "batch":  # of whose spread alone TRL tells whether it is 0
+            size = self.num_generations if self.mode == "train" else self.num_generations_eval
+            share = self.alike(self._scores, size).float().mean().item()
+            self._metrics[self.mode]["frac_reward_zero_std"][-1] = share
+        return super()._with_advantages(output)
+
 
 def arguments(config: RunConfig, run_folder: str | Path) -> GRPOConfig:
     """Our sections as TRL's config."""

@@ -187,44 +187,63 @@ class ReplayTrainer(GroupTrainer):
         """Makes the answers of the groups `drawn`, by number, those of earlier ones; they had `tokens` that count, on all
         processes."""
         size, first = self.num_generations, self._first(output)
-        numbers = [(place, divmod(first + place, size)) for place in range(len(output["advantages"]))]
-        own = [(place, drawn[group], which) for place, (group, which) in numbers if group in drawn]
-        self._widen(output, [group for _, group, _ in own])
-        has_old = OLD in output
-        old = output[OLD] if has_old else torch.zeros_like(output["completion_mask"], dtype=torch.float32)
+        numbers = [divmod(first + place, size) for place in range(len(output["advantages"]))]
+        places = [place for place, (number, _) in enumerate(numbers) if number in drawn]
+        own = [(drawn[number], which) for number, which in (numbers[place] for place in places)]
+        self._widen(output, [group for group, _ in own])
+        if OLD not in output:
+            output[KEPT_OLD] = torch.zeros_like(output["completion_mask"], dtype=torch.float32)
         output["replayed"] = torch.zeros(len(numbers), dtype=torch.bool)
-        whole = self.shares_prompts and self.sampled_together == 1
-        for place, group, which in own:
-            prompt, answer = group.prompt_ids, group.of(which, group.ids)
-            for name in LEFT:
-                output[name][place] = 0
-            output["prompt_ids"][place] = self._tokenizer.pad_token_id
-            output["completion_ids"][place] = self._tokenizer.pad_token_id
-            output["prompt_ids"][place, -len(prompt) :] = prompt.to(output["prompt_ids"])
-            output["prompt_mask"][place, -len(prompt) :] = 1
-            output["completion_ids"][place, : len(answer)] = answer.to(output["completion_ids"])
-            output["completion_mask"][place] = 0
-            output["completion_mask"][place, : len(answer)] = int(group.counted[which])
-            old[place] = pad(group.of(which, group.logps), (0, old.shape[1] - len(answer))).to(old)
-            if group.reference is not None and REFERENCE in output:
-                part = group.of(which, group.reference)
-                output[REFERENCE][place] = pad(part, (0, old.shape[1] - len(part))).to(output[REFERENCE])
-            output["advantages"][place] = group.advantages[which]
-            output["row"][place], output["length"][place] = group.row, len(answer)
-            output["tokens"][place] = len(prompt) + len(answer)
-            output["replayed"][place] = True
-            if "teaches" in output:
-                output["teaches"][place] = whole or (group.advantages[which] != 0 and group.counted[which])
-            if "shown" in output:
+        if own:
+            whole = self.shares_prompts and self.sampled_together == 1
+            for name, rows in self._rows_of(own, output, whole).items():
+                output[name][torch.tensor(places, device=output[name].device)] = rows.to(output[name])
+        if "shown" in output:
+            for place, (group, _) in zip(places, own, strict=True):
                 output["shown"][place] = list(group.images)
-        if not has_old:
-            output[KEPT_OLD] = old
-        of_drawn = sum(
-            length * counted
+        counted = sum(
+            length
             for group in drawn.values()
-            for length, counted in zip(group.lengths, group.counted, strict=True)
+            for length, counts in zip(group.lengths, group.counted, strict=True)
+            if counts
         )
-        output["num_items_in_batch"] = output["num_items_in_batch"] + int(of_drawn - tokens)
+        output["num_items_in_batch"] = output["num_items_in_batch"] + int(counted - tokens)
+
+    def _rows_of(
+        self, own: list[tuple[StoredGroup, int]], output: dict[str, Any], whole: bool
+    ) -> dict[str, torch.Tensor]:
+        """What stands in a batch for these answers of groups, by its name, on the host: as wide as that of `output`. `whole`:
+        an answer of a group that teaches goes through the model with the others."""
+        prompt, answer = output["prompt_ids"].shape[1], output["completion_ids"].shape[1]
+        fill = self._tokenizer.pad_token_id
+        prompts = [group.prompt_ids for group, _ in own]
+        answers = [group.of(which, group.ids) for group, which in own]
+        lengths = torch.tensor([len(each) for each in answers])
+        counted = torch.tensor([group.counted[which] for group, which in own])
+        advantages = torch.tensor([group.advantages[which] for group, which in own], dtype=torch.float64)
+
+        def right(parts: list[torch.Tensor], value: float = 0.0) -> torch.Tensor:
+            return torch.stack([pad(part, (0, answer - len(part)), value=value) for part in parts])
+
+        rows = {
+            "prompt_ids": torch.stack([pad(each, (prompt - len(each), 0), value=fill) for each in prompts]),
+            "prompt_mask": torch.stack([pad(torch.ones_like(each), (prompt - len(each), 0)) for each in prompts]),
+            "completion_ids": right(answers, fill),
+            "completion_mask": (torch.arange(answer) < lengths[:, None]) & counted[:, None],
+            OLD if OLD in output else KEPT_OLD: right([group.of(which, group.logps) for group, which in own]),
+            "advantages": advantages,
+            "row": torch.tensor([group.row for group, _ in own]),
+            "length": lengths,
+            "tokens": lengths + torch.tensor([len(each) for each in prompts]),
+            "replayed": torch.ones(len(own), dtype=torch.bool),
+        }
+        if REFERENCE in output:
+            rows[REFERENCE] = right(
+                [group.of(which, group.reference) for group, which in own if group.reference is not None]
+            )
+        if "teaches" in output:
+            rows["teaches"] = (advantages != 0) & counted | whole
+        return rows
 
     def _widen(self, output: dict[str, Any], groups: list[StoredGroup]) -> None:
         """Has room for the longest prompt and answer of `groups`, in the multiples that TRL pads to; in tensors of its own."""
@@ -232,11 +251,11 @@ class ReplayTrainer(GroupTrainer):
         prompt, answer = output["prompt_ids"].shape[1], output["completion_ids"].shape[1]
         left = max([0, *(-(-len(group.prompt_ids) // multiple) * multiple - prompt for group in groups)])
         right = max([0, *(-(-max(group.lengths) // multiple) * multiple - answer for group in groups)])
-        fill = {name: self._tokenizer.pad_token_id for name in ("prompt_ids", "completion_ids")}
         for name in (*LEFT, "completion_ids", "completion_mask", OLD, REFERENCE):
             if name in output:
+                value = self._tokenizer.pad_token_id if name.endswith("_ids") else 0
                 sides = (left, 0) if name in LEFT else (0, right)
-                output[name] = pad(output[name], sides, value=fill.get(name, 0)).clone()
+                output[name] = pad(output[name], sides, value=value).clone()
         output["advantages"] = output["advantages"].clone()
 
     def _show(self, drawn: dict[int, StoredGroup]) -> None:

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import os
+
 import pytest
 import torch
 
 from engine.figures import size
 from engine.run.rollouts import read_group
+from engine.run.store import RunFolder
 from tests.caches import own_cache
 from tests.engine.trainers.building import apart
 from tests.engine.trainers.conftest import CONVERSATIONS, lines
 from tests.engine.trainers.test_grpo import GRPO, LORA, curve, same_after_a_resume
+from tests.engine.trainers.test_ranks import through_ranks
 from tests.engine.trainers.test_zero_advantage import built, of_batch
 
 # Answers to the first prompts are told apart, those to all others get nothing.
@@ -189,3 +193,65 @@ def test_resuming_equals_never_stopping(train, source, tmp_path, settings):
     whole = same_after_a_resume(train, settings, tmp_path)
     shares = {event["step"]: event["replay/share"] for event in lines(whole, "metrics", 0) if "replay/share" in event}
     assert max(share for step, share in shares.items() if step > 3) > 0
+
+
+TWO = {"optim.per_device_train_batch_size": 12, "method.steps_per_generation": 1}
+
+
+def _rank(rank: int, folder: str) -> None:
+    """One of two processes, of three groups of eight answers: the second group lies on both. Two samplings, the model moved
+    between them."""
+    os.environ.update(RANK=str(rank), LOCAL_RANK=str(rank), WORLD_SIZE="2", LOCAL_WORLD_SIZE="2")
+    os.environ.update(MASTER_ADDR="127.0.0.1", WORKBENCH_CACHE=f"{folder}/cache-{rank}")
+    torch.set_num_threads(1)
+    torch.distributed.init_process_group("gloo", init_method=f"file://{folder}/meet", rank=rank, world_size=2)
+    (own := RunFolder(f"{folder}/{rank}").path).mkdir()
+    made = built(own, {**REPLAY, **TWO}, ranks=2)
+    trainer, made.seen = made.trainer, []
+    for groups in ((0, 2, 0), (1, 3, 0)):
+        asked = [row for row in groups for _ in range(8)][12 * rank : 12 * (rank + 1)]
+        torch.manual_seed(5 + rank)
+        trainer._step, trainer._buffered_inputs = 0, None
+        before = vars(trainer.replay)["_heap"].copy()
+        trainer._prepare_inputs([made.rows[row] for row in asked])
+        made.move()
+    trainer.rewards.close()
+    (batch,) = trainer._buffered_inputs
+    batch["advantages"] = batch["advantages"].double()
+    trainer.current_gradient_accumulation_steps = 1
+    loss, gradients, _, _ = of_batch(made, batch, through_ranks(trainer))
+    found = {"before": [(score, number, vars(group)) for score, number, group in before]}
+    torch.save({**found, "batch": batch, "loss": loss, "gradients": gradients}, f"{folder}/{rank}.pt")
+    torch.distributed.destroy_process_group()
+
+
+@pytest.mark.slow
+def test_two_processes_hold_the_same_groups_and_take_the_step_of_one(tmp_path, monkeypatch):
+    """Also of a group that lies on both, with the weights moved once more behind the sampling. By default
+    `test_zero_advantage.py` holds that both keep the same."""
+    monkeypatch.setenv("WORKBENCH_CACHE", own_cache(tmp_path / "cache"))
+    torch.multiprocessing.spawn(_rank, (str(tmp_path),), nprocs=2)
+    ranks = [torch.load(tmp_path / f"{rank}.pt", weights_only=False) for rank in range(2)]
+    held = [{number: group for _, number, group in rank["before"]} for rank in ranks]
+    assert held[0].keys() == held[1].keys() == {0, 1, 2}
+    for number, group in held[0].items():
+        assert all(group[name].equal(held[1][number][name]) for name in ("prompt_ids", "ids", "logps"))
+    assert [rank["batch"]["replayed"].sum().item() for rank in ranks] == [12, 4]
+    rows = torch.cat([rank["batch"]["row"] for rank in ranks]).sort().values
+    assert set(rows.tolist()) <= {0, 2}
+    made = built(tmp_path, {**REPLAY, **TWO, "optim.per_device_train_batch_size": 24})
+    made.trainer.rewards.close()
+    made.move(), made.move()
+    old_of = {
+        (group["row"], tuple(answer.tolist())): logps.double()
+        for group in held[0].values()
+        for answer, logps in zip(
+            group["ids"].split(group["lengths"]), group["logps"].split(group["lengths"]), strict=True
+        )
+    }
+    loss, count = by_hand(made, [rank["batch"] for rank in ranks], old_of)
+    loss.backward()
+    assert count == 16
+    assert sum(rank["loss"] for rank in ranks) / 2 == pytest.approx(loss.item(), rel=1e-4)
+    for rank in ranks:
+        assert apart(rank["gradients"], {name: each.grad for name, each in made.model.named_parameters()}) < 1e-4
