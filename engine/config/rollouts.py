@@ -141,7 +141,7 @@ class Groups(Rollouts):
 
     reroll_max_tries: Annotated[int, Ge(1), Le(1_000_000), Title("Times a failed prompt comes back"), Expert] = 4
     """How often a prompt comes back on which every answer fails, before it is given up: one with a wrong reference answer
-    fails for ever. One that is paid for an answer when it comes back is counted anew."""
+    fails for ever. One that is paid for an answer is counted anew."""
 
     replay_buffer_size: Annotated[int, Ge(0), Le(65_536), Title("Replay buffer"), Unit("groups"), Advanced] = 0
     """How many groups that taught something are kept, in main memory, to take the place of groups that teach nothing: all

@@ -46,6 +46,9 @@ LEFT = ("prompt_ids", "prompt_mask")
 OLD, KEPT_OLD = "old_per_token_logps", "replayed_logps"
 """TRL's log-probabilities of the policy that sampled, and those of replayed answers where TRL has none: (B, T)."""
 REFERENCE = "ref_per_token_logps"
+SAMPLED, WEIGHT = "sampling_per_token_logps", "importance_sampling_ratio"
+"""TRL's where others sample than the present weights: their log-probabilities (B, T), and the weight of present to theirs, (B, T)
+or (B, 1). A replayed answer's ratio is to its sampler already, so its weight is 1."""
 
 
 class ReplayTrainer(GroupTrainer):
@@ -167,8 +170,8 @@ class ReplayTrainer(GroupTrainer):
 
     def _logps_of(self, output: dict[str, Any], places: list[int]) -> torch.Tensor:
         """(B, T): what the model that sampled gives the tokens of these answers; TRL's where it has them."""
-        if OLD in output:
-            found: torch.Tensor = output[OLD]
+        if SAMPLED in output or OLD in output:
+            found: torch.Tensor = output[SAMPLED if SAMPLED in output else OLD]
             return found
         ids = torch.cat([output["prompt_ids"], output["completion_ids"]], 1)
         mask = torch.cat([output["prompt_mask"], output["completion_mask"]], 1)
@@ -225,12 +228,13 @@ class ReplayTrainer(GroupTrainer):
         def right(parts: list[torch.Tensor], value: float = 0.0) -> torch.Tensor:
             return torch.stack([pad(part, (0, answer - len(part)), value=value) for part in parts])
 
+        old = right([group.of(which, group.logps) for group, which in own])
         rows = {
             "prompt_ids": torch.stack([pad(each, (prompt - len(each), 0), value=fill) for each in prompts]),
             "prompt_mask": torch.stack([pad(torch.ones_like(each), (prompt - len(each), 0)) for each in prompts]),
             "completion_ids": right(answers, fill),
             "completion_mask": (torch.arange(answer) < lengths[:, None]) & counted[:, None],
-            OLD if OLD in output else KEPT_OLD: right([group.of(which, group.logps) for group, which in own]),
+            OLD if OLD in output else KEPT_OLD: old,
             "advantages": advantages,
             "row": torch.tensor([group.row for group, _ in own]),
             "length": lengths,
@@ -241,6 +245,10 @@ class ReplayTrainer(GroupTrainer):
             rows[REFERENCE] = right(
                 [group.of(which, group.reference) for group, which in own if group.reference is not None]
             )
+        if SAMPLED in output:
+            rows[SAMPLED] = old
+        if WEIGHT in output:
+            rows[WEIGHT] = torch.ones(len(own), output[WEIGHT].shape[1])
         if "teaches" in output:
             rows["teaches"] = (advantages != 0) & counted | whole
         return rows
@@ -251,8 +259,8 @@ class ReplayTrainer(GroupTrainer):
         prompt, answer = output["prompt_ids"].shape[1], output["completion_ids"].shape[1]
         left = max([0, *(-(-len(group.prompt_ids) // multiple) * multiple - prompt for group in groups)])
         right = max([0, *(-(-max(group.lengths) // multiple) * multiple - answer for group in groups)])
-        for name in (*LEFT, "completion_ids", "completion_mask", OLD, REFERENCE):
-            if name in output:
+        for name in (*LEFT, "completion_ids", "completion_mask", OLD, REFERENCE, SAMPLED, WEIGHT):
+            if name in output and (name != WEIGHT or output[name].shape[1] > 1):
                 value = self._tokenizer.pad_token_id if name.endswith("_ids") else 0
                 sides = (left, 0) if name in LEFT else (0, right)
                 output[name] = pad(output[name], sides, value=value).clone()

@@ -18,6 +18,10 @@ WAITING = 1024
 """Prompts that wait at most; the oldest give way. Each goes into every checkpoint with its ids and columns."""
 
 
+AGAIN = "again"
+"""What marks a row that came back. Samplings may be asked for ahead, so that others begin before its answers are known."""
+
+
 class Reroll:
     """The prompts that wait. `start` is the share of the run's steps behind which they come back, `most` how many groups of a
     sampling they take at most, `tries` how often one comes back at most."""
@@ -27,8 +31,6 @@ class Reroll:
         self.waiting: list[dict[str, Any]] = []
         self.tried: dict[int, int] = {}
         """How often a prompt came back and failed again, by its row; one that did not fail the last time has no entry."""
-        self._asked: set[int] = set()
-        """The rows that came back in this sampling."""
 
     @property
     def given_up(self) -> int:
@@ -52,38 +54,33 @@ class Reroll:
         prompts that waited; these wait no longer."""
         count = min(self.most, len(self.waiting), total // size)
         back, self.waiting = self.waiting[:count], self.waiting[count:]
-        self._asked = {row["row"] for row in back}
         begin = total // size - count
         groups = [(first + place) // size for place in range(len(rows))]
+        back = [{**row, AGAIN: True} for row in back]
         return [row if group < begin else back[group - begin] for row, group in zip(rows, groups, strict=True)]
 
     def keep(self, rows: Sequence[dict[str, Any]], first: int, failed: Sequence[bool], size: int) -> None:
         """Has the prompts of failed groups wait; every process says what it has of them. `failed` is of all groups."""
-        asked, self._asked = self._asked, set()
-        if not any(failed):
-            self._forget(asked)
+        if not any(failed) and not self.tried:
             return
         own = [
-            dict(row)
+            (row, failed[place // size])
             for place, row in enumerate(rows, first)
-            if place % size == 0 and failed[place // size]  # a group may end on the next process
+            # a group may end on the next process
+            if place % size == 0 and (failed[place // size] or row["row"] in self.tried)
         ]
         known = {row["row"] for row in self.waiting}
-        rows_failed = gather_object(own)
-        self._forget(asked - {row["row"] for row in rows_failed})
-        for row in rows_failed:
-            if row["row"] in asked:
-                self.tried[row["row"]] = self.tried.get(row["row"], 0) + 1
-                asked.discard(row["row"])
-            if row["row"] not in known and self.tried.get(row["row"], 0) < self.tries:
-                known.add(row["row"])
-                self.waiting.append(row)
+        for row, in_vain in gather_object(own):
+            number = row["row"]
+            if not in_vain:
+                self.tried.pop(number, None)
+                continue
+            if AGAIN in row:
+                self.tried[number] = self.tried.get(number, 0) + 1
+            if number not in known and self.tried.get(number, 0) < self.tries:
+                known.add(number)
+                self.waiting.append({name: value for name, value in row.items() if name != AGAIN})
         self.waiting = self.waiting[-WAITING:]
-
-    def _forget(self, rows: set[int]) -> None:
-        """Tries of prompts that were paid for an answer count no more."""
-        for row in rows:
-            self.tried.pop(row, None)
 
 
 def failed_groups(totals: torch.Tensor, alike: torch.Tensor, size: int) -> list[bool]:

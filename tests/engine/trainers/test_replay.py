@@ -10,6 +10,7 @@ import torch
 from engine.figures import size
 from engine.run.rollouts import read_group
 from engine.run.store import RunFolder
+from engine.trainers.zero_advantage import GroupTrainer
 from tests.caches import own_cache
 from tests.engine.trainers.building import apart
 from tests.engine.trainers.conftest import CONVERSATIONS, lines
@@ -124,6 +125,34 @@ def test_a_replayed_token_weighs_by_its_ratio_to_the_model_that_gave_it(make, se
     assert count == 8
     assert ours == pytest.approx(loss.item(), rel=1e-4, abs=1e-6)
     assert apart(gradients, theirs) < 1e-4
+
+
+@pytest.mark.parametrize("whole", [False, True], ids=["a weight a token", "a weight an answer"])
+def test_answers_of_another_sampler_are_kept_with_its_log_probabilities_and_replayed_without_a_weight(
+    make, whole, monkeypatch
+):
+    """TRL's names where something else samples: its log-probabilities, and how much likelier an answer is by the weights of now."""
+
+    def sampled_elsewhere(self, output):
+        like = output["completion_mask"].float()
+        output["old_per_token_logps"] = -3.0 * like
+        output["sampling_per_token_logps"] = -4.0 * like
+        output["importance_sampling_ratio"] = like[:, :1] * 0.5 if whole else like * 0.5
+        return output
+
+    made = make({"optim.per_device_train_batch_size": 16, "optim.gradient_accumulation_steps": 1})
+    monkeypatch.setattr(GroupTrainer, "_with_advantages", sampled_elsewhere)
+    sample(made, (0, 2))
+    assert all((group.logps == -4).all() for group in made.trainer.replay.groups)
+    (batch,) = sample(made, (0, 1))
+    again, mask = batch["replayed"], batch["completion_mask"].bool()
+    assert again.sum() == 8
+    for name, fresh in (("old_per_token_logps", -3.0), ("sampling_per_token_logps", -4.0)):
+        assert (batch[name][again][mask[again]] == -4).all()
+        assert (batch[name][~again][mask[~again]] == fresh).all()
+    weight = batch["importance_sampling_ratio"].expand(mask.shape)
+    assert (weight[again][mask[again]] == 1).all()
+    assert (weight[~again][mask[~again]] == 0.5).all()
 
 
 # Only two rows of 48 are told apart, and they come first.

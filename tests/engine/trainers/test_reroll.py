@@ -89,7 +89,10 @@ def test_one_that_fails_each_time_is_given_up_and_one_that_is_paid_starts_anew()
     again = Reroll(0, 2, 2)
     again.load_state_dict(waiting.state_dict())
     again.keep(rows(1, 2), 0, [True, True], 1)  # as an epoch asks them
-    assert [row["row"] for row in again.waiting] == [2]
+    assert again.waiting == rows(2)
+    again.keep(rows(1), 0, [False], 1)
+    again.keep(rows(1), 0, [True], 1)
+    assert again.waiting == rows(2, 1)
     again.load_state_dict({"waiting": rows(5)})  # of an earlier version
     assert [row["row"] for row in again.instead(rows(8), 0, 1, 1)] == [5]
 
