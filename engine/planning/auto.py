@@ -37,7 +37,7 @@ def _learning_rate(config: RunConfig, facts: Facts) -> tuple[Any, str]:
 def _reference(config: RunConfig, facts: Facts) -> tuple[Any, str]:
     if not getattr(config.method, "beta", 0):
         usual = "copy" if config.adapter.kind == "none" else "adapter_copy" if config.adapter.path else "adapter_off"
-        return usual, "none is kept while method.beta is 0"
+        return usual, "no reference is kept while method.beta is 0"
     if config.adapter.kind == "lora" and config.adapter.path:
         return "adapter_copy", "training goes on from an adapter that has learned"
     if config.adapter.kind == "lora":
