@@ -325,6 +325,8 @@ TABLE: dict[str, Meaning] = {
     "method.reroll_max_tries": by_itself("It counts with reroll_start_fraction."),
     "method.replay_buffer_size": choice({0: needless("No group is replayed.")}, otherwise=unsupported("Axolotl's GRPO without prefetching replays nothing.")),
     "method.replay_max_age": by_itself("It counts with replay_buffer_size."),
+    "method.replay_recompute_logps": by_itself("It counts with replay_buffer_size."),
+    "method.replay_max_weight": by_itself("It counts with replay_buffer_size."),
     "method.rollout_groups": by_itself("It concerns what is kept to look at."),
     "adapter.kind": _adapter,
     "adapter.unfrozen_parameters": filled("unfrozen_parameters"),

@@ -5,14 +5,15 @@ vain, and `method.replay_buffer_size` puts groups of earlier samplings there, dr
 sampled stays what rewards, lengths and groups are counted by: a replay is no answer of the model as it is now, and no curve of
 rewards has it in.
 
-**Which policy a replayed token's ratio is taken to.** To the one that gave the answer: its log-probabilities are computed
-when the group is sampled, by the weights that sampled it, and kept with the group. In each loss here the ratio of new to old
-probability is the importance weight that corrects for answers of another policy (PPO, arXiv:1707.06347, equation 6; RePO keeps
-them likewise for off-policy answers, arXiv:2506.09340), and the clip bounds how far a token moves from where it was sampled, over
-all its uses. Old log-probabilities that are computed anew by the present weights, as Axolotl does by default
-(`replay_recompute_logps`), make every ratio 1 however old the answer is: nothing corrects, nothing clips, and a group that is
-replayed ten times is pushed ten times. They are right as the policy that the clip is centred on only beside a weight of present to
-behaviour policy (arXiv:2110.00641), which needs the kept ones too. So nothing is computed anew, and a replay costs no pass.
+**Two policies, and a replay needs both.** The one that gave an answer: what is learned from it is right on average only if each
+token is weighed by how much likelier it is now (importance sampling). So its log-probabilities, by the weights that sampled it,
+are kept with the group, and none that is computed later can take their place. The other is the one that a step is not to go
+far from, on which the clip is centred. In PPO (arXiv:1707.06347) both are one, since answers are new. Here they are told apart as
+in arXiv:2110.00641 by default: the clip is around the model as it is when the group is replayed, and the token's advantage is
+multiplied by present / sampling probability, bounded (`method.replay_max_weight`). With `method.replay_recompute_logps: false` the
+ratio itself is taken to the model that gave the answer, as RePO does (arXiv:2506.09340): that corrects as well, but the clip then
+bounds what all replays of a group do together, and little is learned from one. Axolotl computes the log-probabilities anew and has no
+weight: every ratio is 1 however old the answer is, and nothing corrects; measured, that leaves the reference several times as far.
 
 Answers that were sampled just now keep a ratio of exactly 1 in their first step: where TRL computes no old log-probabilities
 (all answers are used up before the weights move), theirs are the new ones, detached, as without a buffer.
@@ -43,8 +44,8 @@ from engine.trainers.zero_advantage import GroupTrainer
 
 LEFT = ("prompt_ids", "prompt_mask")
 """Tensors of a batch that are padded left, (B, P)."""
-OLD, KEPT_OLD = "old_per_token_logps", "replayed_logps"
-"""TRL's log-probabilities of the policy that sampled, and those of replayed answers where TRL has none: (B, T)."""
+OLD, KEPT = "old_per_token_logps", "replayed_logps"
+"""(B, T): TRL's log-probabilities that ratios are taken to, and those of replayed answers by the model that gave them."""
 REFERENCE = "ref_per_token_logps"
 SAMPLED, WEIGHT = "sampling_per_token_logps", "importance_sampling_ratio"
 """TRL's where others sample than the present weights: their log-probabilities (B, T), and the weight of present to theirs, (B, T)
@@ -54,8 +55,8 @@ or (B, 1). A replayed answer's ratio is to its sampler already, so its weight is
 class ReplayTrainer(GroupTrainer):
     """What GRPO and GDPO have of a replay buffer; without one each step is what it would be without this class."""
 
-    _ratios: tuple[torch.Tensor, torch.Tensor, torch.Tensor] | None = None
-    """While a loss with replays is computed: old log-probabilities to fill, which rows are replayed, and theirs."""
+    _filling: dict[str, Any] | None = None
+    """The batch with replays whose old log-probabilities are those of the pass under way, while its loss is computed."""
 
     def take(self, config: RunConfig, rewards: Rewards, note: str) -> None:
         super().take(config, rewards, note)
@@ -66,15 +67,19 @@ class ReplayTrainer(GroupTrainer):
         fits = FitsRun(method.num_generations, *longest, bool(method.beta), list(method.reward_funcs))
         self.replay = ReplayBuffer(method.replay_buffer_size, method.replay_max_age, self.args.seed, fits)
         self._room = replay_bytes(config)
+        self._most = method.replay_max_weight if method.replay_recompute_logps else None
 
     def receipt_note(self) -> str:
         """What the receipt adds about the loss."""
         note = super().receipt_note()
         if (buffer := self.replay) is None:
             return note
+        how = "with ratios to the model that gave them"
+        if self._most is not None:
+            how = f"with old log-probabilities by the present model, and weights to the one that gave them of at most {self._most:g}"
         return (
             f"{note}; groups that teach nothing give their place to earlier ones, drawn by score from the best {buffer.size:,} "
-            f"of the last {buffer.max_age:,} steps, with ratios to the model that gave them "
+            f"of the last {buffer.max_age:,} steps, {how} "
             f"(at most {figures.size(self._room)} of main memory a process, and of each checkpoint)"
         )
 
@@ -173,18 +178,17 @@ class ReplayTrainer(GroupTrainer):
         if SAMPLED in output or OLD in output:
             found: torch.Tensor = output[SAMPLED if SAMPLED in output else OLD]
             return found
+        return self._pass(output, places)
+
+    def _pass(self, output: dict[str, Any], places: list[int]) -> torch.Tensor:
+        """(B, T): what the model as it is gives the tokens of these answers; as many passes on each process."""
         ids = torch.cat([output["prompt_ids"], output["completion_ids"]], 1)
         mask = torch.cat([output["prompt_mask"], output["completion_mask"]], 1)
         if self.computes_all:  # as many rows as ever: compiled layers would be compiled anew
             places = list(range(len(ids)))
-        self._waiting = (
-            self.model,
-            ids,
-            mask,
-            output["completion_ids"].shape[1],
-            self.args.per_device_train_batch_size,
-        )
-        return self._sampled_logps(places)
+        size, width = self.args.per_device_train_batch_size, output["completion_ids"].shape[1]
+        self._waiting = (self.model, ids, mask, width, size)
+        return self._sampled_logps(places, output["length"].tolist())
 
     def _put_in(self, output: dict[str, Any], drawn: dict[int, StoredGroup], tokens: float) -> None:
         """Makes the answers of the groups `drawn`, by number, those of earlier ones; they had `tokens` that count, on all
@@ -194,8 +198,7 @@ class ReplayTrainer(GroupTrainer):
         places = [place for place, (number, _) in enumerate(numbers) if number in drawn]
         own = [(drawn[number], which) for number, which in (numbers[place] for place in places)]
         self._widen(output, [group for group, _ in own])
-        if OLD not in output:
-            output[KEPT_OLD] = torch.zeros_like(output["completion_mask"], dtype=torch.float32)
+        output[KEPT] = torch.zeros_like(output["completion_mask"], dtype=torch.float32)
         output["replayed"] = torch.zeros(len(numbers), dtype=torch.bool)
         if own:
             whole = self.shares_prompts and self.sampled_together == 1
@@ -211,6 +214,9 @@ class ReplayTrainer(GroupTrainer):
             if counts
         )
         output["num_items_in_batch"] = output["num_items_in_batch"] + int(counted - tokens)
+        if OLD in output and self._most is not None:
+            rows = torch.tensor(places, device=output[OLD].device, dtype=torch.long)
+            output[OLD][rows] = self._pass(output, places)[rows].to(output[OLD])
 
     def _rows_of(
         self, own: list[tuple[StoredGroup, int]], output: dict[str, Any], whole: bool
@@ -234,7 +240,7 @@ class ReplayTrainer(GroupTrainer):
             "prompt_mask": torch.stack([pad(torch.ones_like(each), (prompt - len(each), 0)) for each in prompts]),
             "completion_ids": right(answers, fill),
             "completion_mask": (torch.arange(answer) < lengths[:, None]) & counted[:, None],
-            OLD if OLD in output else KEPT_OLD: old,
+            KEPT: old,
             "advantages": advantages,
             "row": torch.tensor([group.row for group, _ in own]),
             "length": lengths,
@@ -245,8 +251,7 @@ class ReplayTrainer(GroupTrainer):
             rows[REFERENCE] = right(
                 [group.of(which, group.reference) for group, which in own if group.reference is not None]
             )
-        if SAMPLED in output:
-            rows[SAMPLED] = old
+        rows |= {name: old for name in (OLD, SAMPLED) if name in output}
         if WEIGHT in output:
             rows[WEIGHT] = torch.ones(len(own), output[WEIGHT].shape[1])
         if "teaches" in output:
@@ -296,18 +301,35 @@ class ReplayTrainer(GroupTrainer):
 
     # -- the loss ------------------------------------------------------------------------------------------------------
     def _compute_loss(self, model: torch.nn.Module, inputs: dict[str, Any]) -> torch.Tensor:
-        if self.mode != "train" or KEPT_OLD not in inputs or not inputs["replayed"].any():
+        if self.mode != "train" or KEPT not in inputs or not inputs["replayed"].any():
             return super()._compute_loss(model, inputs)
-        old = torch.zeros_like(inputs[KEPT_OLD])
-        self._ratios = (old, inputs["replayed"].to(old.device)[:, None], inputs[KEPT_OLD])
+        given = dict(inputs)
+        if OLD in given:
+            self._weigh(given)
+        else:  # which are the log-probabilities of the pass that the loss makes
+            given[OLD] = torch.zeros_like(given[KEPT])
+            self._filling = given
         try:
-            return super()._compute_loss(model, {**inputs, OLD: old})
+            return super()._compute_loss(model, given)
         finally:
-            self._ratios = None
+            self._filling = None
 
     def _get_per_token_logps_and_entropies(self, *args: Any, **kwargs: Any) -> Any:
         found = super()._get_per_token_logps_and_entropies(*args, **kwargs)
-        if self._ratios is not None:
-            old, replayed, theirs = self._ratios
-            old.copy_(torch.where(replayed, theirs, found[0].detach().to(old.dtype)))
+        if (given := self._filling) is not None:
+            self._filling = None
+            now, replayed = found[0].detach().to(given[KEPT]), given["replayed"].to(given[KEPT].device)[:, None]
+            given[OLD].copy_(now if self._most is not None else torch.where(replayed, given[KEPT], now))
+            self._weigh(given)
         return found
+
+    def _weigh(self, given: dict[str, Any]) -> None:
+        """Multiplies advantages of replayed tokens, or answers where ratios are of those, by how much likelier they are by the old
+        log-probabilities than they were to the model that gave them; all losses here are linear in advantages of one sign."""
+        if self._most is None:
+            return
+        mask = given["completion_mask"].bool() & given["replayed"].to(given[KEPT].device)[:, None]
+        apart = (given[OLD] - given[KEPT]).masked_fill(~mask, 0.0)
+        if self.importance_sampling_level == "sequence":
+            apart = apart.sum(1, keepdim=True) / mask.sum(1, keepdim=True).clamp(min=1)
+        given["advantages"] = given["advantages"][:, None] * apart.exp().clamp(max=self._most).to(given["advantages"])

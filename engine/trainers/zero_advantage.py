@@ -190,12 +190,13 @@ class GroupTrainer(RolloutTrainer):
         return logps.index_copy(0, place, torch.cat([found, beyond], 1)), spread
 
     @torch.no_grad()
-    def _sampled_logps(self, rows: list[int]) -> torch.Tensor:
-        """Log-probabilities (B, T) by the model that answers were sampled from, of these rows; 0 of the others."""
+    def _sampled_logps(self, rows: list[int], lengths: list[int] | None = None) -> torch.Tensor:
+        """Log-probabilities (B, T) by the model that answers were sampled from, of these rows; 0 of the others. `lengths` are
+        those of all B where they are other answers than were sampled."""
         assert self._waiting is not None
         model, ids, mask, width, size = self._waiting
         self._scoring, self._waiting = False, None
-        given = Pass(model, ids, mask, width, [len(answer) for answer in self._answers[0]])
+        given = Pass(model, ids, mask, width, lengths or [len(answer) for answer in self._answers[0]])
         if self.holds_all:
             parts = [rows[start : start + size] for start in range(0, len(rows), size)]
         else:  # the passes of a model that several hold are as many on each

@@ -75,14 +75,14 @@ def _groups_again(value: Any, file: File) -> Answer:
 
 
 def _replayed(value: Any, file: File) -> Answer:
-    """Axolotl takes a replayed token's ratio to the present model unless it is told not to; here it is never 1 by that."""
+    """Where Axolotl computes old log-probabilities anew, as it does unless it is told not to, it weighs nothing by its age."""
     if not isinstance(value, int) or value < 1:
         return needless(OFF) if is_off(value) else unsupported("It is a number of groups.")
     trl, settings = file.get("trl"), {"method.replay_buffer_size": value}
     if isinstance(trl, Mapping) and trl.get("replay_recompute_logps") is False:
-        return changed(settings, _OLDEST)
+        return changed({**settings, "method.replay_recompute_logps": False}, _OLDEST)
     return changed(
-        settings, f"The ratio of a replayed token is taken to the model that gave it, not to the present one. {_OLDEST}"
+        settings, f"A replayed token is weighed by how much likelier it is now; Axolotl weighs nothing. {_OLDEST}"
     )
 
 
@@ -114,7 +114,7 @@ _IN_TRL: dict[str, Key] = {
     "reroll_start_fraction": same("method.reroll_start_fraction"),
     "reroll_max_groups": Key(_groups_again),
     "replay_buffer_size": Key(_replayed),
-    "replay_recompute_logps": nothing("A replayed token's ratio is taken to the model that gave it."),
+    "replay_recompute_logps": nothing("It counts with replay_buffer_size."),
     "skip_zero_advantage_batches": choice(
         {
             True: needless("Answers that teach nothing are left out by themselves where that changes no gradient."),

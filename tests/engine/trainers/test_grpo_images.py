@@ -81,6 +81,7 @@ def test_a_replayed_answer_is_seen_with_its_own_picture(train, cards, tmp_path):
     settings = {
         "method.reward_funcs": [f"{tmp_path / 'red.py'}:red"],
         "method.replay_buffer_size": 4,
+        "method.replay_recompute_logps": False,
         "optim.max_steps": 4,
     }
     settings |= {"optim.learning_rate": 1e-9, "method.epsilon": 1e-4, "optim.per_device_train_batch_size": 16}

@@ -58,49 +58,66 @@ def make(tmp_path, monkeypatch):
         each.trainer.rewards.close()
 
 
-def by_hand(made, batches, old_of):
-    """The clipped loss over all tokens of a sampling, from plain logits: ratios to `old_of` (row, answer) where that knows the
-    answer, else to the model itself."""
+def by_hand(made, batches, old_of, gave, most=2.0):
+    """The clipped loss over all tokens of a sampling, from plain logits, and how many answers are replayed. `old_of` is what
+    ratios are taken to, by row and answer, the model itself where it has nothing; what `gave` knows is weighed by these."""
     total, tokens, replayed = 0.0, 0, 0
     for batch in batches:
         for place in range(len(batch["row"])):
             prompt = batch["prompt_ids"][place][batch["prompt_mask"][place].bool()].tolist()
             answer = batch["completion_ids"][place][: batch["length"][place]].tolist()
+            name = batch["row"][place].item(), tuple(answer)
             new = made.logps(prompt, answer)
-            old = old_of.get((batch["row"][place].item(), tuple(answer)))
-            replayed += old is not None
-            ratio = (new - (new.detach() if old is None else old)).exp()
+            old = old_of.get(name, new.detach())
             advantage = batch["advantages"][place]
+            if name in gave:
+                replayed += 1
+                advantage = advantage * (old - gave[name]).exp().clamp(max=most)
+            ratio = (new - old).exp()
             total = total - torch.min(ratio * advantage, ratio.clamp(0.8, 1.2) * advantage).sum()
             tokens += len(answer)
     return total / tokens, replayed
 
 
+def all_logps(made, batches):
+    """What the model gives each answer of these batches, by row and answer."""
+    found = {}
+    for batch in batches:
+        for place, row in enumerate(batch["row"].tolist()):
+            prompt = batch["prompt_ids"][place][batch["prompt_mask"][place].bool()].tolist()
+            answer = batch["completion_ids"][place][: batch["length"][place]].tolist()
+            found[row, tuple(answer)] = made.logps(prompt, answer)
+    return found
+
+
+NEW = {"optim.per_device_train_batch_size": 16, "optim.gradient_accumulation_steps": 1}
+OLD = {"method.steps_per_generation": 2, "method.num_iterations": 2, **LORA}
+
+
 @pytest.mark.parametrize(
     "settings",
     [
-        pytest.param(
-            {"optim.per_device_train_batch_size": 16, "optim.gradient_accumulation_steps": 1}, id="always new"
-        ),
-        pytest.param({"method.steps_per_generation": 2, **LORA}, id="answers that grow old, in torn groups"),
+        pytest.param(NEW, id="always new"),
+        pytest.param(OLD, id="answers that grow old, in torn groups"),
+        pytest.param({**NEW, "method.replay_recompute_logps": False}, id="always new, ratios to the first model"),
+        pytest.param({**OLD, "method.replay_recompute_logps": False}, id="old, ratios to the first model"),
     ],
 )
-def test_a_replayed_token_weighs_by_its_ratio_to_the_model_that_gave_it(make, settings):
+def test_a_replayed_token_weighs_by_how_much_likelier_it_is_than_to_the_model_that_gave_it(make, settings):
+    """The weights move before the replay, and where answers grow old behind it too."""
     made = make(settings)
     trainer = made.trainer
     first = sample(made, (0, 2))
     assert "replayed" not in first[0]  # there was nothing to replay
-    old_of = {}
+    gave, old_of = {}, {}
     with torch.no_grad():
         for group in trainer.replay.groups:
             for which in range(8):
                 answer = group.of(which, group.ids).tolist()
                 logps = made.logps(group.prompt_ids.tolist(), answer)
-                assert (
-                    torch.allclose(group.of(which, group.logps).double(), logps, atol=1e-5)
-                    or not group.advantages[which]
-                )
-                old_of[group.row, tuple(answer)] = logps
+                kept = group.of(which, group.logps).double()
+                assert torch.allclose(kept, logps, atol=1e-5) or not group.advantages[which]
+                gave[group.row, tuple(answer)] = logps
     made.move()
     batches = sample(made, (0, 1))  # row 0 is told apart, row 1 is not
     rows = torch.cat([batch["row"] for batch in batches]).tolist()
@@ -109,22 +126,49 @@ def test_a_replayed_token_weighs_by_its_ratio_to_the_model_that_gave_it(make, se
     assert {row for row, again in zip(rows, replayed, strict=True) if not again} == {0}
     assert len({batch["length"].sum().item() for batch in (*first, *batches)}) > 1
     assert all(batch["num_items_in_batch"] == sum(each["length"].sum() for each in batches) for batch in batches)
-    for batch in batches:
-        batch["advantages"] = batch["advantages"].double()
+    assert ("old_per_token_logps" in batches[0]) is ("method.num_iterations" in settings)
+    if "method.num_iterations" in settings:
+        with torch.no_grad():
+            old_of = all_logps(made, batches)
+        made.move()
+    if settings.get("method.replay_recompute_logps") is False:
+        old_of |= gave
     trainer.current_gradient_accumulation_steps = trainer.args.gradient_accumulation_steps
     ours, gradients = 0.0, {}
     for batch in batches:
+        batch["advantages"] = batch["advantages"].double()
         made.seen = []
         loss, found, _, _ = of_batch(made, batch)
         ours += loss
         gradients = {name: part + gradients.get(name, 0) for name, part in found.items()}
     made.model.zero_grad()
-    loss, count = by_hand(made, batches, old_of)
+    loss, count = by_hand(made, batches, old_of, gave)
     loss.backward()
     theirs = {name: each.grad for name, each in made.model.named_parameters() if each.grad is not None}
     assert count == 8
     assert ours == pytest.approx(loss.item(), rel=1e-4, abs=1e-6)
     assert apart(gradients, theirs) < 1e-4
+
+
+def test_a_replayed_answer_is_weighed_whole_where_ratios_are_of_whole_answers(make):
+    made = make({**NEW, "method.importance_sampling_level": "sequence", "method.replay_max_weight": 1.1})
+    trainer, seen = made.trainer, []
+    sample(made, (0, 2))
+    made.move()
+    (batch,) = sample(made, (0, 1))
+    batch["advantages"], made.seen = batch["advantages"].double(), []
+    theirs = type(trainer)._weigh
+    trainer._weigh = lambda given: (theirs(trainer, given), seen.append(given))
+    of_batch(made, batch)
+    (given,) = seen
+    now = all_logps(made, [batch])
+    for place, again in enumerate(batch["replayed"].tolist()):
+        length = batch["length"][place]
+        name = batch["row"][place].item(), tuple(batch["completion_ids"][place][:length].tolist())
+        weight = (now[name] - batch["replayed_logps"][place][:length]).mean().exp().clamp(max=1.1) if again else 1.0
+        assert given["advantages"][place, 0].item() == pytest.approx(
+            float(batch["advantages"][place] * weight), rel=1e-4
+        )
 
 
 @pytest.mark.parametrize("whole", [False, True], ids=["a weight a token", "a weight an answer"])
@@ -147,9 +191,10 @@ def test_answers_of_another_sampler_are_kept_with_its_log_probabilities_and_repl
     (batch,) = sample(made, (0, 1))
     again, mask = batch["replayed"], batch["completion_mask"].bool()
     assert again.sum() == 8
-    for name, fresh in (("old_per_token_logps", -3.0), ("sampling_per_token_logps", -4.0)):
+    for name in ("replayed_logps", "sampling_per_token_logps"):
         assert (batch[name][again][mask[again]] == -4).all()
-        assert (batch[name][~again][mask[~again]] == fresh).all()
+    assert (batch["old_per_token_logps"][~again][mask[~again]] == -3).all()
+    assert not (batch["old_per_token_logps"][again][mask[again]] == -4).any()  # computed by the weights of now
     weight = batch["importance_sampling_ratio"].expand(mask.shape)
     assert (weight[again][mask[again]] == 1).all()
     assert (weight[~again][mask[~again]] == 0.5).all()
@@ -218,7 +263,10 @@ def test_a_run_mostly_without_signal_learns_from_what_it_had_and_its_rewards_are
     detail = next(each for each in lines(run, "receipt")[0]["entries"] if each["feature"] == "loss")["detail"]
     # 4 groups: a prompt of up to 128 tokens, and of 4 answers of 8 tokens ids and log-probabilities, of four bytes each
     most = 4 * 4 * (128 + 4 * 8 * 2)
-    assert f"best 4 of the last 50 steps, with ratios to the model that gave them (at most {size(most)}" in detail
+    assert (
+        "best 4 of the last 50 steps, with old log-probabilities by the present model, and weights to the one" in detail
+    )
+    assert f"that gave them of at most 2 (at most {size(most)} of main memory" in detail
     assert 4 * 4 * 4 * 8 < curve(run, "replay/bytes")[-1] < most
 
 
@@ -288,14 +336,14 @@ def test_two_processes_hold_the_same_groups_and_take_the_step_of_one(tmp_path, m
     made = built(tmp_path, {**REPLAY, **TWO, "optim.per_device_train_batch_size": 24})
     made.trainer.rewards.close()
     made.move(), made.move()
-    old_of = {
+    gave = {
         (group["row"], tuple(answer.tolist())): logps.double()
         for group in held[0].values()
         for answer, logps in zip(
             group["ids"].split(group["lengths"]), group["logps"].split(group["lengths"]), strict=True
         )
     }
-    loss, count = by_hand(made, [rank["batch"] for rank in ranks], old_of)
+    loss, count = by_hand(made, [rank["batch"] for rank in ranks], {}, gave)
     loss.backward()
     assert count == 16
     assert sum(rank["loss"] for rank in ranks) / 2 == pytest.approx(loss.item(), rel=1e-4)

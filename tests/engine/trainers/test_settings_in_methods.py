@@ -189,6 +189,8 @@ _SAMPLING = {
     "method.rollout_groups": Trial(1),
 }
 FAILING = {"method.reward_funcs": ["exact_match", "regex:zzzz"]}
+# Seldom so that most groups are told apart by neither, and some are.
+REPLAYING = {"method.replay_buffer_size": 8, "optim.max_steps": 4, "method.reward_funcs": ["regex:z", "regex:q"]}
 _GROUPS = {
     **_SAMPLING,
     "method.loss_type": Trial("sapo", OLD),
@@ -199,6 +201,8 @@ _GROUPS = {
     "method.reroll_max_groups": Trial(2, {**FAILING, "method.reroll_start_fraction": 0.0}),
     "method.reroll_max_tries": Trial(1, {**FAILING, "method.reroll_start_fraction": 0.0}),
     "method.replay_buffer_size": Trial(2),
+    "method.replay_recompute_logps": Trial(False, REPLAYING),
+    "method.replay_max_weight": Trial(1.0, REPLAYING),
     "method.replay_max_age": Trial(1, {"method.replay_buffer_size": 8, "optim.max_steps": 4}),
 }
 OF_METHOD = {
