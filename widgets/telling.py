@@ -22,7 +22,7 @@ from engine.run.pruning_choice import Choice, Kept
 from engine.run.stopping import ways
 from engine.run.store import RunFolder
 from engine.run.view import RunView
-from engine.session.run_messages import NO_RECEIPT, NO_SAMPLES, NO_WORDS, damaged, sample_time
+from engine.session.run_messages import NO_RECEIPT, NO_SAMPLES, NO_WORDS, damaged, replay_text, sample_time
 from widgets.protocol import shown
 
 SAMPLE_PROMPTS, SAMPLE_ANSWERS = 8, 6
@@ -186,6 +186,7 @@ def rollouts(view: RunView) -> list[dict[str, Any]]:
             "reward": entry["reward"],
             "spread": entry["reward_std"],
             "cut": entry["cut_off"],
+            "replayed": entry["replayed_from"],
         }
         for entry in reversed(view.rollouts[-GROUPS:])
     ]
@@ -198,6 +199,7 @@ def group(stored: Mapping[str, Any]) -> dict[str, Any]:
     return {
         "step": stored.get("step"),
         "row": stored.get("row"),
+        "replay": replay_text(step) if isinstance(step := stored.get("replayed_from"), int) else "",
         "prompt": shown(stored.get("prompt") or "", 2 * COMPLETION_CHARACTERS),
         "answer": None if stored.get("answer") is None else shown(stored["answer"], COMPLETION_CHARACTERS),
         "functions": [shown(name, 60) for name in names],

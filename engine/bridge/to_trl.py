@@ -318,6 +318,11 @@ TABLE: dict[str, Meaning] = {
     "method.skip_zero_advantage": by_itself("What it leaves out has no gradient."),
     "method.reroll_start_fraction": choice({1.0: needless("No prompt comes back.")}, otherwise=unsupported("TRL does not ask failed prompts again.")),
     "method.reroll_max_groups": by_itself("It counts with reroll_start_fraction."),
+    "method.reroll_max_tries": by_itself("It counts with reroll_start_fraction."),
+    "method.replay_buffer_size": choice({0: needless("No group is replayed.")}, otherwise=unsupported("TRL replays nothing.")),
+    "method.replay_max_age": by_itself("It counts with replay_buffer_size."),
+    "method.replay_recompute_logps": by_itself("It counts with replay_buffer_size."),
+    "method.replay_max_weight": by_itself("It counts with replay_buffer_size."),
     "method.rollout_groups": by_itself("It concerns what is kept to look at."),
     "adapter.kind": choice(
         {"none": needless("All weights are trained without an adapter.")}, otherwise=mapped({"use_peft": True})

@@ -139,6 +139,29 @@ class Groups(Rollouts):
     """How many prompts of a sampling are ones that failed before, at most. More teach more of what is hard, and less of the
     rest."""
 
+    reroll_max_tries: Annotated[int, Ge(1), Le(1_000_000), Title("Times a failed prompt comes back"), Expert] = 4
+    """How often a prompt comes back on which every answer fails, before it is given up: one with a wrong reference answer
+    fails for ever. One that is paid for an answer is counted anew."""
+
+    replay_buffer_size: Annotated[int, Ge(0), Le(65_536), Title("Replay buffer"), Unit("groups"), Advanced] = 0
+    """How many groups that taught something are kept, in main memory, to take the place of groups that teach nothing: all
+    rewards alike, or all answers left out. Those with the highest scores are kept, and drawn by score: mean size of the
+    advantages times spread of the rewards. 0 means none."""
+
+    replay_max_age: Annotated[int, Ge(1), Le(1_000_000), Title("Oldest replay"), Unit("steps"), Expert] = 50
+    """After how many steps a group in the replay buffer is dropped. The older it is the further the model has moved from the
+    one that gave it."""
+
+    replay_recompute_logps: Annotated[
+        bool, Title("Clip around the present model"), Expert, Source("arXiv:2110.00641")
+    ] = True
+    """Whether a replayed token's old log-probability is computed anew, by the model as it is when its group is replayed. Each
+    replay may move it then as far as the clip allows, and it counts by how much likelier it is now than it was to the model
+    that gave it. `false` takes the ratio to the model that gave it, so the clip bounds what all its replays do together."""
+
+    replay_max_weight: Annotated[float, Ge(1), Le(100), Title("Heaviest replayed token"), Expert] = 2.0
+    """The most that a replayed token counts where its old log-probability is computed anew; a new one counts 1."""
+
 
 class Grpo(Groups):
     """Group relative policy optimization: several answers to each prompt are scored, and those better than their group's

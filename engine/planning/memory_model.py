@@ -16,9 +16,11 @@ from engine.config.facts import Facts, ModelFacts
 from engine.config.kinds import BUILTIN_MODELS, reference_of
 from engine.config.method import learns_from_images
 from engine.config.optimizers import own_value
+from engine.config.rollouts import Groups
 from engine.config.tree import RunConfig
 from engine.facts.counts import (
     Parameters,
+    device_count,
     devices_a_node,
     known_model,
     mlp_width,
@@ -426,13 +428,29 @@ TINY_REST = MiB // 8
 """The same of a built-in model, whose tokenizer has some 20 KiB."""
 
 
+REPLAYED_NUMBER = 4
+"""Bytes of a token's id in the replay buffer, and of each of its log-probabilities."""
+
+
+def replay_bytes(config: RunConfig) -> int:
+    """The most main memory that a process's replay buffer takes: prompts and answers of the longest lengths, in ids and
+    log-probabilities. 0 without one. Each checkpoint has it once for each process."""
+    method = config.method
+    groups: int = getattr(method, "replay_buffer_size", 0)
+    if not groups or not isinstance(method, Groups):
+        return 0
+    answers = method.num_generations * method.max_completion_length * (3 if method.beta else 2)
+    return groups * REPLAYED_NUMBER * (config.data.max_length + answers)
+
+
 def checkpoint_bytes(config: RunConfig, facts: Facts) -> int | None:
-    """Bytes of one checkpoint: trained weights, optimizer states, and the little rest."""
+    """Bytes of one checkpoint: trained weights, optimizer states, and the little rest; a replay buffer at its most."""
     counts = parameters(config, facts)
     if counts is None:
         return None
     trained = counts.trained * trained_size(config) * (2 if _copies_adapter(config) else 1)
-    return int(trained + state_bytes(config, counts)) + (TINY_REST if config.model.name in BUILTIN_MODELS else REST)
+    rest = TINY_REST if config.model.name in BUILTIN_MODELS else REST
+    return int(trained + state_bytes(config, counts)) + rest + device_count(config) * replay_bytes(config)
 
 
 def device_bytes(config: RunConfig, facts: Facts) -> int | None:

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from engine import figures
 from engine.config.facts import Facts
 from engine.config.findings import Finding, Fix, must, notice
-from engine.config.rule import leave_out, rule
+from engine.config.rule import leave_out, rule, take
 from engine.config.tree import RunConfig, fields
 from engine.facts import counts
 from engine.features import layer_offloading
@@ -24,6 +24,7 @@ HOST_SHARE = 0.8
 _UNPACKED_FIRST = (".gz", ".zst", ".xz", ".bz2")
 _LAYERS = fields.memory.layer_offloading
 _AGAIN, _ROOM = fields.memory.recompute_num_layers, fields.kernels.cut_ce_workspace
+_REPLAYED = fields.method.replay_buffer_size
 _LOADERS, _KEPT = fields.data.dataloader_num_workers, fields.data.image_cache_size
 
 
@@ -137,6 +138,29 @@ def kept_images_fit_into_main_memory(config: RunConfig, facts: Facts) -> Iterato
             f"and this machine has {figures.size(room)}."
         )
         yield must(_KEPT.path, "less", config.data.image_cache_size, todo, severity="warning")
+
+
+@rule(
+    reads=(
+        _REPLAYED,
+        fields.method.num_generations,
+        fields.method.max_completion_length,
+        fields.method.beta,
+        fields.data.max_length,
+    )
+)
+def replayed_groups_fit_into_main_memory(config: RunConfig, facts: Facts) -> Iterator[Finding]:
+    room = facts.machine.memory_bytes if facts.machine is not None else None
+    each, processes = memory_model.replay_bytes(config), counts.devices_a_node(config)
+    if room is None or processes * each <= HOST_SHARE * room:
+        return
+    groups = _REPLAYED.value(config)
+    fitting = max(1, int(HOST_SHARE * room / processes * groups / each))
+    todo = (
+        f"Groups of the longest answers would take {figures.size(processes * each)} of main memory, and this machine has "
+        f"{figures.size(room)}. Each checkpoint would have as much."
+    )
+    yield must(_REPLAYED.path, f"at most {fitting:,}", groups, todo, severity="warning", fix=take(_REPLAYED, fitting))
 
 
 @rule(reads=(_LAYERS, fields.model.name, fields.model.dtype, fields.model.quantization))

@@ -57,6 +57,51 @@ refused(
         beside={fields.method.reroll_start_fraction: one_of(1.0)},
     ),
     Refused(
+        "failed-prompts-are-tried-where-they-come-back",
+        fields.method.reroll_max_tries,
+        other_than(4),
+        "left out while method.reroll_start_fraction is 1",
+        "No prompt comes back then: lower that, or remove this.",
+        leave_out(fields.method.reroll_max_tries, "remove it"),
+        beside={fields.method.reroll_start_fraction: one_of(1.0)},
+    ),
+    Refused(
+        "an-oldest-replay-where-groups-are-kept",
+        fields.method.replay_max_age,
+        other_than(50),
+        "left out while method.replay_buffer_size is 0",
+        "No group is replayed then: raise that, or remove this.",
+        leave_out(fields.method.replay_max_age, "remove it"),
+        beside={fields.method.replay_buffer_size: one_of(0)},
+    ),
+    Refused(
+        "old-log-probabilities-of-replayed-groups",
+        fields.method.replay_recompute_logps,
+        one_of(False),
+        "left out while method.replay_buffer_size is 0",
+        "No group is replayed then: raise that, or remove this.",
+        leave_out(fields.method.replay_recompute_logps, "remove it"),
+        beside={fields.method.replay_buffer_size: one_of(0)},
+    ),
+    Refused(
+        "a-weight-where-groups-are-kept",
+        fields.method.replay_max_weight,
+        other_than(2.0),
+        "left out while method.replay_buffer_size is 0",
+        "No group is replayed then: raise that, or remove this.",
+        leave_out(fields.method.replay_max_weight, "remove it"),
+        beside={fields.method.replay_buffer_size: one_of(0)},
+    ),
+    Refused(
+        "a-weight-where-the-ratio-is-none",
+        fields.method.replay_max_weight,
+        other_than(2.0),
+        "left out while method.replay_recompute_logps is false",
+        "The ratio is taken to the model that gave an answer then, and the clip bounds it.",
+        leave_out(fields.method.replay_max_weight, "remove it"),
+        beside={fields.method.replay_recompute_logps: one_of(False)},
+    ),
+    Refused(
         "sampled-and-trained-with-the-same-weights",
         fields.adapter.lora_dropout,
         bool,
@@ -127,7 +172,7 @@ def batches_hold_whole_groups(config: RunConfig, facts: Facts) -> Iterator[Findi
     )
 )  # fmt: skip
 def other_prompts_are_asked_too(config: RunConfig, facts: Facts) -> Iterator[Finding]:
-    """A prompt that nothing solves comes back for ever: alone in a sampling it would be all that the run asks."""
+    """Prompts that nothing solves come back: alone in a sampling they would be all that the run asks."""
     most, spec = fields.method.reroll_max_groups, fields.method.steps_per_generation
     if not most.applies(config) or fields.method.reroll_start_fraction.value(config) == 1:
         return
@@ -137,7 +182,7 @@ def other_prompts_are_asked_too(config: RunConfig, facts: Facts) -> Iterator[Fin
     times = spec if spec.value(config) else fields.optim.gradient_accumulation_steps
     fix = take(most, groups - 1) if groups > 1 else take(times, 2 * times.value(config), "sample more together")
     asked = f"{groups} prompts are" if groups > 1 else "1 prompt is"
-    todo = f"{asked} sampled at a time: while failed ones wait, and some may fail for ever, no other would be asked."
+    todo = f"{asked} sampled at a time: while failed ones wait, no other would be asked."
     yield must(
         most.path,
         "less than the prompts that are sampled together",
@@ -225,6 +270,8 @@ def clipping_needs_a_loss_that_clips(config: RunConfig, facts: Facts) -> Iterato
         fields.method.cliprange_value,
         fields.method.num_iterations,
         fields.method.steps_per_generation,
+        fields.method.replay_buffer_size,
+        fields.method.replay_recompute_logps,
         fields.optim.gradient_accumulation_steps,
     )
 )
@@ -242,7 +289,9 @@ def bounds_need_answers_that_grow_old(config: RunConfig, facts: Facts) -> Iterat
         value = getattr(method, spec.name, None)
         # Losses without this clip have a rule of their own, and cispo must be given its bound.
         elsewhere = spec.name.startswith("epsilon") and getattr(method, "loss_type", None) in _UNCLIPPED
-        if value is None or value == spec.of(config).default or elsewhere:
+        # A replayed answer is weighed as a whole or token by token.
+        weighs = spec is fields.method.importance_sampling_level and _replays(config)
+        if value is None or value == spec.of(config).default or elsewhere or weighs:
             continue
         rule_text = "left out while every answer is trained on by the model that gave it"
         todo = "Nothing has moved by then that it could bound: remove it, or raise method.num_iterations."
@@ -294,8 +343,15 @@ def experts_are_balanced_over_all_tokens(config: RunConfig, facts: Facts) -> Ite
         yield must(spec.path, "auto or false for a mixture of experts", True, todo, fix=fix)
 
 
+def _replays(config: RunConfig) -> bool:
+    """Whether groups are trained on again."""
+    return bool(getattr(config.method, "replay_buffer_size", 0))
+
+
 def _always_new(config: RunConfig) -> bool:
-    """Whether sampled answers are used up before the weights move, as TRL reckons it."""
+    """Whether all answers are used up before the weights move, as TRL reckons it, and none comes back later."""
+    if _replays(config) and fields.method.replay_recompute_logps.value(config) is False:
+        return False
     steps, method = config.optim.gradient_accumulation_steps, config.method
     uses: int = (getattr(method, "steps_per_generation", None) or steps) * getattr(method, "num_iterations", 1)
     return steps % uses == 0

@@ -17,7 +17,7 @@ from itertools import pairwise
 from typing import Final
 
 from engine.errors import visible
-from engine.figures import brief, number, size
+from engine.figures import brief, number, percent, size
 from engine.run.series import Series
 
 Groups = tuple[tuple[str, ...], ...]
@@ -61,6 +61,11 @@ KNOWN: dict[str, MetricLabel] = {
     "num_skipped_tokens": MetricLabel("left out so far"),
     "reroll/groups": MetricLabel("prompts come back"),
     "reroll/waiting": MetricLabel("failed prompts wait"),
+    "reroll/given_up": MetricLabel("prompts given up"),
+    "replay/share": MetricLabel("groups replayed", "share"),
+    "replay/age": MetricLabel("steps since sampled"),
+    "replay/kept": MetricLabel("groups in the buffer"),
+    "replay/bytes": MetricLabel("replay buffer", "bytes"),
     "completions/mean_length": MetricLabel("completion length"),
     "completions/min_length": MetricLabel("shortest completion"),
     "completions/max_length": MetricLabel("longest completion"),
@@ -110,8 +115,8 @@ _PAIRS: Groups = (
 )  # fmt: skip
 _GROUPS: Groups = (
     ("reward", "eval_reward"), ("completions/mean_length", "completions/max_length"), ("kl",),
-    ("rewards/*/mean",), ("frac_reward_zero_std", "frac_tokens_skipped", "completions/clipped_ratio"),
-    ("entropy", "entropy/computed"), _LOSS,
+    ("rewards/*/mean",), ("frac_reward_zero_std", "frac_tokens_skipped", "replay/share", "completions/clipped_ratio"),
+    ("entropy", "entropy/computed"), ("replay/age",), _LOSS,
 )  # fmt: skip
 _SCORES: Groups = (
     ("accuracy", "eval_accuracy"), ("margin", "eval_margin"), _LOSS, ("mean_reward", "min_reward", "max_reward"),
@@ -175,6 +180,15 @@ LOOKED_BACK = 20
 """Logged steps at most over which a loss must have stayed up: a quarter of them all. A first batch may have been easy."""
 BROKEN = 2.0
 """So many times the loss of the first step, and so many times what a step differs from the next: batches differ less."""
+NO_REWARD_YET = "No answer has earned a reward yet: add an easier one, for part of the way."
+NO_REWARD = (
+    "no answer ever earned a reward, so nothing was learned: add a reward for a part of the way, or start from a model that "
+    "sometimes gets it right"
+)
+NO_DIFFERENCE = (
+    "the answers to a prompt always got the same reward, so nothing was learned: raise method.temperature or "
+    "method.num_generations, or take prompts or rewards that tell answers apart"
+)
 LOSS_ROSE = "The loss is twice what it was at first: the learning rate may be too high."
 _SAMPLED = ("grpo", "ppo")  # whose loss begins at nothing and says little
 
@@ -193,10 +207,41 @@ def rose(method: str, series: Mapping[str, Series]) -> tuple[float, float] | Non
     return (low[0], last[1]) if last is not None and min(newest) - low[0] > BROKEN * differs else None
 
 
+def no_signal(method: str, series: Mapping[str, Series]) -> str:
+    """Why a run on rewards learned nothing from its first step to its newest, with the way out; mostly nothing."""
+    kind = _LIKE.get(method, method)
+    if kind not in _SAMPLED:
+        return ""
+    if _never_paid(series):
+        words = NO_REWARD
+    elif kind == "grpo" and (alike := _bounds(series, "frac_reward_zero_std")) is not None and alike[0] >= 1:
+        words = NO_DIFFERENCE
+    else:
+        return ""
+    cut = series["completions/clipped_ratio"].last if "completions/clipped_ratio" in series else None
+    return f"{words}; {percent(cut[1])} of the last were cut off" if cut is not None and cut[1] > 0.5 else words
+
+
+def _never_paid(series: Mapping[str, Series]) -> bool:
+    """Whether all rewards were 0: their mean and their spread."""
+    return all(_bounds(series, name) == (0, 0) for name in ("reward", "reward_std"))
+
+
+def _bounds(series: Mapping[str, Series], name: str) -> tuple[float, float] | None:
+    """The least and the most of a curve; None of one that is not there."""
+    if name not in series or not len(series[name]):
+        return None
+    _, low, high = series[name].points()
+    return min(low), max(high)
+
+
 def concern(method: str, series: Mapping[str, Series]) -> str:
-    """What the newest steps warn of, in a sentence; mostly nothing: a loss that rose and stays, answers all alike or cut."""
+    """What the newest steps warn of, in a sentence; mostly nothing: a loss that rose and stays, answers never paid, all alike or
+    cut."""
     if rose(method, series) is not None:
         return LOSS_ROSE
+    if _LIKE.get(method, method) in _SAMPLED and _never_paid(series) and len(series["reward"]) >= STALLED:
+        return NO_REWARD_YET
     if _LIKE.get(method, method) != "grpo":  # PPO has one answer a prompt, which is always equal to itself
         return ""
     for name, words in CONCERNS.items():

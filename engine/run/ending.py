@@ -12,7 +12,7 @@ from engine.errors import as_argument, redact, visible
 from engine.run import checkpoint, proposals
 from engine.run.batches import rows_of
 from engine.run.best import best_text, title_of
-from engine.run.curves import rose
+from engine.run.curves import no_signal, rose
 from engine.run.evaluations import has_harness, records_of, summary
 from engine.run.in_flight import in_flight
 from engine.run.proposals import Change
@@ -115,6 +115,8 @@ def facts(view: RunView, folder: RunFolder) -> list[tuple[str, str]]:
         lines.append(
             ("got worse", f"the loss ended at {ended}, far above its {began} at first: lower optim.learning_rate")
         )
+    if words := no_signal(view.method, view.series):
+        lines.append(("no signal", words))
     if held_out := _held_out(view, _step(view, kept_steps) if kept_steps else None):
         lines.append(("held out", held_out))
     for first, last in _answers(view)[:PROMPTS]:

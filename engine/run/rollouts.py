@@ -43,7 +43,8 @@ class Completion:
 @dataclass(frozen=True)
 class Group:
     """All completions of one prompt from one round of generation. `row` is its number over all sources, `answer` the
-    reference that the rewards were given, if there is one."""
+    reference that the rewards were given, if there is one; `replayed_from` the step at which they were sampled where they are
+    trained on again, None where they are new."""
 
     step: int
     group: int
@@ -51,6 +52,7 @@ class Group:
     prompt: str
     answer: str | None
     completions: Sequence[Completion]
+    replayed_from: int | None = None
 
 
 class RolloutFile:
@@ -122,6 +124,7 @@ def _line(group: Group) -> dict[str, Any]:
         "row": group.row,
         "prompt": shortened(group.prompt),
         "answer": None if group.answer is None else shortened(group.answer),
+        **({} if group.replayed_from is None else {"replayed_from": group.replayed_from}),
         "completions": [
             {
                 **asdict(completion),
@@ -149,6 +152,7 @@ def _summary(group: Group) -> dict[str, Any]:
         "reward_std": statistics.stdev(rewards) if len(rewards) > 1 else None,
         "rewards": {name: _mean(group, name) for name in names},
         "cut_off": sum(completion.cut_off for completion in group.completions),
+        **({} if group.replayed_from is None else {"replayed_from": group.replayed_from}),
     }
 
 

@@ -24,7 +24,7 @@ from engine.run.series import LEVELS, Series
 from engine.run.store import RunFolder
 from engine.run.view import MAX_SERIES, RANK_FIGURES, RunView
 
-VERSION = 10
+VERSION = 11
 NAME = "view.bin"
 _MAGIC = b"workbench view 1\n"
 _LOOK = 4096
@@ -146,6 +146,7 @@ _ENTRIES: dict[str, dict[str, tuple[type, ...]]] = {
     "rollouts": {
         **dict.fromkeys(("step", "group", "row", "count", "cut_off", "offset", "bytes"), _WHOLE),
         **dict.fromkeys(("reward", "reward_std"), _NUMBER + _NONE),
+        "replayed_from": _WHOLE + _NONE,
         "prompt": _TEXT,
         "rewards": (dict,),
     },

@@ -482,6 +482,7 @@ def _rollout(view: RunView, event: Event) -> None:
                 for key in ("step", "group", "row", "count", "cut_off", "offset", "bytes")
             },
             **{key: _number(event, key) for key in ("reward", "reward_std")},
+            "replayed_from": _integer(event, "replayed_from"),
             "prompt": _text(event, "prompt"),
             "rewards": {name: _number(rewards, name) for name in rewards} if isinstance(rewards, dict) else {},
         }

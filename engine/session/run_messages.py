@@ -11,6 +11,11 @@ NO_WORDS = "no words"
 """Stands for an answer of blanks alone, which would look like none at all."""
 
 
+def replay_text(step: int) -> str:
+    """What a group is that was sampled in an earlier step."""
+    return f"Replayed: the model of step {count(step)} gave these answers, and they are trained on again. No reward curve has them."
+
+
 def sample_time(step: int) -> str:
     """When a sample was taken: `before` the first step, or its step."""
     return f"step {count(step)}" if step else "before"

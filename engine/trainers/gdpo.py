@@ -16,11 +16,12 @@ from engine.config import rollouts
 from engine.config.tree import RunConfig, method_of
 from engine.trainers.grpo import group_arguments
 from engine.trainers.job import Job
+from engine.trainers.replay import ReplayTrainer
 from engine.trainers.rollouts import built, rollout_arguments
-from engine.trainers.zero_advantage import GroupTrainer, without_difference
+from engine.trainers.zero_advantage import without_difference
 
 
-class Gdpo(GroupTrainer):
+class Gdpo(ReplayTrainer):
     """TRL's trainer with our saving, our prompts and our rewards."""
 
     def receipt_note(self) -> str:
@@ -33,6 +34,9 @@ class Gdpo(GroupTrainer):
         After scaling by the spread of all answers such a group is as far from their mean as that is from 0: by rounding.
         """
         return without_difference(scores, size)
+
+    def compared(self, scores: torch.Tensor) -> torch.Tensor:
+        return scores * self.reward_weights.to(scores.device)
 
     def _with_advantages(self, output: dict[str, Any]) -> dict[str, Any]:
         size = self.num_generations if self.mode == "train" else self.num_generations_eval

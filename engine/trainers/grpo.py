@@ -10,12 +10,19 @@ from trl import GRPOConfig
 from engine.config import rollouts
 from engine.config.tree import RunConfig, method_of
 from engine.trainers.job import Job
+from engine.trainers.replay import ReplayTrainer
 from engine.trainers.rollouts import built, rollout_arguments
-from engine.trainers.zero_advantage import GroupTrainer
 
 
-class Grpo(GroupTrainer):
+class Grpo(ReplayTrainer):
     """TRL's trainer with our saving, our prompts and our rewards."""
+
+    def _with_advantages(self, output: dict[str, Any]) -> dict[str, Any]:
+        if self.scale_rewards == "batch":  # of whose spread alone TRL tells whether it is 0
+            size = self.num_generations if self.mode == "train" else self.num_generations_eval
+            share = self.alike(self._scores, size).float().mean().item()
+            self._metrics[self.mode]["frac_reward_zero_std"][-1] = share
+        return super()._with_advantages(output)
 
 
 def arguments(config: RunConfig, run_folder: str | Path) -> GRPOConfig:

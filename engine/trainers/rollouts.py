@@ -46,6 +46,7 @@ from engine.trainers.arguments import shared_arguments
 from engine.trainers.job import Job
 from engine.trainers.recorded_tokens import refused, sampling_recorded
 from engine.trainers.reference import ReferenceTrainer, copy_adapter, frozen_copy
+from engine.trainers.replay_buffer import ReplayBuffer
 from engine.trainers.reroll import Reroll
 from engine.trainers.run_trainer import RunTrainer
 from engine.trainers.shared_prompts import (
@@ -102,6 +103,8 @@ class RolloutTrainer(ReferenceTrainer, GRPOTrainer):
     """Batches that one sampling serves."""
     reroll: Reroll | None = None
     """What has prompts come back on which every answer failed; None where they do not."""
+    replay: ReplayBuffer | None = None
+    """Groups that may be trained on again; None where none are kept."""
     skipped_tokens = 0
     """Tokens of answers and their prompts, on all processes, that were left out of passes of the loss so far."""
 
@@ -359,7 +362,8 @@ class Buffer:
         return {
             "step": trainer._step,
             "skipped_tokens": trainer.skipped_tokens,
-            "waiting": [] if trainer.reroll is None else trainer.reroll.waiting,
+            "reroll": None if trainer.reroll is None else trainer.reroll.state_dict(),
+            "replay": None if trainer.replay is None else trainer.replay.state_dict(),
             "batches": [] if used_up else trainer._buffered_inputs or [],
         }
 
@@ -393,31 +397,36 @@ class Buffer:
         trainer = self._trainer
         trainer.skipped_tokens = state.get("skipped_tokens", 0)
         if trainer.reroll is not None:
-            trainer.reroll.waiting = state.get("waiting", [])
+            trainer.reroll.load_state_dict(state.get("reroll") or {"waiting": state.get("waiting", [])})
+        if trainer.replay is not None and (replay := state.get("replay")):
+            trainer.replay.load_state_dict(replay)
 
 
 class KeptGroups:
     """The first groups of each sampling, whole, for people to look at: `count` of them, into the run's file and its events."""
 
     def __init__(self, trainer: RolloutTrainer, count: int) -> None:
-        self._trainer, self._count = trainer, count
+        self._trainer, self.count = trainer, count
         self._file: RolloutFile | None = None
 
     def write(self, output: dict[str, Any], writer: AsyncWriter) -> None:
         """Those of what was sampled last."""
         trainer = self._trainer
         size = trainer.num_generations
-        count = min(self._count, len(trainer._asked) // size)
+        count = min(self.count, len(trainer._asked) // size)
         if not count:
             return
-        file = self._file = self._file or RolloutFile(trainer.run)
         advantages = _advantage_per_answer(output["advantages"], output["completion_mask"])
         scores = trainer._scores[: count * size].tolist()  # at once: each look at a device's number waits for it
         for number in range(count):
-            group = self._group(number, range(number * size, (number + 1) * size), scores, advantages)
-            if (payload := file.add(group)) is not None:
-                # by the writer's thread: a step does not wait for the disk
-                writer.defer("rollout", partial(dict, payload))
+            self.add(self._group(number, range(number * size, (number + 1) * size), scores, advantages), writer)
+
+    def add(self, group: Group, writer: AsyncWriter) -> None:
+        """One group into the file, and its event unless the file is full."""
+        file = self._file = self._file or RolloutFile(self._trainer.run)
+        if (payload := file.add(group)) is not None:
+            # by the writer's thread: a step does not wait for the disk
+            writer.defer("rollout", partial(dict, payload))
 
     def close(self) -> None:
         if self._file is not None:

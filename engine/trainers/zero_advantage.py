@@ -47,7 +47,7 @@ class GroupTrainer(RolloutTrainer):
         super().take(config, rewards, note)
         method = method_of(config, Groups)
         if method.reroll_start_fraction < 1:
-            self.reroll = Reroll(method.reroll_start_fraction, method.reroll_max_groups)
+            self.reroll = Reroll(method.reroll_start_fraction, method.reroll_max_groups, method.reroll_max_tries)
         if method.beta:
             self.computes_all = "method.beta holds each to the reference"
         elif self.aux_loss_enabled:
@@ -61,6 +61,7 @@ class GroupTrainer(RolloutTrainer):
         note += f"computed too: {self.computes_all}" if self.computes_all else "left out of the loss's passes"
         if (back := self.reroll) is not None:
             note += f"; prompts on which every answer failed come back behind {back.start:.0%} of the steps"
+            note += f", each at most {'once' if back.tries == 1 else f'{back.tries} times'}"
         return f"{super().receipt_note()}; {note}"
 
     def alike(self, scores: torch.Tensor, size: int) -> torch.Tensor:
@@ -87,6 +88,7 @@ class GroupTrainer(RolloutTrainer):
             size, scores = self.num_generations, self._scores
             failed = failed_groups(self._totals(scores), self.alike(scores, size), size)
             self.reroll.keep(inputs, first, failed, size)
+            self._metrics["train"]["reroll/given_up"].append(self.reroll.given_up)
         return output
 
     def _some_again(self, reroll: Reroll, inputs: Any, first: int) -> list[dict[str, Any]]:
@@ -160,10 +162,11 @@ class GroupTrainer(RolloutTrainer):
         return logps.index_copy(0, place, torch.cat([found, beyond], 1)), spread
 
     @torch.no_grad()
-    def _sampled_logps(self, rows: list[int]) -> torch.Tensor:
-        """Log-probabilities (B, T) by the model that answers were sampled from, of these rows; 0 of the others."""
+    def _sampled_logps(self, rows: list[int], lengths: list[int] | None = None) -> torch.Tensor:
+        """Log-probabilities (B, T) by the model that answers were sampled from, of these rows; 0 of the others. `lengths` are
+        those of all B where they are other answers than were sampled."""
         assert self._waiting is not None
-        given, lengths = self._waiting, [len(answer) for answer in self._answers[0]]
+        given, lengths = self._waiting, lengths or [len(answer) for answer in self._answers[0]]
         self._scoring, self._waiting = False, None
         size = given.chunk
         if self.holds_all:

@@ -24,8 +24,8 @@ def rolled(written: Callable[..., Any]) -> Any:
     file = RolloutFile(run.folder)
     monitor = Monitor(run.folder)
 
-    def roll(step: int, *completions: Completion, prompt: str = "When?") -> int:
-        payload = file.add(Group(step, 0, 7, prompt, "2021-03-03", completions))
+    def roll(step: int, *completions: Completion, prompt: str = "When?", replayed_from: int | None = None) -> int:
+        payload = file.add(Group(step, 0, 7, prompt, "2021-03-03", completions, replayed_from))
         assert payload is not None
         run.pen.write("rollout", **payload)
         return payload["offset"]
@@ -71,6 +71,16 @@ def test_groups_are_listed_newest_first_and_one_is_brought_whole(rolled: Any) ->
     assert [each["rewards"] for each in group["completions"]] == [[1.0, None], [0.0, None]]
     assert [each["advantage"] for each in group["completions"]] == [0.7, -0.7]
     assert [each["cut"] for each in group["completions"]] == [False, True]
+
+
+def test_a_replay_is_told_from_new_answers(rolled: Any) -> None:
+    _, monitor, roll = rolled
+    roll(1, completion("2021-03-03", 1.0, 0.7))
+    offset = roll(2, completion("2021-03-03", 1.0, 0.7), replayed_from=1)
+    told = ask(monitor, "watch", page="rollouts")["parts"]["rollouts"]
+    assert [(each["step"], each["replayed"]) for each in told] == [(2, 1), (1, None)]
+    assert ask(monitor, "group", offset=offset)["replay"].startswith("Replayed: the model of step 1 gave these answers")
+    assert ask(monitor, "group", offset=told[1]["offset"])["replay"] == ""
 
 
 def test_many_groups_a_step_do_not_fill_the_comm(rolled: Any) -> None:

@@ -1,6 +1,6 @@
 /**
  * Groups of completions: the newest of them as a list, one prompt with its completions side by side below. The newest
- * group is followed until another one is chosen.
+ * group of new answers is followed until another one is chosen.
  */
 import { button, fill, h, number } from "./dom.js";
 
@@ -20,7 +20,8 @@ export function rolloutsPage(ask) {
     mark();
     look();
   };
-  const wanted = () => chosen ?? groups?.[0]?.offset ?? null;
+  const newest = () => groups?.find((group) => group.replayed === null) ?? groups?.[0]; // what the model answers now
+  const wanted = () => chosen ?? newest()?.offset ?? null;
   const mark = () => {
     for (const row of list.children) row.setAttribute("aria-selected", String(Number(row.dataset.offset) === wanted()));
   };
@@ -35,7 +36,7 @@ export function rolloutsPage(ask) {
     h(
       "tr",
       { title: group.prompt, dataset: { offset: group.offset }, on: { click: () => choose(group.offset) } },
-      h("td", { class: "ftw-right" }, button(number(group.step), () => {}, { class: "ftw-plain", "aria-label": `group of step ${group.step}: ${group.prompt}` })),
+      h("td", { class: "ftw-right" }, button(number(group.step) + (group.replayed === null ? "" : " ↺"), () => {}, { class: "ftw-plain", "aria-label": `${group.replayed === null ? "" : `replay from step ${group.replayed} in the `}group of step ${group.step}: ${group.prompt}` })),
       h("td", { class: "ftw-right" }, number(group.reward)),
       h("td", { class: "ftw-right" }, number(group.spread)),
       h("td", { class: "ftw-right" }, group.cut ? `✂ ${group.cut} of ${group.count}` : "-"),
@@ -61,6 +62,7 @@ function groupView(group) {
       "div",
       { class: "ftw-row" },
       h("header", { class: "ftw-row-head" }, `Prompt of step ${number(group.step)}  ·  row ${number(group.row)}`),
+      group.replay ? h("p", { class: "ftw-quiet" }, `↺ ${group.replay}`) : null,
       h("div", { class: "ftw-raw" }, group.prompt),
       group.answer === null ? null : h("div", { class: "ftw-raw ftw-quiet" }, `reference answer: ${group.answer}`),
     ),

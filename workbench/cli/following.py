@@ -18,7 +18,7 @@ from engine import figures
 from engine.errors import visible
 from engine.run import launch, silence
 from engine.run.best import best_text
-from engine.run.curves import told_by
+from engine.run.curves import concern, told_by
 from engine.run.ending import end_of, facts, ways
 from engine.run.index import Watch
 from engine.run.proposals import FIRST
@@ -70,6 +70,7 @@ class Follower:
         self._uploads: set[tuple[Any, Any]] = set()
         self._diverged = self._restarts = 0
         self._slowest: set[tuple[int, str]] = set()
+        self._concerns: set[str] = set()
         self._state = ""
         self._said_at = 0.0
         self._said_step = -1
@@ -145,6 +146,9 @@ class Follower:
         if view.slowest is not None and not view.over and view.slowest[:2] not in self._slowest:
             self._slowest.add(view.slowest[:2])
             self.print(f"! {view.slowest_text}", fg="yellow")
+        if not view.over and (words := concern(view.method, view.series)) and words not in self._concerns:
+            self._concerns.add(words)
+            self.print(f"! {words}", fg="yellow")
         if view.silent_seconds is not None and not self._silent:
             self.print(silence.advice(view.id, view.silent_seconds), fg="yellow")
         self._silent = view.silent_seconds is not None

@@ -1,6 +1,6 @@
 """One prompt with the answers that the model gave to it: reward of each function, advantage, and what was cut off.
 
-The newest group is followed until a person goes back to an older one. What stands above or below its group is told by
+The newest group of new answers is followed until a person goes to another one. What stands above or below its group is told by
 a sign and a number, never by colour alone. Wide terminals show answers side by side; narrow ones one below the other.
 """
 
@@ -13,7 +13,7 @@ from rich.cells import cell_len
 from engine.errors import WorkbenchError, visible
 from engine.figures import count, number
 from engine.run.rollouts import read_group
-from engine.session.run_messages import NO_WORDS
+from engine.session.run_messages import NO_WORDS, replay_text
 from workbench.panels.drawn import Scrolled
 from workbench.panels.glyphs import ascii_only
 from workbench.panels.paint import Line, clean, cut, paragraph, side_by_side
@@ -33,7 +33,7 @@ class Groups(Scrolled):
     view: RunView | None = None
     folder: RunFolder | None = None
     chosen: int | None = None
-    """Its place in the file; nothing follows the newest."""
+    """Its place in the file; nothing follows the newest one of new answers."""
 
     def __init__(self, *, id: str | None = None) -> None:
         super().__init__(id=id)
@@ -41,14 +41,15 @@ class Groups(Scrolled):
 
     def go(self, by: int) -> str:
         """So many groups newer, or older; what hinders it, in words."""
-        places = [entry["offset"] for entry in self.view.rollouts] if self.view else []
-        if not places:
+        entries = self.view.rollouts if self.view else []
+        if not entries:
             return "There is no group yet."
-        at = places.index(self.chosen) if self.chosen in places else len(places) - 1
+        places = [entry["offset"] for entry in entries]
+        at = places.index(self.chosen) if self.chosen in places else _newest(entries)
         wanted = at + by
         if not 0 <= wanted < len(places):
             return "This is the newest group." if by > 0 else "This is the oldest group that is kept."
-        self.chosen = places[wanted] if wanted < len(places) - 1 else None
+        self.chosen = places[wanted] if wanted != _newest(entries) else None
         self.to_top()
         self.redraw()
         return ""
@@ -59,10 +60,12 @@ class Groups(Scrolled):
         if not entries:
             return paragraph(self._nothing(), width, "faint")
         places = [entry["offset"] for entry in entries]
-        at = places.index(self.chosen) if self.chosen in places else len(entries) - 1
+        at = places.index(self.chosen) if self.chosen in places else _newest(entries)
         entry = entries[at]
         drawn: list[Line] = [[(cut(_place(entry, at, len(entries)), width), "accent")]]
         drawn.append([(cut(_worth(entry), width), "dim")])
+        if entry["replayed_from"] is not None:
+            drawn += paragraph(replay_text(entry["replayed_from"]), width, "warn")
         group, problem = self._read_group(entry)
         drawn += paragraph(_text((group or entry).get("prompt")), width, "value")
         if group is None:
@@ -98,6 +101,13 @@ class Groups(Scrolled):
             f"{clean(method).upper()} learns from answers that are in the data, so there are no groups of the model's "
             f"own answers to show. Methods that make them: {', '.join(makers)}."
         )
+
+
+def _newest(entries: list[dict[str, Any]]) -> int:
+    """The place of the last group that is no replay: what the model answers now."""
+    return next(
+        (place for place in reversed(range(len(entries))) if entries[place]["replayed_from"] is None), len(entries) - 1
+    )
 
 
 def _place(entry: dict[str, Any], at: int, total: int) -> str:

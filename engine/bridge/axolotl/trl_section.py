@@ -74,6 +74,21 @@ def _groups_again(value: Any, file: File) -> Answer:
     return mapped({"method.reroll_max_groups": value})
 
 
+def _replayed(value: Any, file: File) -> Answer:
+    """Where Axolotl computes old log-probabilities anew, as it does unless it is told not to, it weighs nothing by its age."""
+    if not isinstance(value, int) or value < 1:
+        return needless(OFF) if is_off(value) else unsupported("It is a number of groups.")
+    trl, settings = file.get("trl"), {"method.replay_buffer_size": value}
+    if isinstance(trl, Mapping) and trl.get("replay_recompute_logps") is False:
+        return changed({**settings, "method.replay_recompute_logps": False}, _OLDEST)
+    return changed(
+        settings, f"A replayed token is weighed by how much likelier it is now; Axolotl weighs nothing. {_OLDEST}"
+    )
+
+
+_OLDEST = "Groups older than method.replay_max_age are dropped, which Axolotl does not."
+
+
 _IN_TRL: dict[str, Key] = {
     "beta": same("method.beta"),
     "max_completion_length": same("method.max_completion_length"),
@@ -98,6 +113,8 @@ _IN_TRL: dict[str, Key] = {
     "mask_truncated_completions": same("method.mask_truncated_completions"),
     "reroll_start_fraction": same("method.reroll_start_fraction"),
     "reroll_max_groups": Key(_groups_again),
+    "replay_buffer_size": Key(_replayed),
+    "replay_recompute_logps": nothing("It counts with replay_buffer_size."),
     "skip_zero_advantage_batches": choice(
         {
             True: needless("Answers that teach nothing are left out by themselves where that changes no gradient."),

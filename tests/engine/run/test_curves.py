@@ -11,10 +11,14 @@ from engine.run.curves import (
     CONCERNS,
     LEADING,
     LOSS_ROSE,
+    NO_DIFFERENCE,
+    NO_REWARD,
+    NO_REWARD_YET,
     MetricLabel,
     concern,
     label_of,
     leading,
+    no_signal,
     ordered,
     rose,
     watch_for,
@@ -91,6 +95,34 @@ def test_a_run_that_samples_in_vain_is_told_after_five_steps_and_no_longer_once_
     assert concern("ppo", {name: series}) == "", "one answer a prompt is always equal to itself"
     series.add(5, 0.75)
     assert concern("grpo", {name: series}) == ""
+
+
+def series_of(*values: float) -> Series:
+    made = Series()
+    for step, value in enumerate(values):
+        made.add(step, value)
+    return made
+
+
+def test_a_run_whose_answers_were_never_paid_or_never_differed_is_told_and_one_that_learned_once_is_not() -> None:
+    never = {"reward": series_of(*[0.0] * 5), "reward_std": series_of(*[0.0] * 5)}
+    alike = {"frac_reward_zero_std": series_of(*[1.0] * 5)}
+    for method in ("grpo", "gdpo"):
+        assert no_signal(method, {**never, **alike}) == NO_REWARD
+        assert concern(method, {**never, **alike}) == NO_REWARD_YET
+        assert no_signal(method, {"reward": series_of(1.0), "reward_std": series_of(0.0), **alike}) == NO_DIFFERENCE
+        assert no_signal(method, {"reward": series_of(0.0), "reward_std": series_of(0.5), **alike}) == NO_DIFFERENCE
+        for last in (0.75, 1.0):
+            once = {"frac_reward_zero_std": series_of(1.0, 0.75, last), "reward": series_of(0.0, 0.1, 0.0)}
+            assert no_signal(method, {**never, **once}) == ""
+    assert no_signal("ppo", never) == NO_REWARD, "it has no groups"
+    assert no_signal("ppo", alike) == ""
+    assert no_signal("sft", never) == ""
+    assert no_signal("grpo", {}) == ""
+    assert concern("grpo", {name: series_of(0.0, 0.0) for name in never}) == "", "two steps may be chance"
+    cut = {**never, "completions/clipped_ratio": series_of(0.2, 0.9)}
+    assert no_signal("grpo", cut) == f"{NO_REWARD}; 90 % of the last were cut off"
+    assert len(NO_REWARD_YET) <= 76
 
 
 def test_the_three_that_matter_come_first() -> None:

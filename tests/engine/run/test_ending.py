@@ -129,6 +129,24 @@ def test_a_finished_run_whose_loss_only_rose_says_so_beside_its_model(tmp_path):
         assert said == (told if name == "worse" else None)
 
 
+def test_a_finished_run_whose_answers_never_earned_a_reward_says_that_nothing_was_learned(tmp_path):
+    for name, last in (("never", 0.0), ("once", 0.25)):
+        run = store.create(tmp_path / name, "version: 1\n", {"name": "my", "host": "another-machine"})
+        with EventWriter(run) as pen:
+            pen.write("started", method="grpo", model="builtin/tiny", max_steps=2, epochs=1)
+            pen.write("metrics", step=1, loss=0.0, reward=0.0, reward_std=0.0, frac_reward_zero_std=1.0)
+            pen.write("metrics", step=2, loss=0.0, reward=last, reward_std=last, frac_reward_zero_std=1.0 - last)
+            tmp = checkpoint.begin(run, 2)
+            (tmp / "model.safetensors").write_bytes(b"1")
+            checkpoint.commit(tmp, {})
+            pen.write("checkpoint", step=2, path="checkpoints/checkpoint-2", state="committed", bytes=1)
+            pen.write("finished", step=2, seconds=1.0)
+        run.update_json(state="finished")
+        with open_view(run) as watch:
+            told = dict(card(watch.view, run, "my-0001")).get("no signal", "")
+        assert told.startswith("no answer ever earned a reward, so nothing was learned: add") == (name == "never")
+
+
 def test_a_run_that_failed_says_how_its_memory_went_and_which_rows_it_was_on(tmp_path):
     run = store.create(tmp_path, "version: 1\n", {"name": "my", "host": "another-machine"})
     note = InFlight(run).note

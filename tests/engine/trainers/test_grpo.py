@@ -110,7 +110,7 @@ def test_resuming_equals_never_stopping(train, source, tmp_path, settings):
 
 
 def same_after_a_resume(train, settings, tmp_path):
-    """Six steps, and the same taken up after the third: numbers and weights to the bit."""
+    """Six steps, and the same taken up after the third: numbers and weights to the bit. Gives the first run."""
     whole = train({**settings, "optim.max_steps": 6, "run.save_steps": 3})
     again = train(folder=resumed_from(whole, 3, tmp_path / "again"))
 
@@ -133,6 +133,7 @@ def same_after_a_resume(train, settings, tmp_path):
     first, second = (load_file(run.checkpoints / "checkpoint-6" / name) for run in (whole, again))
     assert first.keys() == second.keys()
     assert all(first[key].equal(second[key]) for key in first)
+    return whole
 
 
 def test_a_resume_with_other_batches_samples_anew(train, source, tmp_path):

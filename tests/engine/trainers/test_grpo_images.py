@@ -75,6 +75,21 @@ def test_a_reward_for_what_the_picture_shows_rises_and_blanking_it_takes_the_ans
     assert abs(odd["blank"] - odd["red"]) > 0.05
 
 
+def test_a_replayed_answer_is_seen_with_its_own_picture(train, cards, tmp_path):
+    """Only answers to red ones are told apart. The weights hardly move, so a ratio leaves 1 by another picture alone."""
+    (tmp_path / "red.py").write_text(SEEN.replace("== own)", "and own)").replace("def seen", "def red"))
+    settings = {
+        "method.reward_funcs": [f"{tmp_path / 'red.py'}:red"],
+        "method.replay_buffer_size": 4,
+        "method.replay_recompute_logps": False,
+        "optim.max_steps": 4,
+    }
+    settings |= {"optim.learning_rate": 1e-9, "method.epsilon": 1e-4, "optim.per_device_train_batch_size": 16}
+    run = train({**cards, **settings})
+    assert max(curve(run, "replay/share")) >= 0.25
+    assert curve(run, "clip_ratio/region_mean") == [0, 0, 0, 0]
+
+
 @pytest.mark.parametrize("kind", ["grpo", pytest.param("gdpo", marks=pytest.mark.slow)])
 def test_resuming_in_the_middle_of_a_buffer_of_answers_to_pictures_is_exact(train, cards, tmp_path, kind):
     settings = {"method.kind": kind, "method.steps_per_generation": 4, "method.num_iterations": 2, "method.beta": 0.1}

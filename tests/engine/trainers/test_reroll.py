@@ -50,7 +50,7 @@ def test_failed_prompts_come_back_in_the_second_half_in_the_order_in_which_they_
     assert curve(run, "reroll/groups")[:3] == [0, 0, 0]
     assert curve(run, "reroll/groups")[3] == 2
     loss = next(entry for entry in lines(run, "receipt")[0]["entries"] if entry["feature"] == "loss")
-    assert "every answer failed come back behind 50% of the steps" in loss["detail"]
+    assert "every answer failed come back behind 50% of the steps, each at most 4 times" in loss["detail"]
 
 
 def test_resuming_equals_never_stopping(train, source, tmp_path):
@@ -63,7 +63,7 @@ def rows(*numbers):
 
 
 def test_each_waits_once_and_the_oldest_give_way(monkeypatch):
-    waiting = Reroll(0.5, 2)
+    waiting = Reroll(0.5, 2, 4)
     waiting.keep(rows(4, 4, 5, 5, 6, 6), 0, [True, False, True], 2)
     waiting.keep(rows(6, 6, 7, 7), 0, [True, True], 2)
     assert [row["row"] for row in waiting.waiting] == [4, 6, 7]
@@ -75,12 +75,34 @@ def test_each_waits_once_and_the_oldest_give_way(monkeypatch):
     assert [row["row"] for row in waiting.waiting] == [8, 9]
 
 
+def test_one_that_fails_each_time_is_given_up_and_one_that_is_paid_starts_anew():
+    """Row 1 fails for ever, row 2 is paid when it comes back the second time; both are in the data again afterwards."""
+    waiting = Reroll(0, 2, 2)
+    waiting.keep(rows(1, 2), 0, [True, True], 1)
+    asked = []
+    for failed in ([True, True], [True, False]):
+        taken = waiting.instead(rows(8, 9), 0, 2, 1)
+        asked.append([row["row"] for row in taken])
+        waiting.keep(taken, 0, failed, 1)
+    assert asked == [[1, 2], [1, 2]]
+    assert (waiting.waiting, waiting.given_up) == ([], 1)
+    again = Reroll(0, 2, 2)
+    again.load_state_dict(waiting.state_dict())
+    again.keep(rows(1, 2), 0, [True, True], 1)  # as an epoch asks them
+    assert again.waiting == rows(2)
+    again.keep(rows(1), 0, [False], 1)
+    again.keep(rows(1), 0, [True], 1)
+    assert again.waiting == rows(2, 1)
+    again.load_state_dict({"waiting": rows(5)})  # of an earlier version
+    assert [row["row"] for row in again.instead(rows(8), 0, 1, 1)] == [5]
+
+
 @pytest.mark.parametrize("size", [2, 4])
 def test_processes_take_their_parts_of_what_comes_back(size):
     """Also of a group that begins on one and ends on the next."""
     parts = []
     for first in (0, 6):
-        own = Reroll(0, 2)
+        own = Reroll(0, 2, 4)
         own.waiting = rows(7, 8, 9)
         parts += own.instead(rows(*(first + place for place in range(6))), first, 12, size)
         assert [row["row"] for row in own.waiting] == [9]

@@ -190,6 +190,8 @@ _SAMPLING = {
     "method.rollout_groups": Trial(1),
 }
 FAILING = {"method.reward_funcs": ["exact_match", "regex:zzzz"]}
+# Seldom so that most groups are told apart by neither, and some are.
+REPLAYING = {"method.replay_buffer_size": 8, "optim.max_steps": 4, "method.reward_funcs": ["regex:z", "regex:q"]}
 _GROUPS = {
     **_SAMPLING,
     "method.loss_type": Trial("sapo", OLD),
@@ -198,6 +200,11 @@ _GROUPS = {
     "method.skip_zero_advantage": Trial(False),
     "method.reroll_start_fraction": Trial(0.0, FAILING),
     "method.reroll_max_groups": Trial(2, {**FAILING, "method.reroll_start_fraction": 0.0}),
+    "method.reroll_max_tries": Trial(1, {**FAILING, "method.reroll_start_fraction": 0.0}),
+    "method.replay_buffer_size": Trial(2),
+    "method.replay_recompute_logps": Trial(False, REPLAYING),
+    "method.replay_max_weight": Trial(1.0, REPLAYING),
+    "method.replay_max_age": Trial(1, {"method.replay_buffer_size": 8, "optim.max_steps": 4}),
 }
 OF_METHOD = {
     "sft": {"method.label_smoothing": Trial(0.2), "method.z_loss": Trial(0.1)},

@@ -12,6 +12,8 @@ import torch
 
 from engine.features import fp8_base
 from engine.features.built import base_model
+from engine.run.curves import NO_DIFFERENCE, no_signal
+from engine.run.index import open_view
 from engine.run.store import RunFolder
 from engine.trainers.reroll import Reroll
 from engine.trainers.watching import Watching, _Pace
@@ -127,6 +129,14 @@ def test_every_loss_has_the_same_gradients_from_fewer_tokens(tmp_path, monkeypat
             assert curves["frac_tokens_skipped"] > 0 or taught.all()
         saved, total = saved + few, total + many
     assert 0.2 < saved / total < 0.6
+
+
+def test_groups_that_are_all_equal_are_counted_by_group_where_rewards_are_scaled_by_the_batch(tmp_path, monkeypatch):
+    monkeypatch.setenv("WORKBENCH_CACHE", own_cache(tmp_path / "cache"))
+    settings = {"method.scale_rewards": "batch", "optim.per_device_train_batch_size": 32}
+    made = built(tmp_path, {**settings, "optim.gradient_accumulation_steps": 1})
+    sampled(made)
+    assert made.trainer._metrics["train"]["frac_reward_zero_std"] == [0.5]
 
 
 def test_curves_say_what_was_computed(tmp_path, monkeypatch):
@@ -245,6 +255,8 @@ def test_a_run_whose_answers_all_get_one_reward_learns_nothing_and_computes_noth
     assert curve(run, "frac_tokens_skipped") == [1, 1]
     assert curve(run, "grad_norm") == curve(run, "loss") == [0, 0]
     assert curve(run, "reward") == [1]  # one sampling
+    with open_view(run) as watch:
+        assert no_signal(watch.view.method, watch.view.series).startswith(NO_DIFFERENCE)
 
 
 def _rank(rank: int, folder: str) -> None:
@@ -254,7 +266,12 @@ def _rank(rank: int, folder: str) -> None:
     torch.set_num_threads(1)
     torch.distributed.init_process_group("gloo", init_method=f"file://{folder}/meet", rank=rank, world_size=2)
     (own := RunFolder(f"{folder}/{rank}").path).mkdir()
-    made = built(own, {"optim.per_device_train_batch_size": 16, "method.steps_per_generation": 1}, ranks=2)
+    settings = {
+        "optim.per_device_train_batch_size": 16,
+        "method.steps_per_generation": 1,
+        "method.replay_buffer_size": 4,
+    }
+    made = built(own, settings, ranks=2)
     made.seen = tokens_of(made.trainer.model)
     (batch,) = sampled(made, (0, 2) if rank == 0 else (1, 3))
     found: dict[str, Any] = {"teaches": batch["teaches"].tolist()}
@@ -262,9 +279,12 @@ def _rank(rank: int, folder: str) -> None:
     for name, reason in (("left", ""), ("all", "as TRL does")):
         for _ in range(2):  # DistributedDataParallel complains late
             found[name] = of_batch(made, batch, wrapped, computes_all=reason)
-    failed = Reroll(0, 1)
+    failed = Reroll(0, 1, 4)
     failed.keep([{"row": 10 * rank + place} for place in range(3)], 3 * rank, [True, False, True], 2)
     found["failed"] = [row["row"] for row in failed.waiting]
+    found["kept"] = sorted(
+        (group.row, group.ids.tolist(), group.logps.tolist()) for group in made.trainer.replay.groups
+    )
     torch.save(copy.deepcopy(found), f"{folder}/{rank}.pt")
     torch.distributed.destroy_process_group()
 
@@ -277,6 +297,8 @@ def test_a_process_without_a_row_keeps_step_with_the_others(tmp_path):
         [0, 11],
         [0, 11],
     ]  # one group is begun by the first and ends on the other
+    assert ranks[0]["kept"] == ranks[1]["kept"]  # what may be replayed, all of it from the first
+    assert [row for row, _, _ in ranks[0]["kept"]] == [0, 2]
     for rank in ranks:
         assert apart(rank["left"][1], rank["all"][1]) < 1e-5
         assert rank["left"][2]["entropy/computed"] == ranks[0]["left"][2]["entropy/computed"]

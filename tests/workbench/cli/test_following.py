@@ -9,6 +9,7 @@ import click
 import pytest
 
 from engine.run import launch
+from engine.run.curves import NO_REWARD_YET
 from engine.run.events import EventWriter
 from engine.run.index import open_view
 from engine.run.store import RunFolder, create
@@ -91,6 +92,20 @@ def test_what_arrived_at_a_hub_is_told_and_what_the_end_waits_for(
         "! checkpoint-4 has not arrived yet: the hub answers with error 500",
         "checkpoint-4 is at https://hub/me/model/commit/1",
     ]
+
+
+def test_what_a_run_on_rewards_warns_of_is_told_once(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run, writer = begun(tmp_path, monkeypatch)
+    writer.write("started", method="grpo", max_steps=9)
+    with open_view(run) as watch:
+        follower = Follower(watch)
+        for step in range(1, 9):
+            writer.write("metrics", step=step, loss=0.0, reward=0.0, reward_std=0.0, frac_reward_zero_std=1.0)
+            follower.until(lambda view: True)
+    told = [line for line in capsys.readouterr().err.splitlines() if line.startswith("!")]
+    assert told == [f"! {NO_REWARD_YET}"]
 
 
 def test_a_resume_begins_with_what_it_does_and_not_with_where_the_run_stood(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -73,6 +74,23 @@ async def test_each_answer_of_a_group_stands_with_its_rewards_and_what_it_was_wo
         "  answer 40.3",
     ):
         assert words in text, words
+
+
+async def test_a_replay_is_said_to_be_one_and_new_answers_are_followed(run: Any, shown: Shown) -> None:
+    run.add(group(10, 1.0, 0.0), group(20, 0.0, 0.0), replace(group(20, 1.0, 0.0, text="again"), replayed_from=10))
+    app = WorkbenchApp(run=run, runs_dir=run.path.parent)
+    async with app.run_test(size=(120, 24)) as pilot:
+        await pilot.pause(0.2)
+        await pilot.press("7")
+        await until(pilot, lambda: "group 2 of 3" in shown(app) and "answer 20.0" in shown(app))
+        assert "Replayed" not in shown(app)
+        await pilot.press("n")
+        await until(pilot, lambda: "Replayed: the model of step 10 gave these answers" in shown(app))
+        assert "again" in shown(app)
+        await pilot.press("N")
+        await until(pilot, lambda: "group 2 of 3" in shown(app))
+        run.add(group(30, 0.0, 1.0))
+        await until(pilot, lambda: "answer 30.0" in shown(app))  # the newest of new answers is followed again
 
 
 async def test_the_newest_group_is_followed_until_an_older_one_is_looked_at(run: Any, shown: Shown) -> None:

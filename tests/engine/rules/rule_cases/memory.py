@@ -57,6 +57,20 @@ CASES: dict[str, list[Case]] = {
             "warning",
         )
     ],
+    "replayed-groups-fit-into-main-memory": [
+        (
+            {
+                "method.kind": "grpo",
+                "method.reward_funcs": ["length:8"],
+                "method.replay_buffer_size": 65_536,
+                "run.devices": 2,
+                "method.max_completion_length": 16_384,
+            },
+            Facts(machine=replace(H100, memory_bytes=64 * GiB)),
+            "method.replay_buffer_size",
+            "warning",
+        )
+    ],
     "layers-fit-into-the-hosts-memory": [
         (
             {**STREAMED, "model.name": "Qwen/Qwen3-8B"},

@@ -128,6 +128,31 @@ CASES: dict[str, list[Case]] = {
     "prompts-come-back-where-that-is-asked-for": [
         ({**GRPO, "method.reroll_max_groups": 2}, Facts(), "method.reroll_max_groups", "error")
     ],
+    "failed-prompts-are-tried-where-they-come-back": [
+        ({**GRPO, "method.reroll_max_tries": 2}, Facts(), "method.reroll_max_tries", "error")
+    ],
+    "an-oldest-replay-where-groups-are-kept": [
+        ({**GRPO, "method.replay_max_age": 2}, Facts(), "method.replay_max_age", "error")
+    ],
+    "old-log-probabilities-of-replayed-groups": [
+        ({**GRPO, "method.replay_recompute_logps": False}, Facts(), "method.replay_recompute_logps", "error")
+    ],
+    "a-weight-where-groups-are-kept": [
+        ({**GRPO, "method.replay_max_weight": 3.0}, Facts(), "method.replay_max_weight", "error")
+    ],
+    "a-weight-where-the-ratio-is-none": [
+        (
+            {
+                **GRPO,
+                "method.replay_buffer_size": 8,
+                "method.replay_recompute_logps": False,
+                "method.replay_max_weight": 3.0,
+            },
+            Facts(),
+            "method.replay_max_weight",
+            "error",
+        )
+    ],
     "other-prompts-are-asked-too": [
         (
             {**GRPO, "method.reroll_start_fraction": 0.5, **settings},
