@@ -232,7 +232,7 @@ def compile_config(tier):
     )
 
 
-@pytest.mark.parametrize("tier", [False, "full", "medium"])
+@pytest.mark.parametrize("tier", [False, "full"])
 def test_compiled_layers_learn_the_same_with_and_without_checkpointing(tier):
     def trainer():
         model = wide_model(torch.float32)

@@ -101,11 +101,10 @@ def test_the_size_of_products_does_not_depend_on_how_full_the_card_is(monkeypatc
 
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
-@pytest.mark.parametrize("compiled", [False, True])
-def test_on_a_card_two_runs_with_one_seed_have_one_curve(train, source, compiled):
+def test_on_a_card_two_runs_with_one_seed_have_one_curve(train, source):
     """Each in a process of its own, as runs are, side by side: at its first product torch notes for good what cuBLAS was told."""
     rows = [{"path": source(CONVERSATIONS)}]
-    kernels = {"kernels.fused_attn_kernel": True, "kernels.torch_compile": compiled, "model.dtype": "bfloat16"}
+    kernels = {"kernels.fused_attn_kernel": True, "kernels.torch_compile": True, "model.dtype": "bfloat16"}
     settings = {**ON, **kernels, "optim.max_steps": 8, "adapter.kind": "none", "data.train": rows}
     with ThreadPoolExecutor(2) as pool:
         runs = pool.map(lambda _: train(settings, apart=True), range(2))
