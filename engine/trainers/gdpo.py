@@ -16,7 +16,7 @@ from engine.config import rollouts
 from engine.config.tree import RunConfig, method_of
 from engine.trainers.grpo import group_arguments
 from engine.trainers.job import Job
-from engine.trainers.rollouts import built, rollout_arguments
+from engine.trainers.rollouts import built, rollout_arguments, sampler_of
 from engine.trainers.zero_advantage import GroupTrainer, without_difference
 
 
@@ -55,3 +55,8 @@ def arguments(config: RunConfig, run_folder: str | Path) -> GRPOConfig:
 def build(job: Job) -> Gdpo:
     """The trainer, ready to `attach`. Raises WorkbenchError for a reward that fails on the first rows."""
     return built(Gdpo, arguments(job.config, job.run_folder), job)
+
+
+def sampler(job: Job) -> Gdpo:
+    """The trainer that samples for another one, and never trains."""
+    return sampler_of(Gdpo, arguments(job.config, job.run_folder), job)

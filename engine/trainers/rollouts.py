@@ -140,6 +140,13 @@ class RolloutTrainer(ReferenceTrainer, GRPOTrainer):
         """Where TRL keeps numbers until they are logged: `train` or `eval`."""
         return "train" if self.model.training else "eval"
 
+    def ahead_state(self) -> list[dict[str, Any]]:
+        """What is asked for ahead of its turn, for a checkpoint."""
+        return []
+
+    def take_ahead(self, state: Sequence[dict[str, Any]]) -> None:
+        """Takes up what `ahead_state` gave."""
+
     # -- TRL's moments -------------------------------------------------------------------------------------------------
     def train(self, *args: Any, **kwargs: Any) -> Any:
         try:
@@ -195,7 +202,7 @@ class RolloutTrainer(ReferenceTrainer, GRPOTrainer):
     def _generate_and_score_completions(self, inputs: Sequence[dict[str, Any]]) -> dict[str, Any]:
         rows = [
             {
-                "prompt": json.loads(row["prompt"]),
+                "prompt": prompt_of(row),
                 "columns": reward_columns(row),
                 "row": row["row"],
                 "prompt_ids": list(row["prompt_ids"]),
@@ -321,8 +328,11 @@ def _recorded(trainer: RolloutTrainer, model: Any) -> Iterator[None]:
 class EpochSampler(RepeatSampler):
     """TRL's sampler whose order in an epoch depends on that epoch alone, not on how often it was begun."""
 
+    epoch = 0
+
     def set_epoch(self, epoch: int) -> None:
         """Called by the loader before each epoch."""
+        self.epoch = epoch
         if self.shuffle:
             self.generator.manual_seed((self.seed or 0) + epoch)
 
@@ -342,6 +352,7 @@ class Buffer:
             "skipped_tokens": trainer.skipped_tokens,
             "waiting": [] if trainer.reroll is None else trainer.reroll.waiting,
             "batches": [] if used_up else trainer._buffered_inputs or [],
+            "ahead": trainer.ahead_state(),
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -351,6 +362,7 @@ class Buffer:
             self.load_of_others(state)
             return
         trainer._step = state["step"]
+        trainer.take_ahead(state.get("ahead", []))
         self._load_shared(state)
         trainer._buffered_inputs = send_to_device(state["batches"], trainer.accelerator.device) or None
 
@@ -442,6 +454,8 @@ class RewardFunction:
     def __call__(
         self, prompts: Any, completions: Any, completion_ids: Any, columns: Any, row: Any, **_: Any
     ) -> list[float]:
+        if (made := self.rewards.made_ahead(self.place, completions)) is not None:
+            return made
         found = self.rewards.one(self.place, prompts, completions, completion_ids, columns_of(columns), row)
         return found.tolist()
 
@@ -492,16 +506,28 @@ def built(kind: type[Kind], args: GRPOConfig, job: Job) -> Kind:
     config = job.config
     _refuse_too_few(args, len(job.train))
     rewards, note = tried(config, job.train, job.processing_class)
+    trainer = _with_rewards(kind, args, job, rewards, note)
+    if reference_of(config.method) == "adapter_copy":
+        copy_adapter(cast(PeftModel, trainer.model))
+    trainer.hold_to(frozen_copy(config), method_of(config, Rollouts).beta)
+    return trainer
+
+
+def sampler_of(kind: type[Kind], args: GRPOConfig, job: Job) -> Kind:
+    """A trainer of this class that samples and never trains: its rewards are asked nothing, and there is no reference."""
+    settings = method_of(job.config, Rollouts)
+    rewards = Rewards(settings.reward_funcs, settings.reward_timeout, torch.device("cpu"))
+    return _with_rewards(kind, args, job, rewards, "")
+
+
+def _with_rewards(kind: type[Kind], args: GRPOConfig, job: Job, rewards: Rewards, note: str) -> Kind:
     args.reward_weights = rewards.weights
     arguments = job.trainer_arguments(
         reward_funcs=[RewardFunction(rewards, place) for place in range(len(rewards.specs))]
     )
     del arguments["data_collator"]  # TRL hands prompts on as they are
     trainer = kind(args=args, **arguments)
-    trainer.take(config, rewards, note)
-    if reference_of(config.method) == "adapter_copy":
-        copy_adapter(cast(PeftModel, trainer.model))
-    trainer.hold_to(frozen_copy(config), method_of(config, Rollouts).beta)
+    trainer.take(job.config, rewards, note)
     return trainer
 
 
@@ -529,6 +555,11 @@ def seeing(model: torch.nn.Module, images: ImageBatch, shown: Sequence[Sequence[
         return model(input_ids=input_ids, **send_to_device(own, input_ids.device), **more)
 
     return see
+
+
+def prompt_of(row: dict[str, Any]) -> Any:
+    """The prompt of a row as rewards are given it: a text, or messages."""
+    return json.loads(row["prompt"])
 
 
 def text_of(message: Any) -> str:
