@@ -306,13 +306,21 @@ TABLE: dict[str, Meaning] = {
         for name in (
             "num_generations", "max_completion_length", "temperature", "top_p", "top_k", "repetition_penalty",
             "num_iterations", "steps_per_generation", "epsilon", "epsilon_high", "scale_rewards",
-            "mask_truncated_completions", "importance_sampling_level",
+            "mask_truncated_completions", "importance_sampling_level", "off_policy_mask_threshold",
         )
     },
     "method.reward_timeout": by_itself("Nothing bounds a reward's time there."),
     "method.skip_zero_advantage": by_itself("What it leaves out has no gradient."),
     "method.reroll_start_fraction": choice({1.0: needless("No prompt comes back.")}, otherwise=unsupported("TRL does not ask failed prompts again.")),
     "method.reroll_max_groups": by_itself("It counts with reroll_start_fraction."),
+    "method.async_prefetch": choice({"none": needless("Nothing is made ahead.")}, otherwise=unsupported("TRL's asynchronous GRPO is a trainer of its own, beside a vLLM server.")),
+    **dict.fromkeys(
+        (
+            "method.prefetch_depth", "method.weight_sync_steps", "method.generation_timeout", "method.importance_sampling_mode",
+            "method.importance_sampling_cap",
+        ),
+        by_itself("It counts with async_prefetch."),
+    ),
     "method.rollout_groups": by_itself("It concerns what is kept to look at."),
     "adapter.kind": choice(
         {"none": needless("All weights are trained without an adapter.")}, otherwise=mapped({"use_peft": True})

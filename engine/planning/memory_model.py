@@ -2,8 +2,8 @@
 
 Every function gives `None` while a fact it needs is unknown. The classes add up to the peak of one step on one device:
 weights, adapter, gradients, optimizer, activations, images (of a vision tower that learns), logits (tiles and buffers of the
-head, `engine.features.cut_cross_entropy`), reference (a frozen copy), kept images (where the device is the host), overhead
-(context, fragments).
+head, `engine.features.cut_cross_entropy`), reference (a frozen copy), generation (a process that samples beside the training, on the same
+device), kept images (where the device is the host), overhead (context, fragments).
 """
 
 from __future__ import annotations
@@ -140,6 +140,10 @@ def memory(config: RunConfig, facts: Facts, checkpointing: bool | str) -> dict[s
     step = classes["gradients"] + activations + scores
     cache = _sampling(config, model, length)
     classes["cache"] = max(0.0, cache + sampled - step) if cache else 0.0
+    if getattr(config.method, "async_prefetch", "none") == "answers":
+        # A process of its own with weights and adapter, which samples while a step is made.
+        beside = CUDA_CONTEXT if on_gpu else CPU_PROCESS
+        classes["generation"] = classes["weights"] + classes["adapter"] + cache + beside
     if not on_gpu:
         classes["kept images"] = kept_images(config, facts)
     overhead = FRAGMENTS * sum(classes.values()) + (CUDA_CONTEXT if on_gpu else CPU_PROCESS)

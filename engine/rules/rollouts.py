@@ -231,7 +231,7 @@ def clipping_needs_a_loss_that_clips(config: RunConfig, facts: Facts) -> Iterato
 def bounds_need_answers_that_grow_old(config: RunConfig, facts: Facts) -> Iterator[Finding]:
     """Answers that are all trained on within one optimizer step are the present model's own: every ratio is 1."""
     method = _method(config)
-    if method is None or not _always_new(config):
+    if method is None or not counts.always_new(config):
         return
     for spec in (
         fields.method.epsilon,
@@ -292,13 +292,6 @@ def experts_are_balanced_over_all_tokens(config: RunConfig, facts: Facts) -> Ite
         todo = f"The routers of {model.name} are balanced, and their load is counted, over the tokens of all answers."
         fix = Fix("remove it", unset=(spec.path,))
         yield must(spec.path, "auto or false for a mixture of experts", True, todo, fix=fix)
-
-
-def _always_new(config: RunConfig) -> bool:
-    """Whether sampled answers are used up before the weights move, as TRL reckons it."""
-    steps, method = config.optim.gradient_accumulation_steps, config.method
-    uses: int = (getattr(method, "steps_per_generation", None) or steps) * getattr(method, "num_iterations", 1)
-    return steps % uses == 0
 
 
 def _together(config: RunConfig) -> int:

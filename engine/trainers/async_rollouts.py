@@ -213,7 +213,7 @@ class AheadTrainer(RolloutTrainer):
             self._taken = self.rewards.made = None
         curves = self._metrics[self.mode]
         curves["prefetch/age"].append(self.state.global_step - taken.asked.step)
-        curves["prefetch/wait"].append(taken.waited)
+        curves["prefetch/wait_seconds"].append(taken.waited)
         curves["prefetch/above_cap"].append(self._above_cap(output))
         return output
 

@@ -37,6 +37,7 @@ from engine.run.store import RunFolder
 PLACE = "method.async_prefetch"
 FOLDER = "generation"
 """Of the run, where the adapters lie that are being answered by."""
+COMMAND = ("-m", "engine.trainers.generating")
 LOAD_SECONDS = 1800.0
 LOOK = 0.2
 """Seconds after which a process that is silent is asked whether it still lives."""
@@ -228,7 +229,7 @@ class _Process:
         environment = {**without_tokens(os.environ, (TOKEN,)), **safe_python(os.environ), **_OFFLINE, **more}
         for name in ("RANK", "LOCAL_RANK", "WORLD_SIZE"):
             environment.pop(name, None)
-        command = [sys.executable, "-P", "-m", "engine.trainers.generating", str(run)]
+        command = [sys.executable, "-P", *COMMAND, str(run)]
         self.process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=environment)
         assert self.process.stdin is not None
         assert self.process.stdout is not None
