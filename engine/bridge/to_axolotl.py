@@ -325,7 +325,7 @@ TABLE: dict[str, Meaning] = {
     "method.async_prefetch": choice({"none": needless("Nothing is made ahead.")}, otherwise=unsupported("Axolotl's needs a vLLM server beside it.")),
     **dict.fromkeys(
         (
-            "method.prefetch_depth", "method.weight_sync_steps", "method.generation_timeout", "method.importance_sampling_mode",
+            "method.prefetch_depth", "method.weight_sync_steps", "method.generation_timeout", "method.generation_device", "method.importance_sampling_mode",
             "method.importance_sampling_cap",
         ),
         by_itself("It counts with async_prefetch."),

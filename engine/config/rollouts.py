@@ -185,6 +185,10 @@ class Groups(Rollouts):
     """How long the generating process may take for one sampling. Past it, as where it ends by itself, it is started anew and asked
     again, once; then the run ends. It has as long to load the model, and at least half an hour."""
 
+    generation_device: Annotated[int | None, Ge(0), Le(1023), Title("GPU that samples"), Expert] = None
+    """The GPU that the generating process works on, by its number as in `run.devices`. Empty shares the training's own, which then
+    holds the model twice; on a CPU both processes share the cores."""
+
     importance_sampling_mode: Annotated[
         Literal["token_truncate", "token_mask", "sequence_truncate", "sequence_mask"],
         Title("Old answers are weighed"),

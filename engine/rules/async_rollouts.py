@@ -50,6 +50,7 @@ refused(
             (fields.method.importance_sampling_cap, ("none",), "Answers are the present model's own then."),
             (fields.method.weight_sync_steps, ("none", "rewards"), "There is no process to send the adapter to then."),
             (fields.method.generation_timeout, ("none", "rewards"), "There is no process to wait for then."),
+            (fields.method.generation_device, ("none", "rewards"), "There is no process to place then."),
         )
     ),
 )  # fmt: skip
@@ -61,6 +62,23 @@ def samplings_ahead_need_one_process(config: RunConfig, facts: Facts) -> Iterato
         return
     todo = f"{counts.device_count(config)} processes train, and what is asked for ahead is asked for by one."
     yield must(_AHEAD.path, "none with several devices", _AHEAD.value(config), todo, fix=_NOTHING_AHEAD)
+
+
+@rule(reads=(fields.method.kind, _AHEAD, fields.method.generation_device))
+def the_generating_process_has_a_gpu_that_is_there(config: RunConfig, facts: Facts) -> Iterator[Finding]:
+    spec = fields.method.generation_device
+    if facts.machine is None or not spec.applies(config) or (number := spec.value(config)) is None:
+        return
+    if number >= (count := len(facts.machine.gpus)):
+        there = (
+            f"there are {count} GPUs, counted from 0"
+            if count > 1
+            else "there is 1 GPU, number 0"
+            if count
+            else "there is no GPU"
+        )
+        todo = f"On this machine {there}. Left out, it shares what the training has."
+        yield must(spec.path, "the number of a GPU that is there", number, todo, fix=leave_out(spec, "remove it"))
 
 
 @rule(reads=(fields.method.kind, _AHEAD, fields.model.name))

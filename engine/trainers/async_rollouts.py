@@ -116,7 +116,6 @@ class AheadTrainer(RolloutTrainer):
     """GRPO and GDPO: what asks for samplings before their turn, and weighs answers that are old by then."""
 
     ahead: Ahead | None = None
-    """What is under way; None where answers are sampled when their turn comes."""
     vllm_importance_sampling_correction: bool
     use_vllm: bool
     _taken: Turn | None = None
@@ -135,7 +134,9 @@ class AheadTrainer(RolloutTrainer):
             )
         source: Source = InThisProcess(self)
         if method.async_prefetch == "answers":
-            source = GeneratingProcess(self, method.generation_timeout, method.weight_sync_steps)
+            source = GeneratingProcess(
+                self, method.generation_timeout, method.weight_sync_steps, method.generation_device
+            )
         self.ahead = Ahead(self, source, method.prefetch_depth, config.run.seed)
 
     def receipt_note(self) -> str:
@@ -152,11 +153,7 @@ class AheadTrainer(RolloutTrainer):
     def train(self, *args: Any, **kwargs: Any) -> Any:
         if self.ahead is not None:
             self.ahead.source.start()
-        try:
-            return super().train(*args, **kwargs)
-        finally:
-            if self.ahead is not None:
-                self.ahead.close()
+        return super().train(*args, **kwargs)
 
     def _get_train_sampler(self, dataset: Any = None) -> EpochSampler:
         self._sampler = cast(EpochSampler, super()._get_train_sampler(dataset))
@@ -231,16 +228,6 @@ class AheadTrainer(RolloutTrainer):
             return cast(torch.Tensor, super()._compute_loss(model, inputs))
         with correcting(self):
             return cast(torch.Tensor, super()._compute_loss(model, inputs))
-
-    # -- checkpoints ---------------------------------------------------------------------------------------------------
-    def ahead_state(self) -> list[dict[str, Any]]:
-        """What is under way, once it is there."""
-        return [] if self.ahead is None else self.ahead.state()
-
-    def take_ahead(self, state: Sequence[dict[str, Any]]) -> None:
-        """Takes up what was under way."""
-        if self.ahead is not None:
-            self.ahead.load(state)
 
 
 class Turn(NamedTuple):

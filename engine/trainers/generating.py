@@ -40,7 +40,7 @@ def main(folder: str) -> int:
         traceback.print_exc()
         _say(out, "ready", problem=_sentence(problem))
         return 1
-    _say(out, "ready")
+    _say(out, "ready", device=trainer.accelerator.device.type)
     held = ""
     while True:
         asked = json.loads(lines.get())

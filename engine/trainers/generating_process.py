@@ -26,12 +26,12 @@ from typing import Any, NamedTuple, Protocol, TypeVar
 import torch
 from peft import PeftModel, get_peft_model_state_dict
 from safetensors.torch import save
-from transformers import TrainerState
+from transformers import PreTrainedModel, TrainerState
 
 from engine.errors import WorkbenchError, redact, visible
 from engine.run import inside
 from engine.run.async_writer import AsyncWriter
-from engine.run.spawn import TOKEN, safe_python, without_tokens
+from engine.run.spawn import ALL_CARDS, TOKEN, other_card, safe_python, without_tokens
 from engine.run.store import RunFolder
 
 PLACE = "method.async_prefetch"
@@ -69,7 +69,7 @@ class Question(Protocol):
 class Trainer(Protocol):
     """The trainer, as far as it is asked here."""
 
-    model: Any
+    model: PreTrainedModel | PeftModel
     run: RunFolder
     writer: AsyncWriter | None
     state: TrainerState
@@ -107,9 +107,10 @@ class Failed(Exception):
 
 class GeneratingProcess:
     """The source of answers that are sampled beside the training. `timeout` in seconds for one sampling; the adapter is sent
-    anew once `every` steps are made."""
+    anew once `every` steps are made. `card` is the number of its GPU; None shares the training's."""
 
-    def __init__(self, trainer: Trainer, timeout: float, every: int) -> None:
+    def __init__(self, trainer: Trainer, timeout: float, every: int, card: int | None = None) -> None:
+        self._card = card
         self._trainer, self._timeout, self._every = trainer, timeout, every
         self._asking = ThreadPoolExecutor(1, "answers")
         self._process: _Process | None = None
@@ -118,9 +119,9 @@ class GeneratingProcess:
         self._closing = False
         self._lock = threading.Lock()
         self._threads = torch.get_num_threads()
-        self.note = f"answers are sampled by a process of its own, which is given the adapter every {every} steps"
-        if every == 1:
-            self.note = "answers are sampled by a process of its own, which is given the adapter each step"
+        often = "each step" if every == 1 else f"every {every} steps"
+        where = "" if card is None else f" on GPU {card}"
+        self.note = f"answers are sampled by a process of its own{where}, which is given the adapter {often}"
 
     # -- the source's moments ------------------------------------------------------------------------------------------
     def start(self) -> None:
@@ -175,8 +176,12 @@ class GeneratingProcess:
 
     # -- questions, by a thread ----------------------------------------------------------------------------------------
     @property
+    def _device(self) -> str:
+        return str(self._trainer.accelerator.device.type)
+
+    @property
     def _on_cpu(self) -> bool:
-        return bool(self._trainer.accelerator.device.type == "cpu")
+        return self._device == "cpu"
 
     @property
     def _share(self) -> int:
@@ -189,11 +194,26 @@ class GeneratingProcess:
             if self._closing:
                 raise Failed("was not wanted any more")
             if self._process is None:
-                more = {"OMP_NUM_THREADS": str(self._share)} if self._on_cpu else {}
-                self._process = _Process(self._trainer.run.path, max(self._timeout, LOAD_SECONDS), more)
+                self._process = _Process(
+                    self._trainer.run.path, self._device, max(self._timeout, LOAD_SECONDS), self._environment()
+                )
             process = self._process
         process.loaded()
         return process
+
+    def _environment(self) -> dict[str, str]:
+        """What is the process's own: its threads, or its GPU. Raises WorkbenchError where there is no such GPU."""
+        if self._on_cpu:
+            return {"OMP_NUM_THREADS": str(self._share)}
+        if self._card is None:
+            return {}
+        if not (name := other_card(self._card, os.environ)):
+            raise WorkbenchError(
+                f"method.generation_device: there is no GPU {self._card} here; CUDA_VISIBLE_DEVICES allows "
+                f"{os.environ.get(ALL_CARDS, '')}.",
+                "Name one of these by its place in that list, counted from 0, or leave it out.",
+            )
+        return {"CUDA_VISIBLE_DEVICES": name}
 
     def _answer(self, asked: Question, adapter: Adapter) -> Answers:
         """Raises WorkbenchError where no process answers."""
@@ -225,7 +245,8 @@ class GeneratingProcess:
 class _Process:
     """One process. Its answers are believed only as answers to what it was asked last."""
 
-    def __init__(self, run: Path, load_seconds: float, more: dict[str, str]) -> None:
+    def __init__(self, run: Path, device: str, load_seconds: float, more: dict[str, str]) -> None:
+        self._device = device
         environment = {**without_tokens(os.environ, (TOKEN,)), **safe_python(os.environ), **_OFFLINE, **more}
         for name in ("RANK", "LOCAL_RANK", "WORLD_SIZE"):
             environment.pop(name, None)
@@ -245,6 +266,11 @@ class _Process:
             late = f"did not load the model within {self._load_seconds:g} seconds"
             self._ready = self._answer("ready", self._begun + self._load_seconds, late)
         self._refused(self._ready)
+        if (found := self._ready.get("device")) != self._device:
+            raise WorkbenchError(
+                f"{PLACE}: the process that samples answers has {found} to compute with, and the training {self._device}.",
+                "Name a GPU that is there as method.generation_device, or leave it out.",
+            )
 
     def ask(self, asked: Question, adapter: Adapter, seconds: float) -> Answers:
         """Its answers. Raises Failed as above, WorkbenchError for what went wrong in it."""

@@ -18,7 +18,7 @@ from dataclasses import replace
 from functools import partial
 from itertools import islice
 from pathlib import Path
-from typing import Any, TypeVar, cast
+from typing import Any, Protocol, TypeVar, cast
 
 import torch
 from accelerate.utils import DistributedType, send_to_device
@@ -62,6 +62,19 @@ from engine.trainers.stream_loader import Dealt
 WHOLE_MODEL = (DistributedType.NO, DistributedType.MULTI_CPU, DistributedType.MULTI_GPU)
 
 
+class UnderWay(Protocol):
+    """Samplings that are asked for ahead of their turn."""
+
+    def state(self) -> list[dict[str, Any]]:
+        """What is under way, once it is there."""
+
+    def load(self, state: Sequence[dict[str, Any]]) -> None:
+        """Takes up what `state` gave."""
+
+    def close(self) -> None:
+        """Ends it, and the processes that it takes."""
+
+
 class RolloutTrainer(ReferenceTrainer, GRPOTrainer):
     """TRL's GRPOTrainer with our prompts and rewards; `take` gives it its rewards."""
 
@@ -76,6 +89,8 @@ class RolloutTrainer(ReferenceTrainer, GRPOTrainer):
     """Why answers are not sampled with a static cache; empty where they are."""
     holds_all: bool
     """Whether each process holds all weights, and passes of the model are its own affair."""
+    ahead: UnderWay | None = None
+    """What is asked for ahead of its turn; None where answers are sampled when their turn comes."""
     reroll: Reroll | None = None
     """What has prompts come back on which every answer failed; None where they do not."""
     skipped_tokens = 0
@@ -140,18 +155,13 @@ class RolloutTrainer(ReferenceTrainer, GRPOTrainer):
         """Where TRL keeps numbers until they are logged: `train` or `eval`."""
         return "train" if self.model.training else "eval"
 
-    def ahead_state(self) -> list[dict[str, Any]]:
-        """What is asked for ahead of its turn, for a checkpoint."""
-        return []
-
-    def take_ahead(self, state: Sequence[dict[str, Any]]) -> None:
-        """Takes up what `ahead_state` gave."""
-
     # -- TRL's moments -------------------------------------------------------------------------------------------------
     def train(self, *args: Any, **kwargs: Any) -> Any:
         try:
             return super().train(*args, **kwargs)
         finally:
+            if self.ahead is not None:
+                self.ahead.close()  # which may be asking for rewards
             self.rewards.close()
             self.groups.close()
 
@@ -352,7 +362,7 @@ class Buffer:
             "skipped_tokens": trainer.skipped_tokens,
             "waiting": [] if trainer.reroll is None else trainer.reroll.waiting,
             "batches": [] if used_up else trainer._buffered_inputs or [],
-            "ahead": trainer.ahead_state(),
+            "ahead": [] if trainer.ahead is None else trainer.ahead.state(),
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -362,7 +372,8 @@ class Buffer:
             self.load_of_others(state)
             return
         trainer._step = state["step"]
-        trainer.take_ahead(state.get("ahead", []))
+        if trainer.ahead is not None:
+            trainer.ahead.load(state.get("ahead", []))
         self._load_shared(state)
         trainer._buffered_inputs = send_to_device(state["batches"], trainer.accelerator.device) or None
 

@@ -14,6 +14,7 @@ import pytest
 
 from engine.errors import WorkbenchError
 from engine.run.control import request
+from engine.run.spawn import ALL_CARDS, other_card
 from engine.run.store import RunFolder
 from engine.trainers import generating_process
 from engine.trainers.watching import Watching
@@ -38,7 +39,7 @@ fault = faults[min(life, len(faults) - 1)]
 if fault == "loads nothing":
     say(mark="ready", problem="ModelError: there is no such model.")
     sys.exit(1)
-say(mark="ready")
+say(mark="ready", device="cpu")
 for number, line in enumerate(sys.stdin):
     request = json.loads(line)
     if number == 2 and fault == "dies":
@@ -248,7 +249,7 @@ def test_it_ends_while_it_is_asked(tmp_path, small):
     source.start()
     source._adapter = generating_process.Adapter("generation/none", "", 0)
     future = source.begin(Question())
-    while not (tmp_path / "small" / "life-0").exists():
+    while not future.running():
         time.sleep(0.01)
     begun = time.monotonic()
     source.close()
@@ -256,3 +257,10 @@ def test_it_ends_while_it_is_asked(tmp_path, small):
     with pytest.raises(WorkbenchError):
         future.result()
     assert gone(tmp_path / "small")
+
+
+def test_it_works_on_the_gpu_of_that_number_where_the_run_was_launched():
+    assert other_card(1, {}) == "1"
+    assert other_card(1, {ALL_CARDS: ""}) == "1"
+    assert other_card(1, {ALL_CARDS: "4,GPU-9b", "CUDA_VISIBLE_DEVICES": "4"}) == "GPU-9b"
+    assert other_card(2, {ALL_CARDS: "4,GPU-9b"}) == ""

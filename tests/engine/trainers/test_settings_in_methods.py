@@ -276,6 +276,7 @@ ON_A_CARD = {
 # What such a run cannot show, and the test that does.
 ELSEWHERE = {
     "method.weight_sync_steps": f"{T}/test_generating_process.py::test_the_adapter_is_sent_as_a_file_each_time_it_is_due",
+    "method.generation_device": f"{T}/test_generating_process.py::test_it_works_on_the_gpu_of_that_number_where_the_run_was_launched",
     "method.generation_timeout": f"{T}/test_generating_process.py::test_one_that_hangs_is_replaced_and_asked_again",
     "method.cache_implementation": "tests/engine/trainers/test_recorded_tokens.py::test_the_same_answers_are_sampled_in_room_for_the_longest",
     # where the run goes and who looks after it

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from engine.config.facts import Facts, VisionFacts
-from tests.engine.rules.rule_cases.shared import GRPO, LORA, Case, model
+from tests.engine.rules.rule_cases.shared import CPU, GRPO, H100, LORA, Case, model
 
 CASES: dict[str, list[Case]] = {
     "the-generating-process-is-given-an-adapter": [
@@ -19,6 +19,15 @@ CASES: dict[str, list[Case]] = {
     ],
     "samplings-ahead-need-one-process": [
         ({**GRPO, "method.async_prefetch": "rewards", "run.devices": 2}, Facts(), "method.async_prefetch", "error")
+    ],
+    "the-generating-process-has-a-gpu-that-is-there": [
+        (
+            {**GRPO, **LORA, "method.async_prefetch": "answers", "method.generation_device": 1},
+            Facts(machine=machine),
+            "method.generation_device",
+            "error",
+        )
+        for machine in (CPU, H100)
     ],
     "samplings-ahead-are-of-text": [
         (
@@ -39,6 +48,7 @@ CASES: dict[str, list[Case]] = {
             ("importance_sampling_cap", 2.0, False),
             ("weight_sync_steps", 2, True),
             ("generation_timeout", 60.0, True),
+            ("generation_device", 0, True),
         )
     },
     "only-old-answers-are-far-off": [
