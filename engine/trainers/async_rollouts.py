@@ -87,6 +87,12 @@ class Source(Protocol):
     def begin(self, asked: Asked) -> Future[Answers]:
         """Has the answers made."""
 
+    def state(self) -> dict[str, Any]:
+        """What it would answer by next, where that is not the model as it is."""
+
+    def load(self, state: dict[str, Any]) -> None:
+        """Takes up what `state` gave."""
+
     def close(self) -> None:
         """What is under way is not wanted any more."""
 
@@ -107,6 +113,12 @@ class InThisProcess:
 
     def begin(self, asked: Asked) -> Future[Answers]:
         return answered(self._trainer.answers_to(asked.prompts, asked.seed))
+
+    def state(self) -> dict[str, Any]:
+        return {}
+
+    def load(self, state: dict[str, Any]) -> None:
+        """There is nothing to take up."""
 
     def close(self) -> None:
         """There is nothing under way."""
@@ -345,9 +357,9 @@ class Ahead:
         return [[{"role": "assistant", "content": text}] for text in texts]
 
     # -- checkpoints ---------------------------------------------------------------------------------------------------
-    def state(self) -> list[dict[str, Any]]:
-        """What is under way, with its answers and rewards, which are waited for: tensors of none, numbers and texts. What
-        cannot be answered is left out, with what is behind it: it is asked again, and says so then."""
+    def state(self) -> dict[str, Any]:
+        """What is under way, with its answers and rewards, which are waited for, as numbers and texts. What cannot be answered
+        is left out, with what is behind it: it is asked again, and says so then."""
         found: list[dict[str, Any]] = []
         size = self._trainer.num_generations
         for each in self._pending.values():
@@ -359,16 +371,17 @@ class Ahead:
             own = {"place": list(asked.place), "rows": [dict(row) for row in asked.rows[::size]], "seed": asked.seed}
             own |= {"step": asked.step, "ids": answers.ids, "logps": answers.logps}
             found.append({**own, "completions": scored.completions, "rewards": self._named(scored)})
-        return found
+        return {"pending": found, "source": self.source.state()}
 
     def _named(self, scored: Scored) -> dict[str, list[float | None]]:
         return {self._trainer.rewards.specs[place].text: values for place, values in scored.values.items()}
 
-    def load(self, state: Sequence[dict[str, Any]]) -> None:
+    def load(self, state: dict[str, Any]) -> None:
         """Takes up what `state` gave; what was sampled for other batches is left, and rewards that were changed are asked anew."""
         trainer, size = self._trainer, self._trainer.num_generations
         texts = [spec.text for spec in trainer.rewards.specs]
-        for each in state:
+        self.source.load(state.get("source", {}))
+        for each in state.get("pending", ()):
             rows = [row for row in each["rows"] for _ in range(size)]
             if len(each["ids"]) != trainer.args.generation_batch_size or len(rows) != len(each["ids"]):
                 return

@@ -11,6 +11,7 @@ import hashlib
 import json
 import os
 import queue
+import signal
 import sys
 import threading
 import traceback
@@ -28,6 +29,10 @@ if TYPE_CHECKING:
 
 def main(folder: str) -> int:
     """Serves until its input ends; returns 1 where the model cannot be loaded."""
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        signal.signal(
+            number, signal.SIG_IGN
+        )  # a training that is asked to stop saves first, and takes answers for that
     out = os.fdopen(os.dup(1), "w", encoding="utf-8")
     os.dup2(2, 1)
     sys.stdout, sys.stderr = Redacting(sys.stdout), Redacting(sys.stderr)

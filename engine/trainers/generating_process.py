@@ -142,6 +142,17 @@ class GeneratingProcess:
         self._used.append((future, self._adapter))
         return future
 
+    def state(self) -> dict[str, Any]:
+        """The adapter that was sent last, where the next one may not be due yet: [bytes] of its file, in uint8."""
+        if self._adapter is None or self._every == 1:
+            return {}
+        data = bytearray(inside.read(self._trainer.run, self._adapter.file))
+        return {"step": self._adapter.step, "file": torch.frombuffer(data, dtype=torch.uint8)}
+
+    def load(self, state: dict[str, Any]) -> None:
+        if state:
+            self._send(state["step"], state["file"].numpy().tobytes())
+
     def close(self) -> None:
         """Ends the process, whatever it does, and removes the adapters' files."""
         with self._lock:
@@ -157,8 +168,12 @@ class GeneratingProcess:
 
     # -- adapters ------------------------------------------------------------------------------------------------------
     def _publish(self, step: int) -> None:
-        """Writes the adapter as it is, and removes those that nothing under way answers by."""
-        data = save({name: weight.cpu().contiguous() for name, weight in adapter_weights(self._trainer).items()})
+        """Sends the adapter as it is."""
+        weights = adapter_weights(self._trainer)
+        self._send(step, save({name: weight.cpu().contiguous() for name, weight in weights.items()}))
+
+    def _send(self, step: int, data: bytes) -> None:
+        """Writes an adapter's file, and removes those that nothing under way answers by."""
         inside.make_folder(self._trainer.run, FOLDER, exist_ok=True)
         file = f"{FOLDER}/adapter-{step}.safetensors"
         inside.replace(self._trainer.run, file, data, durable=False)

@@ -65,10 +65,10 @@ WHOLE_MODEL = (DistributedType.NO, DistributedType.MULTI_CPU, DistributedType.MU
 class UnderWay(Protocol):
     """Samplings that are asked for ahead of their turn."""
 
-    def state(self) -> list[dict[str, Any]]:
+    def state(self) -> dict[str, Any]:
         """What is under way, once it is there."""
 
-    def load(self, state: Sequence[dict[str, Any]]) -> None:
+    def load(self, state: dict[str, Any]) -> None:
         """Takes up what `state` gave."""
 
     def close(self) -> None:
@@ -362,7 +362,7 @@ class Buffer:
             "skipped_tokens": trainer.skipped_tokens,
             "waiting": [] if trainer.reroll is None else trainer.reroll.waiting,
             "batches": [] if used_up else trainer._buffered_inputs or [],
-            "ahead": [] if trainer.ahead is None else trainer.ahead.state(),
+            "ahead": {} if trainer.ahead is None else trainer.ahead.state(),
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -373,7 +373,7 @@ class Buffer:
             return
         trainer._step = state["step"]
         if trainer.ahead is not None:
-            trainer.ahead.load(state.get("ahead", []))
+            trainer.ahead.load(state.get("ahead", {}))
         self._load_shared(state)
         trainer._buffered_inputs = send_to_device(state["batches"], trainer.accelerator.device) or None
 

@@ -180,10 +180,12 @@ def test_one_that_never_answers_ends_the_run_with_one_sentence(train, source, sm
 def test_resuming_equals_never_stopping(train, source, small, tmp_path):
     """A checkpoint holds what was under way: its answers are of weights that are gone by then."""
     folder = small()
-    same_after_a_resume(train, beside(source, **{"method.prefetch_depth": 2}), tmp_path)
+    same_after_a_resume(train, beside(source, **{"method.prefetch_depth": 2, "method.weight_sync_steps": 2}), tmp_path)
     told = questions(folder)
-    first, second = [[each["seed"] for each in told if ("again" in each["run"]) is later] for later in (False, True)]
-    assert len(first) == 6
+    first, second = (
+        [(each["seed"], each["step"]) for each in told if ("again" in each["run"]) is later] for later in (False, True)
+    )
+    assert [step for _, step in first] == [0, 0, 0, 0, 2, 2]
     assert second == first[5:]
 
 
