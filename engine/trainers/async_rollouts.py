@@ -100,7 +100,7 @@ class Source(Protocol):
 class InThisProcess:
     """The trainer samples ahead by itself, between its steps; only the rewards are made meanwhile."""
 
-    note = "answers are sampled here, one sampling ahead"
+    note = "answers are sampled by the training itself"
 
     def __init__(self, trainer: AheadTrainer) -> None:
         self._trainer = trainer
@@ -156,7 +156,7 @@ class AheadTrainer(RolloutTrainer):
         note = super().receipt_note()
         if (ahead := self.ahead) is not None:
             args = self.args
-            note += f"; {ahead.source.note}, {ahead.depth} ahead; old answers weighed by TRL's {args.vllm_importance_sampling_mode} "
+            note += f"; {ahead.source.note}, {ahead.depth} ahead, and their rewards computed meanwhile; old answers weighed by TRL's {args.vllm_importance_sampling_mode} "
             note += f"up to {args.vllm_importance_sampling_clip_max:g}"
         if (most := self.args.off_policy_mask_threshold) is not None:
             note += f"; bad answers that diverge by more than {most:g} are left out"

@@ -13,6 +13,7 @@ import hashlib
 import json
 import os
 import secrets
+import selectors
 import subprocess
 import sys
 import threading
@@ -270,6 +271,7 @@ class _Process:
         assert self.process.stdin is not None
         assert self.process.stdout is not None
         self._in, self._out = self.process.stdin, self.process.stdout
+        os.set_blocking(self._in.fileno(), False)
         self._unread = b""
         self._ready: dict[str, Any] | None = None
         """What it said once it had loaded the model, or had failed to."""
@@ -292,12 +294,9 @@ class _Process:
         mark = secrets.token_hex(8)
         named = {"file": adapter.file, "sha256": adapter.sha256, "step": adapter.step}
         line = json.dumps({"mark": mark, "prompts": asked.prompts, "seed": asked.seed, "adapter": named})
-        try:
-            self._in.write(line.encode() + b"\n")
-            self._in.flush()
-        except OSError:
-            pass  # it is gone: reading says how
-        answer = self._answer(mark, time.monotonic() + seconds, f"did not answer within {seconds:g} seconds")
+        until, late = time.monotonic() + seconds, f"did not answer within {seconds:g} seconds"
+        self._write(line.encode() + b"\n", until)
+        answer = self._answer(mark, until, late)
         self._refused(answer)
         ids: Any = answer.get("ids")
         logps: Any = answer.get("logps")
@@ -328,6 +327,16 @@ class _Process:
         if not isinstance(answer, dict) or answer.get("mark") != mark:
             raise Failed("wrote something else than answers")
         return answer
+
+    def _write(self, data: bytes, until: float) -> None:
+        """Writes as much as it takes until then; what became of one that does not read, reading says."""
+        left = memoryview(data)
+        with selectors.DefaultSelector() as selector, contextlib.suppress(BrokenPipeError):
+            selector.register(self._in, selectors.EVENT_WRITE)
+            while left and time.monotonic() < until and self.process.poll() is None:
+                if selector.select(LOOK):
+                    with contextlib.suppress(BlockingIOError):
+                        left = left[os.write(self._in.fileno(), left) :]
 
     def _line(self, until: float) -> bytes:
         """One line; empty when the process has ended."""
