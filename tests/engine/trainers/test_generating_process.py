@@ -12,6 +12,7 @@ from types import SimpleNamespace
 
 import psutil
 import pytest
+import torch
 
 from engine.errors import WorkbenchError
 from engine.run.control import request
@@ -23,6 +24,7 @@ from tests.engine.trainers.conftest import CONVERSATIONS, heard_by, lines
 from tests.engine.trainers.test_async_rollouts import AHEAD, asked
 from tests.engine.trainers.test_grpo import curve, same_after_a_resume
 
+DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 SMALL = """
 import hashlib, json, os, pathlib, random, signal, sys, time
 
@@ -40,7 +42,7 @@ fault = faults[min(life, len(faults) - 1)]
 if fault == "loads nothing":
     say(mark="ready", problem="ModelError: there is no such model.")
     sys.exit(1)
-say(mark="ready", device="cpu")
+say(mark="ready", device="DEVICE")
 for number, line in enumerate(sys.stdin):
     request = json.loads(line)
     if number == 2 and fault == "dies":
@@ -59,7 +61,7 @@ for number, line in enumerate(sys.stdin):
     draw = random.Random(f"{request['seed']} {adapter['sha256']}")
     ids = [[draw.randrange(40, 120) for _ in range(draw.randrange(1, 9))] for _ in request["prompts"]]
     say(mark=request["mark"], ids=ids, logps=[[-draw.random() for _ in answer] for answer in ids])
-"""
+""".replace("DEVICE", DEVICE)
 
 
 @pytest.fixture
@@ -91,9 +93,20 @@ def beside(source, **more):
     return {**AHEAD, "data.train": [{"path": source(CONVERSATIONS)}], "method.async_prefetch": "answers", **more}
 
 
-def test_the_process_answers_to_the_bit_what_the_training_would(train, source):
+@pytest.mark.parametrize(
+    "more",
+    [
+        pytest.param({"adapter.use_dora": True}, id="DoRA"),
+        pytest.param(
+            {"model.dtype": "bfloat16"},
+            id="on a card",
+            marks=[pytest.mark.gpu, pytest.mark.skipif(DEVICE == "cpu", reason="no CUDA device")],
+        ),
+    ],
+)
+def test_the_process_answers_to_the_bit_what_the_training_would(train, source, more):
     """By the same adapters, which it has from files: answers, curves and weights of both runs are equal."""
-    settings = beside(source, **{"method.prefetch_depth": 2, "adapter.use_dora": True})
+    settings = beside(source, **{"method.prefetch_depth": 2, **more})
     own = train({**settings, "method.async_prefetch": "rewards"})
     run = train(settings)
     assert asked(run) == asked(own)
@@ -227,14 +240,14 @@ def test_it_ends_when_the_training_is_gone(tmp_path):
 
 
 class Alone:
-    """A trainer without a training, on a CPU."""
+    """A trainer without a training."""
 
     writer = None
 
     def __init__(self, place: Path) -> None:
         self.run = RunFolder(place)
         self.run.path.mkdir()
-        self.accelerator = SimpleNamespace(device=SimpleNamespace(type="cpu"))
+        self.accelerator = SimpleNamespace(device=SimpleNamespace(type=DEVICE))
 
 
 def begun(tmp_path, seconds, prompts):
