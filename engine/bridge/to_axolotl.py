@@ -327,6 +327,15 @@ TABLE: dict[str, Meaning] = {
     "method.replay_max_age": by_itself("It counts with replay_buffer_size."),
     "method.replay_recompute_logps": by_itself("It counts with replay_buffer_size."),
     "method.replay_max_weight": by_itself("It counts with replay_buffer_size."),
+    "method.async_prefetch": choice({"none": needless("Nothing is made ahead.")}, otherwise=unsupported("Axolotl's needs a vLLM server beside it.")),
+    **dict.fromkeys(
+        (
+            "method.prefetch_depth", "method.weight_sync_steps", "method.generation_timeout", "method.generation_device", "method.importance_sampling_mode",
+            "method.importance_sampling_cap",
+        ),
+        by_itself("It counts with async_prefetch."),
+    ),
+    "method.off_policy_mask_threshold": off("No answer is left out.", always(unsupported("Axolotl's GRPO without prefetching has none of it."))),
     "method.rollout_groups": by_itself("It concerns what is kept to look at."),
     "adapter.kind": _adapter,
     "adapter.unfrozen_parameters": filled("unfrozen_parameters"),

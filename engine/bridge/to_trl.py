@@ -311,7 +311,7 @@ TABLE: dict[str, Meaning] = {
         for name in (
             "num_generations", "max_completion_length", "temperature", "top_p", "top_k", "repetition_penalty",
             "num_iterations", "steps_per_generation", "epsilon", "epsilon_high", "scale_rewards",
-            "mask_truncated_completions", "importance_sampling_level",
+            "mask_truncated_completions", "importance_sampling_level", "off_policy_mask_threshold",
         )
     },
     "method.reward_timeout": by_itself("Nothing bounds a reward's time there."),
@@ -323,6 +323,14 @@ TABLE: dict[str, Meaning] = {
     "method.replay_max_age": by_itself("It counts with replay_buffer_size."),
     "method.replay_recompute_logps": by_itself("It counts with replay_buffer_size."),
     "method.replay_max_weight": by_itself("It counts with replay_buffer_size."),
+    "method.async_prefetch": choice({"none": needless("Nothing is made ahead.")}, otherwise=unsupported("TRL's asynchronous GRPO is a trainer of its own, beside a vLLM server.")),
+    **dict.fromkeys(
+        (
+            "method.prefetch_depth", "method.weight_sync_steps", "method.generation_timeout", "method.generation_device", "method.importance_sampling_mode",
+            "method.importance_sampling_cap",
+        ),
+        by_itself("It counts with async_prefetch."),
+    ),
     "method.rollout_groups": by_itself("It concerns what is kept to look at."),
     "adapter.kind": choice(
         {"none": needless("All weights are trained without an adapter.")}, otherwise=mapped({"use_peft": True})

@@ -515,7 +515,7 @@ KEYS: dict[str, Key] = {
     "use_adaptive_entropy": unless_off(_ENTROPY),
     **dict.fromkeys(("entropy_coef_min", "entropy_coef_max", "entropy_coef_delta", "entropy_target"), nothing("It counts with use_adaptive_entropy.")),
     "max_tool_calling_iterations": unless_off("Tools are written in prompts and not called while answers are sampled."),
-    "off_policy_mask_threshold": unless_off(_SAMPLED),
+    "off_policy_mask_threshold": same("method.off_policy_mask_threshold"),
     "use_bias_correction_kl": unless(True, "The divergence is weighed as in arXiv:2512.02556.", SAME_HERE),
     "normalize_advantages": unless_off("It counts with RLOO, which is not here yet."),
     "reward_clip_range": unless_off("It counts with RLOO, which is not here yet."),

@@ -161,6 +161,80 @@ class Groups(Rollouts):
 
     replay_max_weight: Annotated[float, Ge(1), Le(100), Title("Heaviest replayed token"), Expert] = 2.0
     """The most that a replayed token counts where its old log-probability is computed anew; a new one counts 1."""
+    off_policy_mask_threshold: Annotated[
+        float | None, Gt(0), Le(100), Title("Leave out answers too far off"), Expert, Source("arXiv:2512.02556")
+    ] = None
+    """Do not learn from a bad answer (advantage below 0) that the model has moved away from: one whose mean divergence of a token
+    from when it was sampled is above this. Such answers push hardest where the model no longer is. Empty keeps all; 0.5 is usual."""
+
+    async_prefetch: Annotated[
+        Literal["none", "rewards", "answers"],
+        Title("Made while training"),
+        Words(
+            none="nothing: answers, rewards, then a step",
+            rewards="rewards of the answers to come",
+            answers="answers and rewards, by a process of its own",
+        ),
+        Advanced,
+        Source("Axolotl: async_prefetch"),
+    ] = "none"
+    """What is made for the next batches while the model trains on this one. `rewards` samples a batch ahead, and its reward functions
+    compute meanwhile: for rewards that take long. `answers` has a process of its own sample too, beside the training, which is given
+    the adapter as a file. Answers are then some steps old, which `importance_sampling_mode` corrects. Which weights answer what
+    follows from the step alone, so a run is the same however fast its processes are."""
+
+    prefetch_depth: Annotated[
+        int, Ge(1), Le(16), Title("Samplings ahead"), Expert, Source("Axolotl: prefetch_depth")
+    ] = 1
+    """How many samplings are asked for ahead of the one that is trained on. More bridge times in which answers or rewards take
+    long, and each makes answers older by one sampling."""
+
+    weight_sync_steps: Annotated[
+        int,
+        Ge(1),
+        Le(1000),
+        Title("Adapter sent every"),
+        Unit("steps"),
+        Expert,
+        Source("TRL: AsyncGRPOConfig.weight_sync_steps"),
+    ] = 1
+    """After how many steps the generating process is given the adapter anew. More save the writing of a file, and make answers
+    older."""
+
+    generation_timeout: Annotated[float, Gt(0), Le(86_400), Title("Time for a sampling"), Unit("seconds"), Expert] = (
+        1800.0
+    )
+    """How long the generating process may take for one sampling. Past it, as where it ends by itself, it is started anew and asked
+    again, once; then the run ends. It has as long to load the model, and at least half an hour."""
+
+    generation_device: Annotated[int | None, Ge(0), Le(1023), Title("GPU that samples"), Expert] = None
+    """The GPU that the generating process works on, by its number as in `run.devices`. Empty shares the training's own, which then
+    holds the model twice; on a CPU both processes share the cores."""
+
+    importance_sampling_mode: Annotated[
+        Literal["token_truncate", "token_mask", "sequence_truncate", "sequence_mask"],
+        Title("Old answers are weighed"),
+        Words(
+            token_truncate="each token, at most the bound",
+            token_mask="each token, none above the bound",
+            sequence_truncate="each answer, at most the bound",
+            sequence_mask="each answer, none above the bound",
+        ),
+        Expert,
+        Source("TRL: GRPOConfig.vllm_importance_sampling_mode"),
+    ] = "sequence_mask"
+    """How answers that were sampled by older weights are weighed: by how much likelier the model finds them now, token by token or
+    as whole answers. What is above `importance_sampling_cap` counts as the bound (`truncate`) or not at all (`mask`)."""
+
+    importance_sampling_cap: Annotated[
+        float,
+        Gt(0),
+        Le(1000),
+        Title("Bound of that weight"),
+        Expert,
+        Source("TRL: GRPOConfig.vllm_importance_sampling_clip_max"),
+    ] = 3.0
+    """The largest weight of a token or an answer that older weights sampled."""
 
 
 class Grpo(Groups):

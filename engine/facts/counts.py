@@ -126,6 +126,14 @@ def sampled_together(config: RunConfig) -> int:
     return getattr(config.method, "steps_per_generation", None) or config.optim.gradient_accumulation_steps
 
 
+def always_new(config: RunConfig) -> bool:
+    """Whether all answers are used up before the weights move, as TRL reckons it, and none comes back later."""
+    if getattr(config.method, "replay_buffer_size", 0) and not getattr(config.method, "replay_recompute_logps", True):
+        return False
+    uses = sampled_together(config) * getattr(config.method, "num_iterations", 1)
+    return config.optim.gradient_accumulation_steps % uses == 0
+
+
 def steps_a_sampling(config: RunConfig) -> int:
     """Optimizer steps that are trained on the answers of one sampling; 1 where a method samples none."""
     if config.method.rows != "prompts":

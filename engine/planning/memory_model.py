@@ -2,8 +2,8 @@
 
 Every function gives `None` while a fact it needs is unknown. The classes add up to the peak of one step on one device:
 weights, adapter, gradients, optimizer, activations, images (of a vision tower that learns), logits (tiles and buffers of the
-head, `engine.features.cut_cross_entropy`), reference (a frozen copy), kept images (where the device is the host), overhead
-(context, fragments).
+head, `engine.features.cut_cross_entropy`), reference (a frozen copy), generation (a process that samples beside the training, on the same
+device), kept images (where the device is the host), overhead (context, fragments).
 """
 
 from __future__ import annotations
@@ -142,8 +142,8 @@ def memory(config: RunConfig, facts: Facts, checkpointing: bool | str) -> dict[s
     step = classes["gradients"] + activations + scores
     cache = _sampling(config, model, length)
     classes["cache"] = max(0.0, cache + sampled - step) if cache else 0.0
-    if not on_gpu:
-        classes["kept images"] = kept_images(config, facts)
+    classes["generation"] = _generation(config, classes["weights"] + classes["adapter"] + cache, on_gpu)
+    classes["kept images"] = 0.0 if on_gpu else kept_images(config, facts)
     overhead = FRAGMENTS * sum(classes.values()) + (CUDA_CONTEXT if on_gpu else CPU_PROCESS)
     overhead += _too_small(config, facts, counts, layers, scored, {**classes, "overhead": overhead})
     return {name: int(size) for name, size in {**classes, "overhead": overhead}.items() if size}
@@ -244,6 +244,14 @@ def _sampling(config: RunConfig, model: ModelFacts, length: int) -> float:
         length = math.ceil(length / CACHE_TILE) * CACHE_TILE
     cached = 2 * width * length * ((model.layers or 0) + 1) * BYTES[config.model.dtype]
     return answers * (cached + SAMPLED_SCORES * 4.0 * (model.vocab_size or 0))
+
+
+def _generation(config: RunConfig, held: float, on_gpu: bool) -> float:
+    """What a process takes that samples beside the training: `held`, its weights and answers, and what a process is."""
+    elsewhere = getattr(config.method, "generation_device", None) is not None
+    if getattr(config.method, "async_prefetch", "none") != "answers" or elsewhere:
+        return 0.0
+    return held + (CUDA_CONTEXT if on_gpu else CPU_PROCESS)
 
 
 def state_bytes(config: RunConfig, counts: Parameters) -> float:

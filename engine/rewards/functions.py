@@ -14,6 +14,7 @@ import os
 import secrets
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Mapping, Sequence
 from multiprocessing.connection import wait
@@ -45,6 +46,8 @@ class RewardFunctions:
     def __init__(self, specs: Sequence[RewardSpec], timeout: float) -> None:
         self.specs, self.timeout = list(specs), timeout
         self._processes: list[_Process] = []
+        self._turn = threading.Lock()
+        """One question at a time, whichever thread asks."""
 
     def start(self) -> None:
         """Starts the processes and loads every function. Raises WorkbenchError for one that cannot be."""
@@ -60,9 +63,10 @@ class RewardFunctions:
 
     def score(self, number: int, batch: Mapping[str, Sequence[Any]], rows: Sequence[int]) -> list[float | None]:
         """What function `number` gives for a batch of columns, `completions` among them. Raises WorkbenchError."""
-        self.start()
-        spec, process = self.specs[number], self._processes[number]
-        answer = self._ask(process, {"function": 0, "batch": dict(batch)}, f"on {_those(rows)}", self.timeout)
+        with self._turn:
+            self.start()
+            spec, process = self.specs[number], self._processes[number]
+            answer = self._ask(process, {"function": 0, "batch": dict(batch)}, f"on {_those(rows)}", self.timeout)
         values = answer.get("values")
         if "problem" not in answer:
             if not _believable(values, len(batch["completions"])):
@@ -74,6 +78,11 @@ class RewardFunctions:
         problem = visible(redact(str(answer["problem"])))
         todo = _TODO[next((kind for word, kind in _BY_WORD.items() if problem.startswith(word)), "numbers")]
         raise WorkbenchError(f"{PLACE}: {named(spec)} {problem}{where}.", todo)
+
+    def interrupt(self) -> None:
+        """Ends the processes, so that a thread that waits for one waits no longer."""
+        for process in self._processes:
+            process.process.kill()
 
     def close(self) -> None:
         """Ends the processes, also those that hang."""

@@ -7,8 +7,9 @@ in any way ends the run with one sentence. `dry_run` asks every reward before tr
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 
@@ -25,6 +26,16 @@ MOST = 1e15
 """The largest reward with its weight: the squares that spreads are computed from must fit float32."""
 
 
+class Made(Protocol):
+    """What reward functions said of completions, by the reward's place; None where one does not apply."""
+
+    @property
+    def completions(self) -> list[Any]: ...
+
+    @property
+    def values(self) -> Mapping[int, list[float | None]]: ...
+
+
 class Rewards:
     """The rewards of one config. `names` are what their curves are called, `weights` what they count."""
 
@@ -36,6 +47,8 @@ class Rewards:
         self.device = device
         self.functions = RewardFunctions([spec for spec in self.specs if spec.kind != "model"], timeout)
         self._models: dict[str, RewardModel] = {}
+        self.made: Made | None = None
+        """What was said of the completions that are asked about now, ahead of that."""
 
     def start(self) -> None:
         """Loads functions and models. Raises WorkbenchError naming the one that cannot be."""
@@ -43,6 +56,12 @@ class Rewards:
         for spec in self.specs:
             if spec.kind == "model" and spec.name not in self._models:
                 self._models[spec.name] = RewardModel(spec, self.device)
+
+    def made_ahead(self, place: int, completions: Sequence[Any]) -> list[float] | None:
+        """What the reward at this place said of these completions before they were asked about; None where it did not."""
+        if self.made is None or self.made.completions != completions or place not in self.made.values:
+            return None
+        return [math.nan if value is None else value for value in self.made.values[place]]
 
     def score(
         self,
@@ -107,6 +126,10 @@ class Rewards:
             f"{PLACE}: {named(comparing)} compares with the row's answer, and the rows of data.train hold none.",
             "Name the column that holds it under data.train columns, as answer, or choose another reward.",
         )
+
+    def interrupt(self) -> None:
+        """Ends what a function is asked at the moment, by another thread: it raises WorkbenchError there."""
+        self.functions.interrupt()
 
     def close(self) -> None:
         """Ends the process of the functions."""

@@ -22,6 +22,7 @@ from engine.features.table import FEATURES, Feature
 from engine.planning import context_parallel, sharding
 from engine.rules import (
     adapter_folder,
+    async_rollouts,
     data,
     fit,
     memory,
@@ -41,6 +42,7 @@ __all__ = ["RULES", "Rule", "read", "rule", "run_rules"]
 
 _MODULES: tuple[Feature | ModuleType, ...] = (
     adapter_folder,
+    async_rollouts,
     context_parallel,
     data,
     fit,

@@ -278,7 +278,7 @@ def clipping_needs_a_loss_that_clips(config: RunConfig, facts: Facts) -> Iterato
 def bounds_need_answers_that_grow_old(config: RunConfig, facts: Facts) -> Iterator[Finding]:
     """Answers that are all trained on within one optimizer step are the present model's own: every ratio is 1."""
     method = _method(config)
-    if method is None or not _always_new(config):
+    if method is None or not counts.always_new(config):
         return
     for spec in (
         fields.method.epsilon,
@@ -346,15 +346,6 @@ def experts_are_balanced_over_all_tokens(config: RunConfig, facts: Facts) -> Ite
 def _replays(config: RunConfig) -> bool:
     """Whether groups are trained on again."""
     return bool(getattr(config.method, "replay_buffer_size", 0))
-
-
-def _always_new(config: RunConfig) -> bool:
-    """Whether all answers are used up before the weights move, as TRL reckons it, and none comes back later."""
-    if _replays(config) and fields.method.replay_recompute_logps.value(config) is False:
-        return False
-    steps, method = config.optim.gradient_accumulation_steps, config.method
-    uses: int = (getattr(method, "steps_per_generation", None) or steps) * getattr(method, "num_iterations", 1)
-    return steps % uses == 0
 
 
 def _together(config: RunConfig) -> int:

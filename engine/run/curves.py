@@ -66,6 +66,14 @@ KNOWN: dict[str, MetricLabel] = {
     "replay/age": MetricLabel("steps since sampled"),
     "replay/kept": MetricLabel("groups in the buffer"),
     "replay/bytes": MetricLabel("replay buffer", "bytes"),
+    "prefetch/age": MetricLabel("answers' age, steps"),
+    "prefetch/wait_seconds": MetricLabel("waiting for answers", "seconds"),
+    "prefetch/above_cap": MetricLabel("weight above bound", "share"),
+    "sampling/importance_sampling_ratio/mean": MetricLabel("weight of answers"),
+    "sampling/importance_sampling_ratio/max": MetricLabel("largest weight"),
+    "sampling/importance_sampling_ratio/min": MetricLabel("smallest weight"),
+    "sampling/sampling_logp_difference/mean": MetricLabel("log-prob moved"),
+    "sampling/sampling_logp_difference/max": MetricLabel("log-prob moved most"),
     "completions/mean_length": MetricLabel("completion length"),
     "completions/min_length": MetricLabel("shortest completion"),
     "completions/max_length": MetricLabel("longest completion"),
@@ -116,7 +124,7 @@ _PAIRS: Groups = (
 _GROUPS: Groups = (
     ("reward", "eval_reward"), ("completions/mean_length", "completions/max_length"), ("kl",),
     ("rewards/*/mean",), ("frac_reward_zero_std", "frac_tokens_skipped", "replay/share", "completions/clipped_ratio"),
-    ("entropy", "entropy/computed"), ("replay/age",), _LOSS,
+    ("entropy", "entropy/computed"), ("replay/age",), _LOSS, ("prefetch/wait_seconds",), ("prefetch/above_cap",), ("prefetch/age",),
 )  # fmt: skip
 _SCORES: Groups = (
     ("accuracy", "eval_accuracy"), ("margin", "eval_margin"), _LOSS, ("mean_reward", "min_reward", "max_reward"),

@@ -183,6 +183,6 @@ def _estimated(config: RunConfig, facts: Facts, longest: int) -> int | None:
     classes = memory_model.memory(config, replace(facts, data=data), config.memory.gradient_checkpointing)
     if not classes:
         return None
-    # What the driver keeps for itself is no part of what torch can measure.
+    # What the driver keeps for itself is no part of what torch can measure, nor is a process that samples beside the training.
     driver = memory_model.CUDA_CONTEXT if facts.machine is not None and facts.machine.gpus else 0
-    return sum(classes.values()) - driver
+    return sum(classes.values()) - driver - classes.get("generation", 0)

@@ -20,6 +20,8 @@ from engine.run.devices import Choice, cores
 from engine.run.store import RunFolder
 
 TOKEN = "WORKBENCH_RUN_TOKEN"
+ALL_CARDS = "WORKBENCH_ALL_CARDS"
+"""What CUDA_VISIBLE_DEVICES was where the run was launched, empty where it was not set: a worker sees its own GPUs alone."""
 HUB_TOKENS = ("HF_TOKEN", "HUGGING_FACE_HUB_TOKEN", "HF_TOKEN_PATH")
 _AWS = (
     "AWS_ACCESS_KEY_ID",
@@ -127,6 +129,7 @@ def environment(
         "OMP_WAIT_POLICY": "PASSIVE",
         "TOKENIZERS_PARALLELISM": base.get("TOKENIZERS_PARALLELISM", "false"),
         "CUDA_VISIBLE_DEVICES": ",".join(choice.visible),
+        ALL_CARDS: base.get("CUDA_VISIBLE_DEVICES", ""),
         "CUDA_DEVICE_ORDER": "PCI_BUS_ID",
         "PYTHONUNBUFFERED": "1",
         "PYTHONFAULTHANDLER": "1",
@@ -148,6 +151,13 @@ def environment(
     for name in (READ_WITHIN, "RANK", "LOCAL_RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT", "COLUMNS", "LINES"):
         values.pop(name, None)
     return values
+
+
+def other_card(number: int, base: Mapping[str, str]) -> str:
+    """What CUDA_VISIBLE_DEVICES is to be for the GPU of this number, counted as where the run of this environment was launched;
+    empty where there are not so many."""
+    allowed = [name.strip() for name in base.get(ALL_CARDS, "").split(",") if name.strip()]
+    return str(number) if not allowed else allowed[number] if number < len(allowed) else ""
 
 
 def without_tokens(base: Mapping[str, str], keep: Collection[str] = ()) -> dict[str, str]:

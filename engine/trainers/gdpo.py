@@ -17,7 +17,7 @@ from engine.config.tree import RunConfig, method_of
 from engine.trainers.grpo import group_arguments
 from engine.trainers.job import Job
 from engine.trainers.replay import ReplayTrainer
-from engine.trainers.rollouts import built, rollout_arguments
+from engine.trainers.rollouts import built, rollout_arguments, sampler_of
 from engine.trainers.zero_advantage import without_difference
 
 
@@ -59,3 +59,8 @@ def arguments(config: RunConfig, run_folder: str | Path) -> GRPOConfig:
 def build(job: Job) -> Gdpo:
     """The trainer, ready to `attach`. Raises WorkbenchError for a reward that fails on the first rows."""
     return built(Gdpo, arguments(job.config, job.run_folder), job)
+
+
+def sampler(job: Job) -> Gdpo:
+    """The trainer that samples for another one, and never trains."""
+    return sampler_of(Gdpo, arguments(job.config, job.run_folder), job)

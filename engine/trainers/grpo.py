@@ -11,7 +11,7 @@ from engine.config import rollouts
 from engine.config.tree import RunConfig, method_of
 from engine.trainers.job import Job
 from engine.trainers.replay import ReplayTrainer
-from engine.trainers.rollouts import built, rollout_arguments
+from engine.trainers.rollouts import built, rollout_arguments, sampler_of
 
 
 class Grpo(ReplayTrainer):
@@ -38,9 +38,17 @@ def group_arguments(method: rollouts.Groups) -> dict[str, Any]:
         "loss_type": method.loss_type,
         "importance_sampling_level": method.importance_sampling_level,
         "mask_truncated_completions": method.mask_truncated_completions,
+        "off_policy_mask_threshold": method.off_policy_mask_threshold,
+        "vllm_importance_sampling_mode": method.importance_sampling_mode,
+        "vllm_importance_sampling_clip_max": method.importance_sampling_cap,
     }
 
 
 def build(job: Job) -> Grpo:
     """The trainer, ready to `attach`. Raises WorkbenchError for a reward that fails on the first rows."""
     return built(Grpo, arguments(job.config, job.run_folder), job)
+
+
+def sampler(job: Job) -> Grpo:
+    """The trainer that samples for another one, and never trains."""
+    return sampler_of(Grpo, arguments(job.config, job.run_folder), job)

@@ -18,7 +18,7 @@ from dataclasses import replace
 from functools import partial
 from itertools import islice
 from pathlib import Path
-from typing import Any, NamedTuple, TypeVar, cast
+from typing import Any, NamedTuple, Protocol, TypeVar, cast
 
 import torch
 from accelerate.utils import DistributedType, send_to_device
@@ -63,6 +63,19 @@ from engine.trainers.stream_loader import Dealt
 WHOLE_MODEL = (DistributedType.NO, DistributedType.MULTI_CPU, DistributedType.MULTI_GPU)
 
 
+class UnderWay(Protocol):
+    """Samplings that are asked for ahead of their turn."""
+
+    def state(self) -> dict[str, Any]:
+        """What is under way, once it is there."""
+
+    def load(self, state: dict[str, Any]) -> None:
+        """Takes up what `state` gave."""
+
+    def close(self) -> None:
+        """Ends it, and the processes that it takes."""
+
+
 class Pass(NamedTuple):
     """What goes through the model: ids and mask (B, P + T), of which the last `width` are the answers, `chunk` rows at once."""
 
@@ -101,6 +114,8 @@ class RolloutTrainer(ReferenceTrainer, GRPOTrainer):
     """Whether each process holds all weights, and passes of the model are its own affair."""
     sampled_together: int
     """Batches that one sampling serves."""
+    ahead: UnderWay | None = None
+    """What is asked for ahead of its turn; None where answers are sampled when their turn comes."""
     reroll: Reroll | None = None
     """What has prompts come back on which every answer failed; None where they do not."""
     replay: ReplayBuffer | None = None
@@ -168,6 +183,8 @@ class RolloutTrainer(ReferenceTrainer, GRPOTrainer):
         try:
             return super().train(*args, **kwargs)
         finally:
+            if self.ahead is not None:
+                self.ahead.close()  # which may be asking for rewards
             self.rewards.close()
             self.groups.close()
 
@@ -218,7 +235,7 @@ class RolloutTrainer(ReferenceTrainer, GRPOTrainer):
     def _generate_and_score_completions(self, inputs: Sequence[dict[str, Any]]) -> dict[str, Any]:
         rows = [
             {
-                "prompt": json.loads(row["prompt"]),
+                "prompt": prompt_of(row),
                 "columns": reward_columns(row),
                 "row": row["row"],
                 "prompt_ids": list(row["prompt_ids"]),
@@ -343,8 +360,11 @@ def _recorded(trainer: RolloutTrainer, model: Any) -> Iterator[None]:
 class EpochSampler(RepeatSampler):
     """TRL's sampler whose order in an epoch depends on that epoch alone, not on how often it was begun."""
 
+    epoch = 0
+
     def set_epoch(self, epoch: int) -> None:
         """Called by the loader before each epoch."""
+        self.epoch = epoch
         if self.shuffle:
             self.generator.manual_seed((self.seed or 0) + epoch)
 
@@ -365,6 +385,7 @@ class Buffer:
             "reroll": None if trainer.reroll is None else trainer.reroll.state_dict(),
             "replay": None if trainer.replay is None else trainer.replay.state_dict(),
             "batches": [] if used_up else trainer._buffered_inputs or [],
+            "ahead": {} if trainer.ahead is None else trainer.ahead.state(),
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -374,6 +395,8 @@ class Buffer:
             self.load_of_others(state)
             return
         trainer._step = state["step"]
+        if trainer.ahead is not None:
+            trainer.ahead.load(state.get("ahead", {}))
         self._load_shared(state)
         trainer._buffered_inputs = send_to_device(state["batches"], trainer.accelerator.device) or None
 
@@ -470,6 +493,8 @@ class RewardFunction:
     def __call__(
         self, prompts: Any, completions: Any, completion_ids: Any, columns: Any, row: Any, **_: Any
     ) -> list[float]:
+        if (made := self.rewards.made_ahead(self.place, completions)) is not None:
+            return made
         found = self.rewards.one(self.place, prompts, completions, completion_ids, columns_of(columns), row)
         return found.tolist()
 
@@ -520,16 +545,28 @@ def built(kind: type[Kind], args: GRPOConfig, job: Job) -> Kind:
     config = job.config
     _refuse_too_few(args, len(job.train))
     rewards, note = tried(config, job.train, job.processing_class)
+    trainer = _with_rewards(kind, args, job, rewards, note)
+    if reference_of(config.method) == "adapter_copy":
+        copy_adapter(cast(PeftModel, trainer.model))
+    trainer.hold_to(frozen_copy(config), method_of(config, Rollouts).beta)
+    return trainer
+
+
+def sampler_of(kind: type[Kind], args: GRPOConfig, job: Job) -> Kind:
+    """A trainer of this class that samples and never trains: its rewards are asked nothing, and there is no reference."""
+    settings = method_of(job.config, Rollouts)
+    rewards = Rewards(settings.reward_funcs, settings.reward_timeout, torch.device("cpu"))
+    return _with_rewards(kind, args, job, rewards, "")
+
+
+def _with_rewards(kind: type[Kind], args: GRPOConfig, job: Job, rewards: Rewards, note: str) -> Kind:
     args.reward_weights = rewards.weights
     arguments = job.trainer_arguments(
         reward_funcs=[RewardFunction(rewards, place) for place in range(len(rewards.specs))]
     )
     del arguments["data_collator"]  # TRL hands prompts on as they are
     trainer = kind(args=args, **arguments)
-    trainer.take(config, rewards, note)
-    if reference_of(config.method) == "adapter_copy":
-        copy_adapter(cast(PeftModel, trainer.model))
-    trainer.hold_to(frozen_copy(config), method_of(config, Rollouts).beta)
+    trainer.take(job.config, rewards, note)
     return trainer
 
 
@@ -557,6 +594,11 @@ def seeing(model: torch.nn.Module, images: ImageBatch, shown: Sequence[Sequence[
         return model(input_ids=input_ids, **send_to_device(own, input_ids.device), **more)
 
     return see
+
+
+def prompt_of(row: dict[str, Any]) -> Any:
+    """The prompt of a row as rewards are given it: a text, or messages."""
+    return json.loads(row["prompt"])
 
 
 def text_of(message: Any) -> str:

@@ -16,6 +16,7 @@ Shapes: B answers, P tokens of the longest prompt, T of the longest answer.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -24,11 +25,12 @@ from torch.nn.functional import pad
 from engine.config.rollouts import Groups
 from engine.config.tree import RunConfig, method_of
 from engine.rewards.scoring import Rewards
+from engine.trainers.async_rollouts import AheadTrainer
 from engine.trainers.reroll import Reroll, failed_groups
-from engine.trainers.rollouts import Pass, RolloutTrainer
+from engine.trainers.rollouts import Pass
 
 
-class GroupTrainer(RolloutTrainer):
+class GroupTrainer(AheadTrainer):
     """GRPO and GDPO: what leaves out the answers that teach nothing."""
 
     computes_all = ""
@@ -77,8 +79,8 @@ class GroupTrainer(RolloutTrainer):
     def _generate_and_score_completions(self, inputs: Any) -> dict[str, Any]:
         training = self.mode == "train"
         first = self.accelerator.process_index * len(inputs)
-        if training and self.reroll is not None:
-            inputs = self._some_again(self.reroll, inputs, first)
+        if training:
+            inputs = self.prompts_of_turn(inputs)
         self._scoring = training and not self.computes_all
         try:
             output: dict[str, Any] = super()._generate_and_score_completions(inputs)
@@ -91,15 +93,18 @@ class GroupTrainer(RolloutTrainer):
             self._metrics["train"]["reroll/given_up"].append(self.reroll.given_up)
         return output
 
-    def _some_again(self, reroll: Reroll, inputs: Any, first: int) -> list[dict[str, Any]]:
+    def chosen(self, rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
         """The prompts of a sampling, some of which failed before."""
+        inputs, reroll, first = list(rows), self.reroll, self.accelerator.process_index * len(rows)
+        if reroll is None:
+            return inputs
         waited = len(reroll.waiting)
         if reroll.is_due(self.state.global_step, self.state.max_steps):
             total = len(inputs) * self.accelerator.num_processes
             inputs = reroll.instead(inputs, first, total, self.num_generations)
         self._metrics[self.mode]["reroll/groups"].append(waited - len(reroll.waiting))
         self._metrics[self.mode]["reroll/waiting"].append(len(reroll.waiting))
-        return list(inputs)
+        return inputs
 
     def _with_advantages(self, output: dict[str, Any]) -> dict[str, Any]:
         """Joins `teaches` [B], on the host: the answers that go through the model in the loss."""
@@ -124,7 +129,7 @@ class GroupTrainer(RolloutTrainer):
     # -- what goes through the model -----------------------------------------------------------------------------------
     def read_logps(self, given: Pass, **more: Any) -> Any:
         """Of rows that are left out log-probabilities and entropies are 0."""
-        if self._scoring:
+        if self._scoring and self._taken is None:  # those of old answers are weighed by now, all of them
             self._waiting = given
             return torch.zeros(len(given.ids), given.width, device=given.ids.device), None, None
         if self._rows is None:

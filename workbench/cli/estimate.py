@@ -32,6 +32,7 @@ _CLASSES = {
     "logits": "scores of the vocabulary",
     "reference": "reference model",
     "kept images": "decoded images kept",
+    "generation": "sampling beside it",
     "cache": "keys and values of sampled answers",
     "overhead": "driver and fragments",
 }

@@ -89,6 +89,18 @@ def _replayed(value: Any, file: File) -> Answer:
 _OLDEST = "Groups older than method.replay_max_age are dropped, which Axolotl does not."
 
 
+def _ahead(path: str) -> Key:
+    """A setting of what is made ahead."""
+
+    def means(value: Any, file: File) -> Answer:
+        trl = file.get("trl")
+        if isinstance(trl, Mapping) and trl.get("async_prefetch") is True:
+            return mapped({path: value})
+        return needless("It counts with async_prefetch.")
+
+    return Key(means)
+
+
 _IN_TRL: dict[str, Key] = {
     "beta": same("method.beta"),
     "max_completion_length": same("method.max_completion_length"),
@@ -115,6 +127,22 @@ _IN_TRL: dict[str, Key] = {
     "reroll_max_groups": Key(_groups_again),
     "replay_buffer_size": Key(_replayed),
     "replay_recompute_logps": nothing("It counts with replay_buffer_size."),
+    "async_prefetch": choice(
+        {
+            True: changed(
+                {"method.async_prefetch": "answers"},
+                "A process of the run's own samples beside the training, without vLLM.",
+            ),
+            False: needless(OFF),
+        }
+    ),
+    "prefetch_depth": _ahead("method.prefetch_depth"),
+    "vllm_sync_interval": _ahead("method.weight_sync_steps"),
+    "vllm_importance_sampling_mode": _ahead("method.importance_sampling_mode"),
+    "vllm_importance_sampling_cap": _ahead("method.importance_sampling_cap"),
+    "vllm_lora_sync": nothing("The adapter is sent as a file."),
+    "use_data_producer": nothing("It is how answers are asked for there."),
+    "off_policy_mask_threshold": same("method.off_policy_mask_threshold"),
     "skip_zero_advantage_batches": choice(
         {
             True: needless("Answers that teach nothing are left out by themselves where that changes no gradient."),

@@ -6,6 +6,7 @@ import os
 import signal
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -224,3 +225,25 @@ def test_a_function_sees_no_secret_but_those_that_it_is_given(functions, tmp_pat
     assert made.score(0, {"completions": ["a", "b", "c"]}, [0, 1, 2]) == [0.0, 0.0, 1.0]
     with pytest.raises(WorkbenchError, match=r"\[hidden\]@host and none"):
         made.score(1, {"completions": ["a"]}, [0])
+
+
+def test_two_threads_that_ask_are_each_given_their_own_answer(functions) -> None:
+    """Held-out answers are scored while those of the next batch are, by another thread."""
+    rewards = functions("mine.py:letters")
+    rewards.start()
+    batches = [["a" * length] * 50 for length in range(1, 41)]
+    with ThreadPoolExecutor(4) as pool:
+        found = list(pool.map(lambda batch: rewards.score(0, {"completions": batch}, [0]), batches))
+    assert found == [[len(batch[0])] * 50 for batch in batches]
+
+
+def test_a_thread_that_waits_for_a_function_is_let_go(functions) -> None:
+    rewards = functions("mine.py:hangs", timeout=600.0)
+    rewards.start()
+    with ThreadPoolExecutor(1) as pool:
+        asked = pool.submit(rewards.score, 0, {"completions": ["a"]}, [0])
+        while not rewards._turn.locked():
+            time.sleep(0.01)
+        rewards.interrupt()
+        with pytest.raises(WorkbenchError, match="ended its process"):
+            asked.result(30)

@@ -189,6 +189,7 @@ _SAMPLING = {
     "method.num_generations": Trial(2),
     "method.rollout_groups": Trial(1),
 }
+AHEAD = {"method.async_prefetch": "rewards"}
 FAILING = {"method.reward_funcs": ["exact_match", "regex:zzzz"]}
 # Seldom so that most groups are told apart by neither, and some are.
 REPLAYING = {"method.replay_buffer_size": 8, "optim.max_steps": 4, "method.reward_funcs": ["regex:z", "regex:q"]}
@@ -205,6 +206,11 @@ _GROUPS = {
     "method.replay_recompute_logps": Trial(False, REPLAYING),
     "method.replay_max_weight": Trial(1.0, REPLAYING),
     "method.replay_max_age": Trial(1, {"method.replay_buffer_size": 8, "optim.max_steps": 4}),
+    "method.off_policy_mask_threshold": Trial(1e-4, OLD),
+    "method.async_prefetch": Trial("rewards"),
+    "method.prefetch_depth": Trial(2, {**AHEAD, "optim.max_steps": 4}),
+    "method.importance_sampling_mode": Trial("token_truncate", {**AHEAD, "optim.max_steps": 4}),
+    "method.importance_sampling_cap": Trial(1e-3, {**AHEAD, "optim.max_steps": 4}),
 }
 OF_METHOD = {
     "sft": {"method.label_smoothing": Trial(0.2), "method.z_loss": Trial(0.1)},
@@ -277,6 +283,9 @@ ON_A_CARD = {
 }
 # What such a run cannot show, and the test that does.
 ELSEWHERE = {
+    "method.weight_sync_steps": f"{T}/test_generating_process.py::test_the_adapter_is_sent_as_a_file_each_time_it_is_due",
+    "method.generation_device": f"{T}/test_generating_process.py::test_it_works_on_the_gpu_of_that_number_where_the_run_was_launched",
+    "method.generation_timeout": f"{T}/test_generating_process.py::test_one_that_hangs_is_replaced_and_asked_again",
     "method.cache_implementation": "tests/engine/trainers/test_recorded_tokens.py::test_the_same_answers_are_sampled_in_room_for_the_longest",
     # where the run goes and who looks after it
     "run.devices": f"{T}/test_ranks.py::test_a_step_of_two_processes_is_that_of_one",
