@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
-import inspect
 import json
 import os
 import signal
@@ -122,9 +121,8 @@ class Sender:
                     f"run.hub_model_id: {visible(name)} is there already and everybody can read it, and run.hub_private_repo is on.",
                     "Make it private on the hub, name another repository, or set run.hub_private_repo: false.",
                 )
-            # Releases before 2 look for the right to read alone; what they may not write the first upload tells.
-            writes = {"write": True} if "write" in inspect.signature(self._api.auth_check).parameters else {}
-            self._api.auth_check(name, **writes)
+            # Of a repository that is there a token that may only read says nothing until it writes.
+            self._api.auth_check(name, write=True)
         self._ready = True
         self._tell({"state": "ready", "repository": name, "private": private})
 
