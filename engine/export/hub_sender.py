@@ -1,7 +1,7 @@
 """`python -P -m engine.export.hub_sender`: sends the checkpoints of one run to a hub while it trains, and tells of it.
 
 The worker asks in lines of JSON (`engine.export.uploads`): `{"send": N}` for a checkpoint that is whole, `{"finish": true}` once
-no more come. The process ends with its input, so it never outlives the worker; it alone holds the token by then. Nothing is
+no more come, `{"leave": true}` to end at once. The process ends with its input, so it never outlives the worker; it alone holds the token by then. Nothing is
 sent before the repository is known to be there, to be as private as the config says, and to take what this token writes.
 
 A network or a hub that fails is told once and tried again, with pauses that grow; one that refuses is tried again with the
@@ -32,6 +32,8 @@ from engine.run.store import RunFolder
 RECORD = "hub.json"
 MOST_PAUSE = 300.0
 TELL_SECONDS = 0.5
+LOOK_SECONDS = 2.0
+"""Between two looks whether the worker still lives."""
 _LATER = (408, 409, 412, 425, 429)
 """Status codes with which the hub asks for patience; those from 500 on do too."""
 _MOST = 1 << 20
@@ -159,11 +161,12 @@ class Sender:
         if (url := self._arrived(step)) is not None:
             self._tell({"state": "arrived", "step": step, "url": url, "again": True})
             return
-        pause, begun = push.PATIENCE / 12, time.monotonic()
+        pause, begun, card = push.PATIENCE / 12, time.monotonic(), ""
         while True:
             try:
                 self._prepare()
-                with hub_folder(self._run, self._config, step, self._strategy) as folder:
+                with hub_folder(self._run, self._config, step, self._strategy, card) as folder:
+                    card = folder.card  # out of all events of the run, which may be a million
                     digest = self._digest(step)
                     url = self._upload(step, folder)
                 self._note(step, digest, url)
@@ -269,12 +272,23 @@ def main() -> None:
 
     def listen() -> None:
         for line in orders:
-            sender.ask(json.loads(line))
+            if (order := json.loads(line)).get("leave"):
+                break
+            sender.ask(order)
+        leave()
+
+    def leave() -> None:
         with contextlib.suppress(OSError, WorkbenchError):
             drop_old(run)
         os._exit(0)
 
+    def outlive_none(parent: int) -> None:
+        while os.getppid() == parent:
+            time.sleep(LOOK_SECONDS)
+        leave()  # the worker was killed, and what it had forked still holds our input
+
     threading.Thread(target=listen, daemon=True).start()
+    threading.Thread(target=outlive_none, args=(os.getppid(),), daemon=True).start()
     sender.serve()
 
 

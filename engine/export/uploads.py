@@ -87,17 +87,21 @@ class Uploads:
 
     def __exit__(self, *problem: object) -> None:
         """Ends the process; of a run that ends by an error, says what has not arrived."""
-        self._take()
-        if problem[0] is not None and self._asked is not None and not (self._closed or self._settled(self._asked)):
-            self._warn("not sent", self._missing(self._asked, "the run failed first"))
-        if not self._closed:
-            self.close()
+        try:
+            self._take()
+            if problem[0] is not None and self._asked is not None and not (self._closed or self._settled(self._asked)):
+                self._warn("not sent", self._missing(self._asked, "it failed or was stopped first"))
+        finally:
+            if not self._closed:
+                self.close()
 
     def close(self) -> None:
         """Ends the process, which takes its folder away; nothing is written down from here on, since a run's last event is its
         last."""
         with self._taking:
             self._closed = True
+        # Processes that were forked meanwhile hold its input too: that this end closes is not enough.
+        self._order({"leave": True})
         assert self._process.stdin is not None
         with contextlib.suppress(OSError):
             self._process.stdin.close()

@@ -309,6 +309,22 @@ def test_a_person_ends_the_wait(hub: Hub, tmp_path: Path) -> None:
     assert not (run.path / "hub").exists()
 
 
+def test_it_leaves_though_a_forked_process_holds_its_input(hub: Hub, tmp_path: Path) -> None:
+    """As the processes do that read images for the training."""
+    run = run_of(tmp_path)
+    hub.fails = [("/commit/", HANG, 99)]
+    with Training(run) as training:
+        training.uploads.ready()
+        held = os.dup(training.uploads._orders)
+        training.uploads.committed(saved(run, 2))
+        training.until("begun", 2)
+        begun = time.monotonic()
+    os.close(held)
+    assert time.monotonic() - begun < 4, "it is not killed after five seconds"
+    assert training.uploads._process.returncode == 0
+    assert not (run.path / "hub").exists()
+
+
 def test_a_process_that_is_killed_ends_no_run(hub: Hub, tmp_path: Path) -> None:
     run = run_of(tmp_path)
     with Training(run) as training:
