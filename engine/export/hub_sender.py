@@ -1,8 +1,9 @@
 """`python -P -m engine.export.hub_sender`: sends the checkpoints of one run to a hub while it trains, and tells of it.
 
 The worker asks in lines of JSON (`engine.export.uploads`): `{"send": N}` for a checkpoint that is whole, `{"finish": true}` once
-no more come, `{"leave": true}` to end at once. The process ends with its input, so it never outlives the worker; it alone holds the token by then. Nothing is
-sent before the repository is known to be there, to be as private as the config says, and to take what this token writes.
+no more come, `{"leave": true}` to end at once. The process ends with its input or its worker, and alone holds the token by then.
+Nothing is sent before the repository is known to be there, to be as private as the config says, and to take what this token
+writes.
 
 A network or a hub that fails is told once and tried again, with pauses that grow; one that refuses is tried again with the
 next checkpoint. What has arrived is noted in the run's `hub.json` before it is told, so a run that goes on sends nothing twice.
@@ -120,7 +121,7 @@ class Sender:
             self._api.create_repo(name, private=private, exist_ok=True)
             if private and self._api.model_info(name).private is not True:
                 raise Refused(
-                    f"run.hub_model_id: {visible(name)} is there already and everybody can read it, and run.hub_private_repo is on.",
+                    f"run.hub_model_id: everybody can read it: {visible(name)} is there already, and run.hub_private_repo is on.",
                     "Make it private on the hub, name another repository, or set run.hub_private_repo: false.",
                 )
             # Of a repository that is there a token that may only read says nothing until it writes.
@@ -146,7 +147,8 @@ class Sender:
                 raise
             if (told := push.unreachable(problem)) is not None:
                 raise told from problem
-            status = next((each.response.status_code for each in push.chain(problem) if isinstance(each, HfHubHTTPError) and each.response is not None), 0)  # fmt: skip
+            answers = (each.response for each in push.chain(problem) if isinstance(each, HfHubHTTPError))
+            status = next((answer.status_code for answer in answers if answer is not None), 0)
             said = push.reason(problem, self._token)
             if status in _LATER or status >= 500:
                 raise push.Unreachable(f"push: the hub answers with error {status}.") from problem
@@ -171,7 +173,8 @@ class Sender:
                     url = self._upload(step, folder)
                 self._note(step, digest, url)
                 seconds = round(time.monotonic() - begun, 3)
-                self._tell({"state": "arrived", "step": step, "url": url, "bytes": folder.bytes, "seconds": seconds, "what": folder.what})  # fmt: skip
+                about = {"url": url, "bytes": folder.bytes, "seconds": seconds, "what": folder.what}
+                self._tell({"state": "arrived", "step": step, **about})
                 return
             except push.Unreachable as problem:
                 self._tell({"state": "retry", "step": step, "message": _cause(problem), "pause": pause})

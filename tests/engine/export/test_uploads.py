@@ -234,7 +234,7 @@ def test_a_token_without_the_right_is_told_before_the_first_step(hub: Hub, tmp_p
 
 def test_nothing_is_sent_where_everybody_reads_unless_that_is_asked_for(hub: Hub, tmp_path: Path) -> None:
     hub.private = False
-    with Training(run_of(tmp_path)) as training, pytest.raises(WorkbenchError, match="everybody can read it"):
+    with Training(run_of(tmp_path)) as training, pytest.raises(WorkbenchError, match="everybody can read it: me/model"):
         training.uploads.ready()
     hub.fails = [("/api/", HANG, 1)]  # as above, but the hub answers only once the training is on its way
     run = run_of(tmp_path)
