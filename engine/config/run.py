@@ -103,9 +103,10 @@ class Run(Section):
     ] = []
     """Give the curves to these trackers, too: `tensorboard`, `wandb` (Weights & Biases), `mlflow`, `trackio`, `comet`. What
     they write lies in the run's folder under `trackers`; `wandb` and `comet` send it on where they are logged in, else it
-    waits there for `wandb sync` or `comet upload`, and `mlflow` goes to the server that MLFLOW_TRACKING_URI names. A tracker
-    sees the numbers, the trainer's arguments and the model's config, no rows. Its own variables count: WANDB_PROJECT,
-    TENSORBOARD_LOGGING_DIR, MLFLOW_EXPERIMENT_NAME, TRACKIO_DIR, COMET_PROJECT_NAME."""
+    waits there for `wandb sync` or `comet upload`, and `mlflow` goes to the server that MLFLOW_TRACKING_URI names. A
+    tracker sees the numbers, the trainer's arguments and the model's config (Comet the list of its modules too), no rows.
+    Its own variables count: WANDB_PROJECT, TENSORBOARD_LOGGING_DIR, MLFLOW_EXPERIMENT_NAME, TRACKIO_DIR,
+    COMET_PROJECT_NAME."""
 
     push_to_hub: Annotated[bool, Title("Push to a hub"), Advanced, Source("transformers: push_to_hub")] = False
     """Send checkpoints to a hub while it trains, in a process beside it that no step waits for: the adapter or the weights, the

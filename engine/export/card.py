@@ -11,7 +11,6 @@ from engine import figures
 from engine.config.adapter import Lora
 from engine.config.tree import RunConfig
 from engine.errors import redact, visible
-from engine.hub import is_local
 from engine.run import checkpoint
 from engine.run.index import open_view
 from engine.run.store import RunFolder
@@ -33,7 +32,8 @@ def card(
     step = checkpoint.step_of(source)
     base = base_name(config.model.name)
     # A hub takes no card whose base is no name that a hub could have.
-    front = ["---", *([f"base_model: {json.dumps(base)}"] if not is_local(config.model.name) else [])]
+    local = config.model.name.startswith(("/", ".", "~", "builtin/"))
+    front = ["---", *([] if local else [f"base_model: {json.dumps(base)}"])]
     front += [f"library_name: {'peft' if form == 'adapter' else 'gguf' if form == 'gguf' else 'transformers'}"]
     front += [f"license: {json.dumps(license)}"] if license else []
     front += ["tags:", f"- {config.method.kind}", *(["- lora"] if config.adapter.kind == "lora" else []), "---", ""]

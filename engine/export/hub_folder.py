@@ -41,6 +41,7 @@ class HubFolder:
     what: str
     files: int
     bytes: int
+    card: str
 
 
 def path_in_repository(strategy: str, step: int) -> str:
@@ -49,8 +50,8 @@ def path_in_repository(strategy: str, step: int) -> str:
 
 
 @contextlib.contextmanager
-def hub_folder(run: RunFolder, config: RunConfig, step: int, strategy: str) -> Iterator[HubFolder]:
-    """The folder of one checkpoint, gone afterwards. Raises FileNotFoundError where the checkpoint is deleted, WorkbenchError
+def hub_folder(run: RunFolder, config: RunConfig, step: int, strategy: str, text: str = "") -> Iterator[HubFolder]:
+    """The folder of one checkpoint, gone afterwards; `text` is its card where that is made already. Raises FileNotFoundError where the checkpoint is deleted, WorkbenchError
     where it is not whole or cannot be put together."""
     place, found = run.path / FOLDER, run.checkpoints / f"checkpoint-{step}"
     drop_old(run)
@@ -63,14 +64,14 @@ def hub_folder(run: RunFolder, config: RunConfig, step: int, strategy: str) -> I
         with _together(run, found, place) as whole:
             adapted = inside.exists(run, found / model_files.ADAPTER)
             _model(run, config, whole, place, adapted=adapted)
-            text = card(run, config, found, "adapter" if adapted else "safetensors", None, "")
+            text = text or card(run, config, found, "adapter" if adapted else "safetensors", None, "")
             inside.replace(run, place / "README.md", text, durable=False)
             what = f"{'the adapter' if adapted else 'the weights'}, tokenizer and model card"
             if inner := path_in_repository(strategy, step):
                 _all_of(run, found, place / inner)
                 what += f"; all of {found.name}, optimizer states included, in {inner}"
             sizes = [info.st_size for _, info in inside.entries(run, place) if stat.S_ISREG(info.st_mode)]
-            yield HubFolder(place, what, len(sizes), sum(sizes))
+            yield HubFolder(place, what, len(sizes), sum(sizes), text)
     finally:
         drop_old(run)
 

@@ -1,8 +1,9 @@
 """`python -P -m engine.export.hub_sender`: sends the checkpoints of one run to a hub while it trains, and tells of it.
 
 The worker asks in lines of JSON (`engine.export.uploads`): `{"send": N}` for a checkpoint that is whole, `{"finish": true}` once
-no more come. The process ends with its input, so it never outlives the worker; it alone holds the token by then. Nothing is
-sent before the repository is known to be there, to be as private as the config says, and to take what this token writes.
+no more come, `{"leave": true}` to end at once. The process ends with its input or its worker, and alone holds the token by then.
+Nothing is sent before the repository is known to be there, to be as private as the config says, and to take what this token
+writes.
 
 A network or a hub that fails is told once and tried again, with pauses that grow; one that refuses is tried again with the
 next checkpoint. What has arrived is noted in the run's `hub.json` before it is told, so a run that goes on sends nothing twice.
@@ -12,7 +13,6 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
-import inspect
 import json
 import os
 import signal
@@ -33,6 +33,8 @@ from engine.run.store import RunFolder
 RECORD = "hub.json"
 MOST_PAUSE = 300.0
 TELL_SECONDS = 0.5
+LOOK_SECONDS = 2.0
+"""Between two looks whether the worker still lives."""
 _LATER = (408, 409, 412, 425, 429)
 """Status codes with which the hub asks for patience; those from 500 on do too."""
 _MOST = 1 << 20
@@ -119,12 +121,11 @@ class Sender:
             self._api.create_repo(name, private=private, exist_ok=True)
             if private and self._api.model_info(name).private is not True:
                 raise Refused(
-                    f"run.hub_model_id: {visible(name)} is there already and everybody can read it, and run.hub_private_repo is on.",
+                    f"run.hub_model_id: everybody can read it: {visible(name)} is there already, and run.hub_private_repo is on.",
                     "Make it private on the hub, name another repository, or set run.hub_private_repo: false.",
                 )
-            # Releases before 2 look for the right to read alone; what they may not write the first upload tells.
-            writes = {"write": True} if "write" in inspect.signature(self._api.auth_check).parameters else {}
-            self._api.auth_check(name, **writes)
+            # Of a repository that is there a token that may only read says nothing until it writes.
+            self._api.auth_check(name, write=True)
         self._ready = True
         self._tell({"state": "ready", "repository": name, "private": private})
 
@@ -146,7 +147,8 @@ class Sender:
                 raise
             if (told := push.unreachable(problem)) is not None:
                 raise told from problem
-            status = next((each.response.status_code for each in push.chain(problem) if isinstance(each, HfHubHTTPError) and each.response is not None), 0)  # fmt: skip
+            answers = (each.response for each in push.chain(problem) if isinstance(each, HfHubHTTPError))
+            status = next((answer.status_code for answer in answers if answer is not None), 0)
             said = push.reason(problem, self._token)
             if status in _LATER or status >= 500:
                 raise push.Unreachable(f"push: the hub answers with error {status}.") from problem
@@ -161,16 +163,18 @@ class Sender:
         if (url := self._arrived(step)) is not None:
             self._tell({"state": "arrived", "step": step, "url": url, "again": True})
             return
-        pause, begun = push.PATIENCE / 12, time.monotonic()
+        pause, begun, card = push.PATIENCE / 12, time.monotonic(), ""
         while True:
             try:
                 self._prepare()
-                with hub_folder(self._run, self._config, step, self._strategy) as folder:
+                with hub_folder(self._run, self._config, step, self._strategy, card) as folder:
+                    card = folder.card  # out of all events of the run, which may be a million
                     digest = self._digest(step)
                     url = self._upload(step, folder)
                 self._note(step, digest, url)
                 seconds = round(time.monotonic() - begun, 3)
-                self._tell({"state": "arrived", "step": step, "url": url, "bytes": folder.bytes, "seconds": seconds, "what": folder.what})  # fmt: skip
+                about = {"url": url, "bytes": folder.bytes, "seconds": seconds, "what": folder.what}
+                self._tell({"state": "arrived", "step": step, **about})
                 return
             except push.Unreachable as problem:
                 self._tell({"state": "retry", "step": step, "message": _cause(problem), "pause": pause})
@@ -271,12 +275,23 @@ def main() -> None:
 
     def listen() -> None:
         for line in orders:
-            sender.ask(json.loads(line))
+            if (order := json.loads(line)).get("leave"):
+                break
+            sender.ask(order)
+        leave()
+
+    def leave() -> None:
         with contextlib.suppress(OSError, WorkbenchError):
             drop_old(run)
         os._exit(0)
 
+    def outlive_none(parent: int) -> None:
+        while os.getppid() == parent:
+            time.sleep(LOOK_SECONDS)
+        leave()  # the worker was killed, and what it had forked still holds our input
+
     threading.Thread(target=listen, daemon=True).start()
+    threading.Thread(target=outlive_none, args=(os.getppid(),), daemon=True).start()
     sender.serve()
 
 

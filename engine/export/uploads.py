@@ -33,9 +33,11 @@ LOOK_SECONDS = 0.2
 STILL, TROUBLED = 5 * PATIENCE, 2 * PATIENCE
 """Seconds without a byte after which the end waits no longer: large files are read for their hash first, and a hub that has
 failed already is given less."""
+MUCH = 64 << 20
+"""Bytes of an attempt that are more than asking again sends."""
 _KEPT = {"begun": ("step", "files", "bytes", "what"), "arrived": ("step", "url", "bytes", "seconds", "what"),
          "retry": ("step", "message"), "failed": ("step", "message"), "passed": ("step",), "deleted": ("step",)}  # fmt: skip
-
+"""What an event says of each report."""
 _WHEN = {
     "end": "of the last checkpoint once the run finishes",
     "every_save": "of each checkpoint",
@@ -60,8 +62,8 @@ class Uploads:
         self._warned: set[str] = set()
         self._trouble = ""
         self._moved = time.monotonic()
-        self._sent, self._most = (0, 0), 0
-        """Bytes that went of how many, and the most that went in any attempt."""
+        self._sent, self._most, self._mark = (0, 0), 0, 0
+        """Bytes that went of how many, the most that went in any attempt, and those of this one when it last moved."""
         self._over = self._closed = self._finishing = False
         environment = {
             **without_tokens(os.environ, HUB_TOKENS),
@@ -87,17 +89,21 @@ class Uploads:
 
     def __exit__(self, *problem: object) -> None:
         """Ends the process; of a run that ends by an error, says what has not arrived."""
-        self._take()
-        if problem[0] is not None and self._asked is not None and not (self._closed or self._settled(self._asked)):
-            self._warn("not sent", self._missing(self._asked, "the run failed first"))
-        if not self._closed:
-            self.close()
+        try:
+            self._take()
+            if problem[0] is not None and self._asked is not None and not (self._closed or self._settled(self._asked)):
+                self._warn("not sent", self._missing(self._asked, "it failed or was stopped first"))
+        finally:
+            if not self._closed:
+                self.close()
 
     def close(self) -> None:
         """Ends the process, which takes its folder away; nothing is written down from here on, since a run's last event is its
         last."""
         with self._taking:
             self._closed = True
+        # Processes that were forked meanwhile hold its input too: that this end closes is not enough.
+        self._order({"leave": True})
         assert self._process.stdin is not None
         with contextlib.suppress(OSError):
             self._process.stdin.close()
@@ -121,7 +127,8 @@ class Uploads:
             raise self._refused
         strategy, private = self._section.hub_strategy, self._section.hub_private_repo
         model = "adapter" if self._form else "weights"
-        words = f"to {self._name}, {'private' if private else 'for everybody unless the repository was private'}: {model}, tokenizer and model card {_WHEN[strategy]}"
+        whose = "private" if private else "for everybody unless the repository was private"
+        words = f"to {self._name}, {whose}: {model}, tokenizer and model card {_WHEN[strategy]}"
         if self._trouble or not self._answered.is_set():
             words += "; the hub has not answered yet"
         row = {"requested": strategy, "effective": "on", "count": None, "detail": words}
@@ -161,8 +168,10 @@ class Uploads:
         state, step = str(report["state"]), report.get("step")
         if state == "sending":
             self._sent = report["done"], report["total"]
-            if report["done"] > self._most:
-                self._moved, self._most = time.monotonic(), report["done"]
+            if report["done"] > self._most or report["done"] >= self._mark + MUCH:
+                # More than in any attempt before, or so much that it is no mere asking again.
+                self._moved, self._mark = time.monotonic(), report["done"]
+                self._most = max(self._most, report["done"])
             return
         if state in ("over", "ready", "refused", "unreachable"):
             self._answer(state, report)
@@ -170,7 +179,7 @@ class Uploads:
         self._became[report["step"]] = state
         name = f"checkpoint-{step}"
         if state == "begun":
-            self._sent = (0, report["bytes"])
+            self._sent, self._mark = (0, report["bytes"]), 0
         elif state == "arrived":
             self._trouble, self._most = "", 0
         elif state == "retry":

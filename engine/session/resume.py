@@ -15,7 +15,7 @@ from typing import Any
 
 from engine.client import ask_once
 from engine.config.adapter import Lora
-from engine.config.facts import ModelFacts
+from engine.config.facts import Facts, ModelFacts
 from engine.config.files import absolute, load, parse, put
 from engine.config.findings import shown
 from engine.config.tree import RunConfig, fields
@@ -57,16 +57,29 @@ def resume(
         return _go_on(run, accept_data, on_progress)
     before = run.read_config()
     text = changed_config(run, settings)
+    secrets = _secrets_of(run, text)
     launch.settle(run)
     if launch.at_work(run):
         raise RunBusy(f"run {visible(run.id)} is still {run.state}.", "Stop it first, then change its settings.")
     inside.replace(run, run.config, text)
+    run.update_json(secrets=secrets)
     try:
         return _go_on(run, accept_data, on_progress)
     except BaseException:
         if not launch.at_work(run):
             inside.replace(run, run.config, before)
         raise
+
+
+def _secrets_of(run: RunFolder, text: str) -> list[str]:
+    """The variables with secrets that the run needs with this config, those that it needed before among them. Raises
+    WorkbenchError where it is to push to a hub and there is no token."""
+    from engine.rules import read
+    from engine.run.from_config import refuse_push_without_token, secrets_of
+
+    config = read(absolute(parse(text).mapping, run.path)).config
+    refuse_push_without_token(config)
+    return list(dict.fromkeys([*(run.read_json().get("secrets") or ()), *secrets_of(config, Facts())]))
 
 
 def _go_on(

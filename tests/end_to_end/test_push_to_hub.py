@@ -23,6 +23,7 @@ from engine.run.spawn import HUB_TOKENS
 from engine.run.store import RunFolder
 from engine.run.sweep import axes
 from engine.run.view import RunView
+from engine.session.resume import resume
 from tests.hub_server import HANG, TOKEN, WHO, Hub, serving
 from workbench.cli import sweep
 
@@ -124,6 +125,20 @@ def test_a_person_ends_the_wait_and_going_on_sends_what_had_not_arrived(hub: Hub
     view = followed(run, segment=1)
     assert view.state == "finished", view.cause
     assert {each["step"] for each in view.uploads if each["state"] == "arrived"} >= {stopped, 400}
+
+
+def test_a_run_that_goes_on_may_begin_to_push(hub: Hub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its worker gets the token that it did not need before."""
+    run = started(tmp_path, "optim.max_steps=4", "run.save_steps=4", "run.push_to_hub=false", "run.hub_model_id=null")
+    assert followed(run).state == "finished"
+    wanted = {"optim.max_steps": 8, "run.push_to_hub": True, "run.hub_model_id": WHO}
+    with monkeypatch.context() as without:
+        without.setenv("HF_TOKEN", "")
+        with pytest.raises(WorkbenchError, match="there is none"):
+            resume(run, settings=wanted)
+    resume(run, settings=wanted)
+    view = followed(run, segment=1)
+    assert (view.state, view.uploads[-1]["step"], view.uploads[-1]["state"]) == ("finished", 8, "arrived"), view.cause
 
 
 def test_a_repository_that_takes_nothing_is_told_before_the_first_step(hub: Hub, tmp_path: Path) -> None:

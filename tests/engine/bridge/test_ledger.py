@@ -470,6 +470,9 @@ def test_uploads_and_comet_are_settings_where_they_mean_the_same(tmp_path: Path)
         model = {"model_name_or_path": "a/b", "report_to": ["comet_ml"]}
         found = taken({**model, **pushed}, tool, tmp_path).mapping["run"]
         assert {key: found[key] for key in pushed} == pushed
+        ours = read({"version": 1, "model": {"name": "a/b"}, "data": {"train": "r.jsonl"}, "run": found}).config
+        back = export(ours, "trl", source="my.yaml", folder=tmp_path).mapping
+        assert {key: back[key] for key in (*pushed, "report_to")} == {**pushed, "report_to": ["comet_ml"]}
         assert found["report_to"] == ["comet"]
         row = rows_of(taken({**model, "push_to_hub": True, "hub_model_id": "me/mine"}, tool, tmp_path))["push_to_hub"]
         assert (row.outcome, "private here" in row.reason) == ("changed", True)

@@ -234,7 +234,7 @@ def test_a_token_without_the_right_is_told_before_the_first_step(hub: Hub, tmp_p
 
 def test_nothing_is_sent_where_everybody_reads_unless_that_is_asked_for(hub: Hub, tmp_path: Path) -> None:
     hub.private = False
-    with Training(run_of(tmp_path)) as training, pytest.raises(WorkbenchError, match="everybody can read it"):
+    with Training(run_of(tmp_path)) as training, pytest.raises(WorkbenchError, match="everybody can read it: me/model"):
         training.uploads.ready()
     hub.fails = [("/api/", HANG, 1)]  # as above, but the hub answers only once the training is on its way
     run = run_of(tmp_path)
@@ -306,6 +306,22 @@ def test_a_person_ends_the_wait(hub: Hub, tmp_path: Path) -> None:
     assert seen[-1][0] > 0
     assert seen[-1][1] > len(FILES["adapter_model.safetensors"])
     assert "somebody asked to wait no longer" in training.view.findings[-1]["message"]
+    assert not (run.path / "hub").exists()
+
+
+def test_it_leaves_though_a_forked_process_holds_its_input(hub: Hub, tmp_path: Path) -> None:
+    """As the processes do that read images for the training."""
+    run = run_of(tmp_path)
+    hub.fails = [("/commit/", HANG, 99)]
+    with Training(run) as training:
+        training.uploads.ready()
+        held = os.dup(training.uploads._orders)
+        training.uploads.committed(saved(run, 2))
+        training.until("begun", 2)
+        begun = time.monotonic()
+    os.close(held)
+    assert time.monotonic() - begun < 4, "it is not killed after five seconds"
+    assert training.uploads._process.returncode == 0
     assert not (run.path / "hub").exists()
 
 
