@@ -134,7 +134,7 @@ def ways(view: RunView, folder: RunFolder, name: str) -> list[Way]:
     """What can be done with the model of a finished run."""
     if view.state != "finished" or not view.committed or not (kept_steps := _kept(view, folder)):
         return []
-    found = [Way("chat", "talk to it", "beside the model that training began with", f"workbench chat {name}")]
+    found = [Way("chat", "talk to it", "beside its base model", f"workbench chat {name}")]
     if any(metric.startswith("eval_") for metric in view.series):
         means = "on the held-out rows, beside the model that training began with"
         found.append(Way("evaluate", "measure it", means, f"workbench evaluate {name} --base"))

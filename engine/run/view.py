@@ -308,6 +308,10 @@ def _metrics(view: RunView, event: Event) -> None:
     if type(step) is not int or step < 0:
         return
     series, latest = view.series, view.latest
+    if view.segment > 0 and view._last_step is None and "loss" in event:
+        # The first step of a run that goes on, maybe with other settings: what it no longer measures is not where it stands.
+        for name in [name for name in latest if name not in event and not name.startswith("eval_")]:
+            del latest[name]
     for name, value in event.items():
         if name in _FRAME:
             continue

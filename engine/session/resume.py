@@ -95,7 +95,7 @@ def _go_on(
     if anew:
         run.update_json(auto={**auto, **anew})
     try:
-        return launch.resume(run, accept_data=accept_data)
+        return launch.resume(run, **({"accept_data": True} if accept_data else {}))
     except BaseException:
         if anew and not launch.at_work(run):
             run.update_json(auto=auto)

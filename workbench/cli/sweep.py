@@ -298,10 +298,12 @@ def lines(report: dict[str, Any]) -> list[str]:
     title = titled(metric) if metric else "value"
     keys = list(dict.fromkeys(key for row in report["runs"] for key in row["values"]))
     table = [["RUN", *(visible(key) for key in keys), "STATE", "STEP", title]]
+    most = next((row["value"] for row in report["runs"] if row["id"] == report["best"]), None)
     for row in report["runs"]:
         value = "-" if row["value"] is None else format_metric(metric or "", row["value"])
         value += f" at step {row['at_step']}" if row["at_step"] not in (None, row["step"]) else ""
-        value += ", the best" if row["id"] == report["best"] else ""
+        if most is not None and row["value"] == most and row["state"] in ("finished", "stopped"):
+            value += ", the best" if row["id"] == report["best"] else ", the same"
         cells = [visible(row["values"].get(key, "-")) for key in keys]
         table.append([visible(row["id"]), *cells, state_text(row["state"]), count(row["step"]), value])
     rows = columns(table)

@@ -131,10 +131,14 @@ def _rooms(entries: Sequence[Entry], width: int) -> dict[str, int]:
         need.pop("model", None)
     elif "model" in need:
         need["model"] = min(need["model"], MOST_MODEL)
+    # A cause may be cut, a number may not.
+    figures = max(
+        (cell_len(clean(entry.detail)) for entry in entries if entry.state in ("finished", "stopped")), default=0
+    )
     for given_up in ("", "disk", "age"):
         need.pop(given_up, None)
         room = width - 4 - sum(cell + 2 for name, cell in need.items() if name != "detail" and cell)
-        if room >= min(LEAST_DETAIL, need.get("detail", 0)):
+        if room >= max(figures, min(LEAST_DETAIL, need.get("detail", 0))):
             break
     if "detail" in need:
         need["detail"] = max(0, min(need["detail"], room))

@@ -255,6 +255,21 @@ def test_curves_are_bounded_in_number():
     assert len(view.series) == 256
 
 
+def test_what_a_run_no_longer_measures_since_it_went_on_is_not_where_it_stands():
+    """As the tokens that were left out, once a run is held to a reference and computes all."""
+    view = RunView()
+    told = {"loss": 1.0, "frac_tokens_skipped": 0.5, "entropy": 2.0}
+    fold(view, [{"kind": "metrics", "seq": 1, "t": 1.0, "segment": 0, "step": 4, **told}])
+    fold(view, [{"kind": "metrics", "seq": 2, "t": 2.0, "segment": 0, "step": 4, "eval_loss": 3.0}])
+    fold(view, [{"kind": "started", "seq": 3, "t": 9.0, "segment": 1, "resumed_from_step": 4}])
+    assert view.latest == {**told, "eval_loss": 3.0}, "until there is a step"
+    fold(view, [{"kind": "metrics", "seq": 4, "t": 10.0, "segment": 1, "step": 5, "loss": 0.5, "entropy": 1.0}])
+    assert view.latest == {"loss": 0.5, "entropy": 1.0, "eval_loss": 3.0}
+    fold(view, [{"kind": "metrics", "seq": 5, "t": 11.0, "segment": 1, "step": 6, "loss": 0.25}])
+    assert view.latest["entropy"] == 1.0, "within a segment what was told last"
+    assert view.series["frac_tokens_skipped"].last == (4, 0.5), "its curve stays"
+
+
 def test_time_between_two_segments_is_no_work():
     from engine.run.view import RunView, fold
 

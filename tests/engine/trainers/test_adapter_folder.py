@@ -10,6 +10,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
+from engine.chat.models import load_sides
 from engine.config.facts import Facts
 from engine.config.files import as_mapping, as_yaml, parse
 from engine.data.gather_facts import gather_facts
@@ -174,6 +175,15 @@ def test_it_is_measured_beside_the_adapter_that_it_began_as_and_by_the_reference
     plain = {**settings, "method.kind": "sft", "data.train": [{"path": source(CONVERSATIONS)}]}
     train(folder=(still := launched({**plain, "optim.learning_rate": STILL}, tmp_path)))
     assert measured(still, 2, base=True)["base"] == pytest.approx(logged(still, 2), rel=1e-4)
+    # What tasks are scored by: the base alone, as training began, and its end.
+    asked = [{"checkpoint": None}, {"checkpoint": None, "as_begun": True}, {"checkpoint": 2}]
+    sides = load_sides([{"title": "", "run": str(still.path), **each} for each in asked], lambda what: None)
+    ids, scores = torch.arange(5, 15)[None], []
+    for side in sides:
+        with side.active() as model:
+            scores.append(model(input_ids=ids).logits)
+    torch.testing.assert_close(scores[1], scores[2], atol=1e-4, rtol=1e-4)
+    assert not torch.allclose(scores[0], scores[1], atol=1e-2)
     shutil.rmtree(newest)
     assert measured(still, 2)["metrics"] == logged(still, 2)
     with pytest.raises(ModelError, match=r"the adapter that training went on from is no longer in .*checkpoint-3"):

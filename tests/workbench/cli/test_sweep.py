@@ -65,6 +65,10 @@ def test_each_combination_is_a_run_and_the_best_is_told(place: Path) -> None:
     assert len(drawn[0]) < len(drawn[2]), drawn
     assert all(SPARK.index(each[0]) > SPARK.index(each[-1]) for each in drawn), drawn
     assert again[at + 3].rstrip().endswith("optim.max_steps=6 run.seed=1")
+    # One that reached the very same is as good.
+    assert values[2] == values[3]
+    assert again[4].endswith(", the same")
+    assert not any(line.endswith("the same") for line in again[1:3])
     # One that failed is shown, is not the best, and is the exit code.
     store.find(found["best"], place / "runs").events.write_text("")
     store.find(found["best"], place / "runs").update_json(state="failed")

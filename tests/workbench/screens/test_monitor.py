@@ -266,7 +266,7 @@ async def test_a_failed_run_opens_on_its_card_and_enter_makes_the_change_and_res
         again.segment = 1
         again.write("started", 30, method="sft", model="m", max_steps=100, epochs=2, resumed_from_step=60)
         for step in range(61, 75):
-            again.write("metrics", 30 + step, step=step, loss=0.1)
+            again.write("metrics", 30 + step, step=step, loss=0.1, tokens_per_second=900.0)
         run.update_json(state="running")
         await until(pilot, lambda: "▶ running" in shown(app))
         await pilot.pause(0.1)
