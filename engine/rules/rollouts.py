@@ -119,6 +119,11 @@ def _method(config: RunConfig) -> Any | None:
     return config.method if config.method.rows == "prompts" else None
 
 
+def _replays(config: RunConfig) -> bool:
+    """Whether groups are trained on again."""
+    return bool(getattr(config.method, "replay_buffer_size", 0))
+
+
 @rule(reads=(fields.method.kind, fields.method.reward_funcs))
 def rewards_are_named(config: RunConfig, facts: Facts) -> Iterator[Finding]:
     method, path = _method(config), fields.method.reward_funcs.path
@@ -280,6 +285,8 @@ def bounds_need_answers_that_grow_old(config: RunConfig, facts: Facts) -> Iterat
     method = _method(config)
     if method is None or not _always_new(config):
         return
+    if _replays(config) and not method.replay_recompute_logps:
+        return  # ratios are taken to the model that gave them
     for spec in (
         fields.method.epsilon,
         fields.method.epsilon_high,
@@ -343,15 +350,8 @@ def experts_are_balanced_over_all_tokens(config: RunConfig, facts: Facts) -> Ite
         yield must(spec.path, "auto or false for a mixture of experts", True, todo, fix=fix)
 
 
-def _replays(config: RunConfig) -> bool:
-    """Whether groups are trained on again."""
-    return bool(getattr(config.method, "replay_buffer_size", 0))
-
-
 def _always_new(config: RunConfig) -> bool:
-    """Whether all answers are used up before the weights move, as TRL reckons it, and none comes back later."""
-    if _replays(config) and fields.method.replay_recompute_logps.value(config) is False:
-        return False
+    """Whether sampled answers are used up before the weights move, as TRL reckons it."""
     steps, method = config.optim.gradient_accumulation_steps, config.method
     uses: int = (getattr(method, "steps_per_generation", None) or steps) * getattr(method, "num_iterations", 1)
     return steps % uses == 0
