@@ -68,7 +68,7 @@ refused(
     Refused(
         "an-oldest-replay-where-groups-are-kept",
         fields.method.replay_max_age,
-        other_than(50),
+        other_than(fields.method.replay_max_age.default),
         "left out while method.replay_buffer_size is 0",
         "No group is replayed then: raise that, or remove this.",
         leave_out(fields.method.replay_max_age, "remove it"),
