@@ -119,6 +119,7 @@ FAULTS = (
     Fault("engine/trainers/kto.py", "return max(1.0, bad / good), max(1.0, good / bad)", "return max(1.0, good / bad), max(1.0, bad / good)", "engine/trainers/test_methods.py engine/trainers/test_losses.py"),
     Fault("engine/trainers/optimizers/galore.py", 'made.ortho_matrix, made.last_svd_step = found["basis"], found["renewed"]', 'made.last_svd_step = found["renewed"]', "engine/trainers/optimizers/test_building.py"),
     Fault("engine/trainers/receipt.py", "detail = \"; \".join(filter(None, (auto, replaced)))", "detail = replaced", "engine/trainers/test_receipt.py"),
+    Fault("engine/trainers/replay.py", "apart.exp().clamp(max=self._most)", "torch.ones_like(apart)", "engine/trainers/test_replay.py"),
     Fault("engine/trainers/saving.py", 'if trainer.finite.on_nan != "go_on" or step >=', "if step >=", "engine/trainers/test_diverged.py"),
     Fault("widgets/compare.py", "if len(set(runs)) < len(runs)", "if len(runs) < len(set(runs))", "widgets/test_compare.py"),
     Fault("widgets/curves.py", ' and not name.startswith("gpu")', "", "widgets"),

@@ -146,11 +146,11 @@ class Groups(Rollouts):
     replay_buffer_size: Annotated[int, Ge(0), Le(65_536), Title("Replay buffer"), Unit("groups"), Advanced] = 0
     """How many groups that taught something are kept, in main memory, to take the place of groups that teach nothing: all
     rewards alike, or all answers left out. Those with the highest scores are kept, and drawn by score: mean size of the
-    advantages times spread of the rewards. 0 means none."""
+    advantages times spread of the rewards. At most so many groups of a sampling are replayed. 0 means none."""
 
-    replay_max_age: Annotated[int, Ge(1), Le(1_000_000), Title("Oldest replay"), Unit("steps"), Expert] = 50
+    replay_max_age: Annotated[int, Ge(1), Le(1_000_000), Title("Oldest replay"), Unit("steps"), Expert] = 10
     """After how many steps a group in the replay buffer is dropped. The older it is the further the model has moved from the
-    one that gave it."""
+    one that gave it, and the oftener it was trained on: few groups that come again for long are learned by heart."""
 
     replay_recompute_logps: Annotated[
         bool, Title("Clip around the present model"), Expert, Source("arXiv:2110.00641")

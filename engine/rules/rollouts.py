@@ -68,7 +68,7 @@ refused(
     Refused(
         "an-oldest-replay-where-groups-are-kept",
         fields.method.replay_max_age,
-        other_than(50),
+        other_than(fields.method.replay_max_age.default),
         "left out while method.replay_buffer_size is 0",
         "No group is replayed then: raise that, or remove this.",
         leave_out(fields.method.replay_max_age, "remove it"),
@@ -117,6 +117,11 @@ refused(
 def _method(config: RunConfig) -> Any | None:
     """The method's section where it learns from rewards."""
     return config.method if config.method.rows == "prompts" else None
+
+
+def _replays(config: RunConfig) -> bool:
+    """Whether groups are trained on again."""
+    return bool(getattr(config.method, "replay_buffer_size", 0))
 
 
 @rule(reads=(fields.method.kind, fields.method.reward_funcs))
@@ -341,11 +346,6 @@ def experts_are_balanced_over_all_tokens(config: RunConfig, facts: Facts) -> Ite
         todo = f"The routers of {model.name} are balanced, and their load is counted, over the tokens of all answers."
         fix = Fix("remove it", unset=(spec.path,))
         yield must(spec.path, "auto or false for a mixture of experts", True, todo, fix=fix)
-
-
-def _replays(config: RunConfig) -> bool:
-    """Whether groups are trained on again."""
-    return bool(getattr(config.method, "replay_buffer_size", 0))
 
 
 def _together(config: RunConfig) -> int:

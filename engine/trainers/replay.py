@@ -49,7 +49,7 @@ OLD, KEPT = "old_per_token_logps", "replayed_logps"
 REFERENCE = "ref_per_token_logps"
 SAMPLED, WEIGHT = "sampling_per_token_logps", "importance_sampling_ratio"
 """TRL's where others sample than the present weights: their log-probabilities (B, T), and the weight of present to theirs, (B, T)
-or (B, 1). A replayed answer's ratio is to its sampler already, so its weight is 1."""
+or (B, 1). Replayed answers are corrected for their sampler by themselves, so this is 1 for them."""
 
 
 class ReplayTrainer(GroupTrainer):

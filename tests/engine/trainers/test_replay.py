@@ -264,7 +264,7 @@ def test_a_run_mostly_without_signal_learns_from_what_it_had_and_its_rewards_are
     # 4 groups: a prompt of up to 128 tokens, and of 4 answers of 8 tokens ids and log-probabilities, of four bytes each
     most = 4 * 4 * (128 + 4 * 8 * 2)
     assert (
-        "best 4 of the last 50 steps, with old log-probabilities by the present model, and weights to the one" in detail
+        "best 4 of the last 10 steps, with old log-probabilities by the present model, and weights to the one" in detail
     )
     assert f"that gave them of at most 2 (at most {size(most)} of main memory" in detail
     assert 4 * 4 * 4 * 8 < curve(run, "replay/bytes")[-1] < most
