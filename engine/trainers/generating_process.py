@@ -14,6 +14,7 @@ import json
 import os
 import secrets
 import selectors
+import signal
 import subprocess
 import sys
 import threading
@@ -267,7 +268,9 @@ class _Process:
         for name in ("RANK", "LOCAL_RANK", "WORLD_SIZE"):
             environment.pop(name, None)
         command = [sys.executable, "-P", *COMMAND, str(run)]
-        self.process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=environment)
+        self.process = subprocess.Popen(
+            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=environment, start_new_session=True
+        )
         assert self.process.stdin is not None
         assert self.process.stdout is not None
         self._in, self._out = self.process.stdin, self.process.stdout
@@ -356,8 +359,9 @@ class _Process:
         return line
 
     def end(self) -> None:
-        """Ends it at once; its pipes are closed once nobody reads them any more."""
-        self.process.kill()
+        """Ends it at once, and what it started (a compiler's processes); its pipes are closed once nobody reads them any more."""
+        if self.process.poll() is None:  # not yet waited for, so the group is still its own
+            os.killpg(self.process.pid, signal.SIGKILL)
         self.process.wait()
 
 

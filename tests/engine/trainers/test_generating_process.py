@@ -86,7 +86,8 @@ def questions(folder: Path):
 
 def gone(folder: Path) -> bool:
     """Whether no process of any life is left."""
-    return not any(psutil.pid_exists(int(path.read_text())) for path in folder.glob("life-*"))
+    found = [int(path.read_text()) for path in folder.glob("life-*")]
+    return not any(psutil.pid_exists(pid) and psutil.Process(pid).status() != psutil.STATUS_ZOMBIE for pid in found)
 
 
 def beside(source, **more):
@@ -268,6 +269,24 @@ def test_it_ends_while_it_is_asked(tmp_path, small):
     source.close()
     with pytest.raises(WorkbenchError):
         future.result(0)
+    assert gone(folder)
+
+
+def test_what_it_started_ends_with_it(tmp_path, small):
+    folder = small("hangs")
+    starts = (
+        "import subprocess; other = subprocess.Popen(['sleep', '600']); (here / 'life-1').write_text(str(other.pid))"
+    )
+    (folder / "small.py").write_text(
+        SMALL.replace("def say", f"{starts}\n\n\ndef say").replace('number == 2 and fault == "hangs"', "True")
+    )
+    source, future = begun(tmp_path, 600.0, [[5, 6]])
+    while not future.running() or not (folder / "life-1").exists():
+        time.sleep(0.01)
+    source.close()
+    end = time.monotonic() + 20
+    while not gone(folder) and time.monotonic() < end:  # init waits for it
+        time.sleep(0.05)
     assert gone(folder)
 
 
