@@ -442,7 +442,8 @@ REPLAYED_NUMBER = 4
 
 def replay_bytes(config: RunConfig) -> int:
     """The most main memory that a process's replay buffer takes: prompts and answers of the longest lengths, in ids and
-    log-probabilities. 0 without one. Each checkpoint has it once for each process."""
+    log-probabilities; texts and images' references to show them are beside it. 0 without one. Each checkpoint has it once for
+    each process."""
     method = config.method
     groups: int = getattr(method, "replay_buffer_size", 0)
     if not groups or not isinstance(method, Groups):

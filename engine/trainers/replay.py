@@ -80,7 +80,7 @@ class ReplayTrainer(GroupTrainer):
         return (
             f"{note}; groups that teach nothing give their place to earlier ones, drawn by score from the best {buffer.size:,} "
             f"of the last {buffer.max_age:,} steps, {how} "
-            f"(at most {figures.size(self._room)} of main memory a process, and of each checkpoint)"
+            f"(ids and log-probabilities: at most {figures.size(self._room)} of main memory a process, and of each checkpoint)"
         )
 
     def compared(self, scores: torch.Tensor) -> torch.Tensor:

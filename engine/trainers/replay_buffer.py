@@ -13,6 +13,7 @@ from __future__ import annotations
 import heapq
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -44,7 +45,7 @@ class StoredGroup:
     prompt: str
     answer: str | None
 
-    @property
+    @cached_property
     def bytes(self) -> int:
         """What its tensors and texts take."""
         tensors = [self.prompt_ids, self.ids, self.logps, *([] if self.reference is None else [self.reference])]
@@ -115,7 +116,8 @@ class ReplayBuffer:
 
     def state_dict(self) -> dict[str, Any]:
         """Tensors, numbers and texts."""
-        heap = [(score, number, {**vars(group)}) for score, number, group in self._heap]
+        names = [field.name for field in fields(StoredGroup)]
+        heap = [(score, number, {name: getattr(group, name) for name in names}) for score, number, group in self._heap]
         own = {"reward_funcs": self.fits.reward_funcs, "chances": self._chances.get_state()}
         return {"heap": heap, "number": self._number, **own}
 
@@ -124,11 +126,7 @@ class ReplayBuffer:
         rewards gave the advantages."""
         if state["reward_funcs"] != self.fits.reward_funcs:
             return
-        known = {field.name for field in fields(StoredGroup)}
-        heap = [
-            (score, number, StoredGroup(**{name: value for name, value in group.items() if name in known}))
-            for score, number, group in state["heap"]
-        ]
+        heap = [(score, number, StoredGroup(**group)) for score, number, group in state["heap"]]
         self._heap = heapq.nlargest(self.size, [entry for entry in heap if self.fits.holds(entry[2])])
         heapq.heapify(self._heap)
         self._number = state["number"]

@@ -266,7 +266,7 @@ def test_a_run_mostly_without_signal_learns_from_what_it_had_and_its_rewards_are
     assert (
         "best 4 of the last 10 steps, with old log-probabilities by the present model, and weights to the one" in detail
     )
-    assert f"that gave them of at most 2 (at most {size(most)} of main memory" in detail
+    assert f"that gave them of at most 2 (ids and log-probabilities: at most {size(most)} of main memory" in detail
     assert 4 * 4 * 4 * 8 < curve(run, "replay/bytes")[-1] < most
 
 
