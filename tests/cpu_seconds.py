@@ -71,18 +71,20 @@ def _note(test: str, cpu: float, wall: float) -> None:
         file.write(f"{cpu:.3f}\t{wall:.3f}\t{test}\n")
 
 
-def _orphans() -> dict[str, list[float]]:
-    """What processes took that lost their parent: nobody else waits for them, and no test is charged. The server of
-    `prestarted` is one, and brings along what it forked, which tests were charged."""
-    left: dict[str, list[float]] = collections.defaultdict(lambda: [0.0, 0])
+def _orphans(left: dict[str, list[float]], until: int | None = None) -> None:
+    """Adds what processes took that lost their parent: nobody else waits for them, and no test is charged. The server of
+    `prestarted` is one, and brings along what it forked, which tests were charged. Returns once all have ended, or the
+    process `until`, which is left to be waited for; a test may look whether a process of its own is gone by then."""
     while True:
         try:
             ended = os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOWAIT)
-            assert ended is not None
-            name = Path(f"/proc/{ended.si_pid}/comm").read_text().strip()
-            _, _, used = os.wait4(ended.si_pid, 0)
         except ChildProcessError:
-            return left
+            return
+        assert ended is not None
+        if ended.si_pid == until:
+            return
+        name = Path(f"/proc/{ended.si_pid}/comm").read_text().strip()
+        _, _, used = os.wait4(ended.si_pid, 0)
         left[name][0] += used.ru_utime + used.ru_stime
         left[name][1] += 1
 
@@ -95,9 +97,12 @@ def main(words: list[str]) -> int:
     begun = time.monotonic()
     with tempfile.TemporaryDirectory(prefix="seconds-of-tests-") as name:
         argv = [sys.executable, "-m", "pytest", "-q", "-p", "tests.cpu_seconds", *words]
-        code = subprocess.run(argv, env={**os.environ, PLACE: name}).returncode
+        left: dict[str, list[float]] = collections.defaultdict(lambda: [0.0, 0])
+        tested = subprocess.Popen(argv, env={**os.environ, PLACE: name})
+        _orphans(left, until=tested.pid)
+        code = tested.wait()
         lasted = time.monotonic() - begun
-        left = _orphans()
+        _orphans(left)
         cold = Path(name) / COLD
         began = cold.read_text().splitlines() if cold.exists() else []
         cold.unlink(missing_ok=True)

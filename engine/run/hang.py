@@ -54,6 +54,11 @@ class Rank:
         return self.silent >= SILENT_SECONDS
 
     @property
+    def is_unheard(self) -> bool:
+        """It was stopped before its first heartbeat. What an earlier start of it said is of another process."""
+        return self.is_silent and not self.reporting and not self.report.get("over")
+
+    @property
     def waits(self) -> str:
         return "" if self.is_silent else self.text("waits")
 
@@ -95,7 +100,8 @@ def verdict(ranks: dict[int, Rank], patience: float) -> Cause | None:
     longest = max(waiting, key=lambda number: waiting[number].number("still"), default=None)
     if longest is None or waiting[longest].number("still") < patience:
         return None
-    late = _late(at_work, waiting)
+    unheard = [number for number, rank in ranks.items() if rank.is_unheard]
+    late = _late(at_work, waiting, unheard)
     waits = waiting[longest]
     waited = (
         f"rank {longest} ({waits.who}) has waited in {waits.waits} for {waits.number('still'):.0f} s, longer than "
@@ -105,18 +111,22 @@ def verdict(ranks: dict[int, Rank], patience: float) -> Cause | None:
     if late is None:
         numbers = ", ".join(f"rank {number} in {rank.waits}" for number, rank in sorted(waiting.items()))
         message = f"All ranks wait for each other ({numbers}), and no message comes: {waited}."
+    elif late in unheard:
+        message = f"Rank {late} hangs: nothing was heard of it; {waited}."
     else:
         rank = at_work[late]
         message = f"Rank {late} ({rank.who}) hangs: {_where(rank)}; {waited}."
     return Cause(CAUSE, message, tuple(lines))
 
 
-def _late(at_work: dict[int, Rank], waiting: dict[int, Rank]) -> int | None:
-    """The rank that the others wait for: one that is silent, else one that waits for nobody, else the one that has begun the
-    fewest collectives. None where all wait in the same."""
+def _late(at_work: dict[int, Rank], waiting: dict[int, Rank], unheard: list[int]) -> int | None:
+    """The rank that the others wait for: one that is silent, else one that has said nothing yet, else one that waits for
+    nobody, else the one that has begun the fewest collectives. None where all wait in the same."""
     silent = {number: rank for number, rank in at_work.items() if rank.is_silent}
     if silent:
         return max(silent, key=lambda number: silent[number].silent)
+    if unheard:
+        return unheard[0]
     busy = {number: rank for number, rank in at_work.items() if number not in waiting}
     if busy:
         return max(busy, key=lambda number: busy[number].number("still"))

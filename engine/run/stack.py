@@ -22,10 +22,17 @@ PATIENCE, SETTLED = 5.0, 0.3
 MOST_BYTES = 256 << 10
 
 
+_listening: list[int] = []
+
+
 def listen(run: RunFolder) -> None:
-    """From now on this process writes its stack when asked. Its file stays open as long as the process lives."""
+    """From now on this process writes its stack when asked. Its file stays open as long as the process lives, or until it
+    listens for another run."""
     handle = inside.open_file(run, _file(int(os.environ.get("RANK", "0"))), os.O_WRONLY | os.O_CREAT | os.O_APPEND)
     faulthandler.register(SIGNAL, file=handle, all_threads=True)
+    while _listening:
+        os.close(_listening.pop())
+    _listening.append(handle)
 
 
 def ask(run: RunFolder) -> str:

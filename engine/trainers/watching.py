@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 import os
 import time
+import weakref
 from array import array
 from collections.abc import Callable
 from functools import partial
@@ -341,6 +342,7 @@ class _BatchFile:
     def __init__(self, run: RunFolder) -> None:
         self._path = run.batches
         self._handle = inside.open_file(run, run.batches, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+        weakref.finalize(self, os.close, self._handle)  # the writer's thread may still have a batch to add
         self._size = os.fstat(self._handle).st_size // 8 * 8
         os.ftruncate(self._handle, self._size)
 

@@ -261,7 +261,9 @@ def real_processor(folder: Path) -> Any:
     found = json.loads((folder / "processor_config.json").read_text())
     kind = getattr(transformers, found["processor_class"])
     if "video_processor" not in kind.get_attributes():
-        return transformers.AutoProcessor.from_pretrained(folder, backend="pil")
+        processor = transformers.AutoProcessor.from_pretrained(folder, backend="pil")
+        processor.tokenizer.backend = "tokenizers"  # it took Pillow's word for its own, and would mark no answers
+        return processor
     images = AutoImageProcessor.from_pretrained(folder, backend="pil")
     tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
     more = {name: value for name, value in found.items() if name.startswith("image_seq")}

@@ -240,7 +240,8 @@ def experts(tmp_path: Path) -> dict[str, Any]:
 def held_in_all_to_all(watched: Watched, ranks: dict[int, Identity]) -> None:
     """Stops rank 1 where rank 0 waits for its tokens in a layer's all-to-all, and for nothing else."""
     chance = random.Random(7)
-    watched.until((watched.run.path / "beats" / "0.json").exists)  # a second after it began
+    beats = [watched.run.path / "beats" / f"{rank}.json" for rank in ranks]
+    watched.until(lambda: all(each.exists() for each in beats))  # a second after they began
     for _ in range(20):
         os.kill(ranks[1].pid, signal.SIGSTOP)
         end = time.monotonic() + 8

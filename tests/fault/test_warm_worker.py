@@ -112,7 +112,7 @@ def test_a_run_that_was_read_first_takes_its_first_step_within_a_fraction_of_wha
     until(lambda: session.warm.ready)
     imports = time.monotonic() - begun
     assert "waits with the libraries (" in session.warm.summary()
-    assert "MiB)" in session.warm.summary()
+    assert "MiB of memory)" in session.warm.summary()
     begun = time.monotonic()
     run = session.launch()()
     until(lambda: "metrics" in kinds(run))

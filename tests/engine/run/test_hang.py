@@ -43,6 +43,16 @@ def test_the_rank_that_says_nothing_any_more_is_named() -> None:
     assert "  rows.py:3 read" in found.lines
 
 
+def test_a_rank_that_is_stopped_before_its_first_heartbeat_is_named() -> None:
+    """Rank 0 alone waits, which is not for itself; what a file holds of an earlier start is told of nobody."""
+    for left in ({}, {"pid": 7, "host": "box", "at": "old.py:1 before"}):
+        found = verdict({0: rank(0, waits="all_to_all", still=15), 1: Rank(left, silent=16)}, 15)
+        assert found is not None
+        assert found.message.startswith(
+            "Rank 1 hangs: nothing was heard of it; rank 0 (process 100 on box) has waited in"
+        )
+
+
 def test_a_rank_that_waits_for_nobody_is_named_by_where_it_is() -> None:
     found = verdict(
         {0: rank(0, still=40), 1: rank(1, waits="barrier", still=31), 2: rank(2, waits="barrier", still=30)}, 30
@@ -75,8 +85,9 @@ def test_of_ranks_that_all_wait_the_one_that_is_behind_is_named() -> None:
         {0: rank(0, still=500), 1: rank(1, still=500)},
         {0: rank(0, silent=500), 1: rank(1, silent=500)},
         {0: rank(0, waits="all_reduce", still=31, over=True), 1: rank(1)},
+        {0: rank(0, still=500), 1: Rank({}, silent=500)},
     ],
-    ids=["not for so long", "nobody waits", "all are stopped", "it is done"],
+    ids=["not for so long", "nobody waits", "all are stopped", "it is done", "one is still to come"],
 )
 def test_what_is_no_hang(ranks: dict[int, Rank]) -> None:
     assert verdict(ranks, 30) is None

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import errno
+import gc
 import os
 from pathlib import Path
 
+import psutil
 import pytest
 
 from engine.run import store
@@ -13,6 +15,7 @@ from engine.run.batches import rows_of
 from engine.run.disk import StorageError
 from engine.run.events import EventWriter
 from engine.trainers import watching
+from tests.engine.trainers.conftest import CONVERSATIONS
 
 
 def test_a_full_disk_is_said_in_a_sentence_and_leaves_no_half_batch(
@@ -43,3 +46,11 @@ def test_a_full_disk_is_said_in_a_sentence_and_leaves_no_half_batch(
             pen.write("batch", **payload)
     assert rows_of(run, 1) == [3, 1, 2]
     assert rows_of(run, 2) == [4, 5, 6]
+
+
+def test_a_process_that_trains_a_second_run_holds_no_file_of_the_first(train, source):
+    first, second = (train({"data.train": [{"path": source(CONVERSATIONS)}], "optim.max_steps": 1}) for _ in range(2))
+    gc.collect()
+    held = [Path(file.path).parent for file in psutil.Process().open_files()]
+    assert first.path not in held
+    assert second.path in held, "where its stack is written when asked"
