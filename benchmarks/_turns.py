@@ -7,6 +7,7 @@ device.
 from __future__ import annotations
 
 import math
+import signal
 import threading
 import time
 import traceback
@@ -24,6 +25,19 @@ from engine.kernels.experts.packed import PackedExperts
 WARM = 3
 """Steps of an arm before its times count."""
 CARD = torch.cuda.is_available()
+ENDED = threading.Event()
+"""Set once the process was asked to end: what was measured by then is to be written, and nothing more is begun."""
+
+
+def end_in_order() -> None:
+    """From here on the first SIGTERM sets `ENDED`; the next ends the process as it is."""
+
+    def once(*_: object) -> None:
+        ENDED.set()
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+
+    if not ENDED.is_set():
+        signal.signal(signal.SIGTERM, once)
 
 
 class Baton(TrainerCallback):
@@ -49,7 +63,7 @@ class Baton(TrainerCallback):
         self._hold()
 
     def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
-        if state.global_step % self.steps == 0:
+        if state.global_step % self.steps == 0 or ENDED.is_set():
             wait()
             self._hold()
         control.should_training_stop = self.over

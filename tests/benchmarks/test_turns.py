@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import importlib
+import os
+import signal
 import sys
 from pathlib import Path
 from types import SimpleNamespace
@@ -42,3 +44,26 @@ def test_what_an_arm_takes_has_the_graphs_that_it_recorded_in_it_and_none_of_oth
     arm.warm()
     arm.end()
     assert arm.alone() == 2 + 7
+
+
+def test_a_comparison_that_is_asked_to_end_keeps_its_whole_rounds_and_begins_no_other():
+    turns, methods = importlib.import_module("_turns"), importlib.import_module("gpu_methods")
+    usual, asked = signal.getsignal(signal.SIGTERM), []
+
+    def step() -> float:
+        asked.append(None)
+        if len(asked) == 5:
+            os.kill(os.getpid(), signal.SIGTERM)
+        return float(len(asked))
+
+    arms = [SimpleNamespace(name=name, times=[], step=step) for name in ("ours", "theirs")]
+    try:
+        turns.end_in_order()
+        methods.take_turns(SimpleNamespace(rounds=9), "sft", arms, float("inf"))
+        assert turns.ENDED.is_set()
+        assert signal.getsignal(signal.SIGTERM) == signal.SIG_DFL  # whoever asks again is obeyed at once
+    finally:
+        turns.ENDED.clear()
+        signal.signal(signal.SIGTERM, usual)
+    assert [arm.times for arm in arms] == [[1.0, 4.0], [2.0, 3.0]]
+    assert len(asked) == 5
