@@ -72,6 +72,14 @@ def segments(snapshot: Iterable[Mapping[str, Any]]) -> list[str]:
     return found
 
 
+def in_pools(snapshot: Iterable[Mapping[str, Any]]) -> int:
+    """Bytes that the allocator holds for recorded CUDA graphs alone, of `torch.cuda.memory_snapshot()`: their pools' segments.
+
+    Once recorded, what a graph writes into while it is played counts as free, and nobody else gets it.
+    """
+    return sum(each["total_size"] for each in snapshot if tuple(each.get("segment_pool_id", (0, 0))) != (0, 0))
+
+
 def _place(frames: Iterable[Mapping[str, Any]]) -> str:
     """The innermost lines that say something, the first of them innermost."""
     every = [frame for frame in frames if str(frame["filename"]).endswith(".py")]

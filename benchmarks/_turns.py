@@ -7,6 +7,7 @@ device.
 from __future__ import annotations
 
 import math
+import signal
 import threading
 import time
 import traceback
@@ -16,6 +17,7 @@ from types import ModuleType, TracebackType
 from typing import Any
 
 import torch
+from _peak import in_pools
 from transformers import PrinterCallback, TrainerCallback
 
 from engine.kernels.experts.packed import PackedExperts
@@ -23,6 +25,19 @@ from engine.kernels.experts.packed import PackedExperts
 WARM = 3
 """Steps of an arm before its times count."""
 CARD = torch.cuda.is_available()
+ENDED = threading.Event()
+"""Set once the process was asked to end: what was measured by then is to be written, and nothing more is begun."""
+
+
+def end_in_order() -> None:
+    """From here on the first SIGTERM sets `ENDED`; the next ends the process as it is."""
+
+    def once(*_: object) -> None:
+        ENDED.set()
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+
+    if not ENDED.is_set():
+        signal.signal(signal.SIGTERM, once)
 
 
 class Baton(TrainerCallback):
@@ -48,7 +63,7 @@ class Baton(TrainerCallback):
         self._hold()
 
     def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
-        if state.global_step % self.steps == 0:
+        if state.global_step % self.steps == 0 or ENDED.is_set():
             wait()
             self._hold()
         control.should_training_stop = self.over
@@ -117,6 +132,8 @@ class Arm:
         """Milliseconds of a step's answers, where somebody has them noted."""
         self.first = math.nan, math.nan
         self.peak, self.sound = 0, True
+        self.pools = 0
+        """Bytes of the CUDA graphs that its first steps recorded."""
         self.config: Any = None
         """The settings that it ended up with; None of a library's trainer."""
         self.thread = threading.Thread(target=self._train, daemon=True)
@@ -146,7 +163,9 @@ class Arm:
     def warm(self) -> list[float]:
         """The first steps, from a seed that all arms begin with; notes loss and gradient norm of the very first."""
         torch.manual_seed(0)
+        others = pooled()
         took = [self.step() for _ in range(WARM)]
+        self.pools = pooled() - others
         told = self.baton.first
         self.first = told["loss"], float(told["grad_norm"])
         return took
@@ -160,7 +179,7 @@ class Arm:
         return max(abs(loss - their_loss) / max(abs(their_loss), their_norm), abs(norm - their_norm) / their_norm)
 
     def alone(self) -> float:
-        """MiB that the arm would take at its peak with the card to itself."""
+        """MiB that the arm would take at its peak with the card to itself, the graphs that it recorded among them."""
         model = self.trainer.model
         weights = {
             each.untyped_storage().data_ptr(): each.untyped_storage().nbytes()
@@ -170,13 +189,18 @@ class Arm:
         }
         states = self.trainer.optimizer.state.values() if self.trainer.optimizer is not None else ()
         held = sum(value.nbytes for state in states for value in state.values() if isinstance(value, torch.Tensor))
-        return (sum(weights.values()) + held + self.peak) / 2**20
+        return (sum(weights.values()) + held + self.peak + self.pools) / 2**20
 
     def end(self) -> None:
         self.baton.over = True
         self.baton.go.set()
         self.thread.join(60)
         self.close()
+
+
+def pooled() -> int:
+    """Bytes of the card that recorded CUDA graphs hold, of all arms together; 0 on a CPU."""
+    return in_pools(torch.cuda.memory_snapshot()) if CARD else 0
 
 
 def wait() -> None:

@@ -39,7 +39,7 @@ import torch
 import transformers
 from _arms import PEERS, SHAPES
 from _figures import SETTINGS, Results, ratio, result_options
-from _turns import CARD
+from _turns import CARD, ENDED
 from gpu_methods import DEFAULT, compare, say, tokens_a_step
 
 AT_MOST = 1.05
@@ -242,8 +242,10 @@ def main() -> int:
         whole = whole and sound
         lines.append(row(kept, tokens, WORKS[name].best))
         say(table([lines[0], lines[-1]]))
+        if ENDED.is_set():
+            break
     starts = [["", "launch to training", "first step", "launch to its end"]]
-    if not given.no_start:
+    if not given.no_start and not ENDED.is_set():
         for shape in dict.fromkeys(given.shape or WORKS[name].shape for name in given.works or WORKS):
             for rows in ("packed", "ragged"):
                 starts += start(given, device, shape, rows)

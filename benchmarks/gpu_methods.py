@@ -43,7 +43,7 @@ from _method_rows import GENERATES, LENGTHS, rows_a_step
 from _peak import peak
 from _peers import NoPeer
 from _profile import profile
-from _turns import CARD, Arm, wait
+from _turns import CARD, ENDED, Arm, end_in_order, wait
 from accelerate import Accelerator
 
 from engine.config.method import METHODS
@@ -65,9 +65,13 @@ def compare(
     results: Results,
     kind: type[Builder] = Builder,
 ) -> bool:
-    """Builds, warms and steps the arms in turn until the time is over; whether all ran and began alike."""
+    """Builds, warms and steps the arms in turn until the time is over; whether all ran and began alike.
+
+    At SIGTERM what whole rounds say is reported, and it is False.
+    """
     from engine.builtin import tiny
 
+    end_in_order()
     tokenizer = transformers.AutoTokenizer.from_pretrained(tiny.folder())
     with tempfile.TemporaryDirectory() as folder:
         model_folder = Path(folder) / "model"
@@ -76,24 +80,36 @@ def compare(
         # Several trainers are several times the objects of one: to look among them for garbage stops whichever step it meets.
         gc.collect()
         gc.freeze()
-        rounds = 0
-        while arms and rounds < options.rounds and (time.perf_counter() < until or rounds < 3):
-            turn = rounds % len(arms)
-            for arm in arms[turn:] + arms[:turn]:
-                arm.times.append(arm.step())
-            rounds += 1
-            if rounds % TOLD == 0:  # what is cut off has said this much
-                so_far(method, arms)
-        report(options, method, arms, results)
+        take_turns(options, method, arms, until)
+        if ENDED.is_set():
+            say(f"{method}: asked to end after {len(arms[0].times) if arms else 0} rounds")
+        report(options, method, [arm for arm in arms if arm.times], results)
         for arm in arms:
-            if arm.name == options.profile:
+            if arm.name == options.profile and not ENDED.is_set():
                 profile(arm.name, arm.step)
             arm.end()
         arms.clear()
     gc.unfreeze()
     torch._dynamo.reset()
     torch.cuda.empty_cache()
-    return sound
+    return sound and not ENDED.is_set()
+
+
+def take_turns(options: argparse.Namespace, method: str, arms: list[Arm], until: float) -> None:
+    """Rounds of all arms until the time is over or the process is asked to end, whose last round does not count then."""
+    rounds = 0
+    while arms and rounds < options.rounds and (time.perf_counter() < until or rounds < 3):
+        turn = rounds % len(arms)
+        for arm in arms[turn:] + arms[:turn]:
+            if not ENDED.is_set():
+                arm.times.append(arm.step())
+        if ENDED.is_set():
+            break
+        rounds += 1
+        if rounds % TOLD == 0:  # what is cut off has said this much
+            so_far(method, arms)
+    for arm in arms:
+        del arm.times[rounds:]
 
 
 def so_far(method: str, arms: list[Arm]) -> None:
@@ -111,7 +127,7 @@ def begin(options: argparse.Namespace, names: list[str], until: float, builder: 
     sound, method = True, builder.method
     for name in names:
         begun = time.perf_counter()
-        if begun > until:
+        if begun > until or ENDED.is_set():
             say(f"{method} {name}: not reached")
             continue
         arm: Arm | None = None
@@ -275,7 +291,9 @@ def main() -> int:
         left = options.seconds - (time.perf_counter() - begun)
         until = time.perf_counter() + left / (len(methods) - place)
         sound = compare(options, method, options.arms, until, results) and sound
-    return int(options.check and not sound)
+        if ENDED.is_set():
+            break
+    return int(ENDED.is_set() or (options.check and not sound))
 
 
 if __name__ == "__main__":

@@ -35,7 +35,7 @@ import torch
 import transformers
 from _arms import ARMS, SHAPES
 from _figures import Results, result_options
-from _turns import CARD
+from _turns import CARD, ENDED
 from gpu_methods import compare, say
 
 from engine.kernels.tuner import TUNER
@@ -232,10 +232,10 @@ def main() -> int:
     say(json.dumps({"device": device, "torch": torch.__version__}))
     if given.timed_tiles:
         TUNER.start()
-    sound = [run(name, given, device) for name in given.cases or CASES]
+    sound = [run(name, given, device) for name in given.cases or CASES if not ENDED.is_set()]
     for picked in TUNER.picked:
         say(picked.words())
-    return int(given.check and not all(sound))
+    return int(ENDED.is_set() or (given.check and not all(sound)))
 
 
 if __name__ == "__main__":

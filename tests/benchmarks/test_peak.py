@@ -7,7 +7,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "benchmarks"))
 
-from _peak import segments, summary
+from _peak import in_pools, segments, summary
 
 MIB = 2**20
 
@@ -65,3 +65,12 @@ def test_what_is_held_with_nothing_in_it_is_told_by_the_size_of_its_segments():
         ["49.0", "MiB", "of", "2", "x", "48.00", "MiB"],
         ["5.0", "MiB", "of", "1", "x", "20.00", "MiB"],
     ]
+
+
+def test_what_recorded_graphs_hold_is_counted_also_where_nothing_is_in_it():
+    snapshot = [
+        {"total_size": 48 * MIB, "active_size": 48 * MIB, "segment_pool_id": (0, 0)},
+        {"total_size": 20 * MIB, "active_size": 0, "segment_pool_id": (0, 1)},
+        {"total_size": 2 * MIB, "active_size": MIB, "segment_pool_id": [0, 2]},
+    ]
+    assert in_pools(snapshot) == 22 * MIB
