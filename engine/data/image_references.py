@@ -21,7 +21,7 @@ from typing import Any
 
 from engine.data.parts import FormatError, kind_of
 from engine.errors import visible
-from engine.run.spawn import READ_WITHIN
+from engine.run.inside import READ_WITHIN
 
 DATA = "data:"
 _EMBEDDED = re.compile(r"data:[\w.+/-]*(;[\w.+=-]*)*;base64,", re.ASCII)

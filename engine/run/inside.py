@@ -21,6 +21,8 @@ from typing import Any
 from engine.errors import WorkbenchError, visible
 
 Place = str | os.PathLike[str]
+READ_WITHIN = "WORKBENCH_READ_WITHIN"
+"""The folders, as a JSON list, outside which a process that reads for an assistant opens no image that a row names."""
 _FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC | os.O_NOFOLLOW
 _DEEPEST = 32
 _LINK = "is a symbolic link; a run folder holds none"

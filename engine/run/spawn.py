@@ -17,6 +17,7 @@ from pathlib import Path
 from engine.caches import compiled
 from engine.errors import WorkbenchError, visible, without_secrets
 from engine.run.devices import Choice, cores
+from engine.run.inside import READ_WITHIN
 from engine.run.store import RunFolder
 
 TOKEN = "WORKBENCH_RUN_TOKEN"
@@ -58,8 +59,6 @@ NO_HUB_TOKEN = "HF_HUB_DISABLE_IMPLICIT_TOKEN"
 """The hub's client then takes no token from the file that a login leaves either."""
 FOR_REWARDS = "WORKBENCH_REWARD_SECRETS"
 """Names of variables, with commas between, that reward functions may see though they hold secrets, such as a judge's key."""
-READ_WITHIN = "WORKBENCH_READ_WITHIN"
-"""The folders, as a JSON list, outside which a process that reads for an assistant opens no image that a row names."""
 _SECRET_NAME = re.compile(
     r"(?i)(^|_)(tokens?|secrets?|passw(or)?d|passphrase|credentials?|pat|apikey|key(_id)?|auth)($|_)"
 )

@@ -15,7 +15,7 @@ import click
 from engine.errors import UsageError, visible
 from engine.hardware import installed
 from engine.run import store
-from engine.run.spawn import READ_WITHIN
+from engine.run.inside import READ_WITHIN
 from workbench.cli.output import print_json
 from workbench.cli.places import PATH
 

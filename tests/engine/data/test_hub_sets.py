@@ -123,7 +123,9 @@ def test_a_set_is_streamed_from_any_row_and_never_fetched_first(hub, opened, gpt
     whole = sum(len(content) for content in hub.sets["me/rows"][0].values())
     first = [next(iter(stream)) for _ in range(20)]
     if not kind.endswith("gz"):  # a buffer of a megabyte holds all of these
-        assert sum(last - start + 1 for _, start, last in hub.parts()) < whole * 3 / 4
+        assert (
+            sum(last - start + 1 for _, start, last in hub.parts()) < whole * 0.9
+        )  # what is read ahead meanwhile is in it
     place = json.loads(json.dumps(stream.state()))
     rest = [stream.next_row() for _ in range(580)]
     assert Counter(said([*first, *rest], gpt2)) == {f"row {number}": 2 for number in range(300)}

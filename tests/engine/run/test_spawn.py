@@ -19,7 +19,8 @@ from engine.rules import read
 from engine.run import rehearsed
 from engine.run.devices import Choice
 from engine.run.from_config import secrets_of
-from engine.run.spawn import HUB_TOKENS, NO_HUB_TOKEN, READ_WITHIN, environment
+from engine.run.inside import READ_WITHIN
+from engine.run.spawn import HUB_TOKENS, NO_HUB_TOKEN, environment
 
 BASE = {
     "PATH": "/bin",
