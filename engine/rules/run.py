@@ -107,7 +107,7 @@ def a_push_names_a_repository_of_its_own(config: RunConfig, facts: Facts) -> Ite
     if not config.run.push_to_hub:
         return
     if given is None or not is_repository(given):
-        todo = "Name it, such as me/my-model; it is made where there is none, as a private one."
+        todo = "Name it, such as me/my-model; it is made where there is none."
         yield must(spec.path, "a repository as owner/name with run.push_to_hub", given or "nothing", todo)
     elif given.lower() == config.model.name.lower():
         todo = "Its weights would be written over by those of this run. Name another repository."
