@@ -83,7 +83,9 @@ def _trained(config: RunConfig, estimate: Estimate) -> str:
         bits = held.get(config.model.quantization, "")
         size_ = f"{how_many} parameters" if how_many else "how many parameters is not known yet"
         lora = f"LoRA, rank {config.adapter.r}: {size_}{share}"
-        return f"The model{bits} stays as it is; what learns are small matrices beside it ({lora})."
+        path = config.adapter.path
+        of = f" of {short_path(visible(path))}, which go on from there" if path else ""
+        return f"The model{bits} stays as it is; what learns are small matrices beside it{of} ({lora})."
     if trained is not None and total is not None and trained < total:
         return f"{how_many} of its {large(total)} parameters learn."
     return f"All of its parameters learn{f' ({how_many})' if trained is not None else ''}."
