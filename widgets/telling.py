@@ -67,7 +67,7 @@ def head(view: RunView) -> dict[str, Any]:
         "rollouts": bool(view.rollouts),
         "experts": bool(view.experts),
         "checkpoints": len(view.committed) if view.over else 0,
-        "watch_for": (concern(view.method, view.series) or watch_for(view.method))
+        "watch_for": (concern(view.method, view.series) or watch_for(view.method, view.series))
         if view.state in ("starting", "running")
         else "",
     }

@@ -124,6 +124,7 @@ def _summary(run: RunFolder) -> dict[str, Any]:
         "step": view.step,
         "max_steps": view.max_steps,
         "loss": view.latest.get("loss"),
+        "reward": view.latest.get("reward"),
         "started": view.started,
     }
 

@@ -75,6 +75,10 @@ class ModelFacts:
     """Where the files are; empty when they are not on this machine."""
     missing: str = ""
     """Why the model cannot be here: set for a local path that does not exist or holds no model."""
+    checkpoint: str = ""
+    """The newest checkpoint of the run that was named in a model's place, as it would be written there."""
+    base: str | None = None
+    """Of an adapter that was named in a model's place: the model below it, empty where it does not say."""
     remote: bool = False
     """A hub name whose files are not on this machine."""
     stored: str = ""

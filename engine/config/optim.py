@@ -120,7 +120,7 @@ class Optim(Section):
     ] = None
     """Add noise to the embeddings in training (NEFTune), against learning answers by heart: uniform within alpha / sqrt(L d)
     for rows of L tokens, padding or a whole pack counted, and d numbers a token. 5 is usual. Held-out rows and samples have
-    none. Empty means none at all."""
+    none. Empty means none."""
 
     early_stopping_patience: Annotated[
         int | None,

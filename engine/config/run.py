@@ -139,9 +139,8 @@ class Run(Section):
     notify: Annotated[str | None, Title("Notify"), Advanced] = None
     """Post a short message to this address when the run ends, fails, diverges, stalls, or the disk has no room
     for its next checkpoint: an ntfy topic, such as `https://ntfy.sh/a-name-of-yours`, gets text; any other webhook (Slack,
-    Mattermost, Discord, your own) gets JSON. It names the run, its state, the cause in a word, the step and the last losses,
-    no rows. It has 15 seconds, and a failure
-    is a line in the log. The address stands in the config alone; where it is shown, only its host is."""
+    Mattermost, Discord, your own) gets JSON. It names the run, its state, the cause in a word, the step and the last losses
+    or rewards, no rows. It has 15 seconds, and a failure is a line in the log. The address stands in the config alone; where it is shown, only its host is."""
 
     max_restarts: Annotated[int, Ge(0), Le(1000), Title("Restarts"), Advanced] = 0
     """How often a run whose process died goes on by itself from its newest whole checkpoint: one that was killed, a lost

@@ -25,7 +25,10 @@ def named_adapter(config: RunConfig, folder: Path) -> AdapterFacts | None:
     try:
         return adapter_facts(place, path) if (place / ADAPTER).is_file() or not is_run(place) else _of_run(run, path)
     except (WorkbenchError, OSError, ValueError) as problem:
-        return AdapterFacts(path, str(place), f"cannot be read: {visible(str(problem))}", "Name another adapter.")
+        why = problem.strerror if isinstance(problem, OSError) else None
+        return AdapterFacts(
+            path, str(place), f"cannot be read: {why or visible(str(problem))}", "Name another adapter."
+        )
 
 
 def _of_run(run: RunFolder, path: str) -> AdapterFacts:

@@ -118,6 +118,8 @@ PIXTRAL = {"hidden_size": 1024, "intermediate_size": 4096, "num_hidden_layers": 
 """Sizes of transformers' PixtralVisionConfig, which a config.json on the hub leaves out."""
 
 
+OF_A_RUN = "it is a run, and its models are its checkpoints"
+_STEP = re.compile(r"checkpoint-(\d{1,18})")
 ELSEWHERE = "there is such a folder where you stand, and none beside the config, where its paths begin"
 """Of a model that a person means by a folder which its run would not find."""
 
@@ -148,10 +150,22 @@ def model_facts(name: str, revision: str | None = None) -> ModelFacts | None:
         )
     config, problem = _json(folder / "config.json")
     if config is None:
-        if (folder / "adapter_config.json").is_file():
-            problem = "it holds an adapter and not the model below it: merge the two first (PEFT: merge_and_unload)"
-        return ModelFacts(name, folder=str(folder), missing=problem)
+        return _no_model(name, folder, problem)
     return _facts(name, with_note(folder, config), folder, template=_has_template(folder), own=_is_own(name))
+
+
+def _no_model(name: str, folder: Path, problem: str) -> ModelFacts:
+    """What a folder is in which there is no model: an adapter, a run, or nothing that is known."""
+    facts = ModelFacts(name, folder=str(folder), missing=problem)
+    if (folder / model_files.ADAPTER).is_file():
+        below = (_json(folder / model_files.ADAPTER)[0] or {}).get("base_model_name_or_path")
+        what = "it holds an adapter and not the model below it"
+        return replace(facts, missing=what, base=below if isinstance(below, str) else "")
+    steps = [match for path in (folder / "checkpoints").glob("checkpoint-*") if (match := _STEP.fullmatch(path.name))]
+    if steps:
+        newest = max(steps, key=lambda match: int(match[1]))[0]
+        return replace(facts, missing=OF_A_RUN, checkpoint=f"{name.rstrip('/')}/checkpoints/{newest}")
+    return facts
 
 
 def tokenizer_facts(name: str, revision: str | None = None) -> TokenizerFacts | None:

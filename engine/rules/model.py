@@ -149,7 +149,7 @@ _FOLDERS = frozenset(
 """First parts of a name with which people mean a folder of theirs, and not somebody on the hub."""
 
 
-@rule(reads=(fields.model.name,))
+@rule(reads=(fields.model.name, fields.adapter.kind, fields.adapter.path))
 def model_exists(config: RunConfig, facts: Facts) -> Iterator[Finding]:
     model, path = known_model(config, facts), fields.model.name.path
     if model is None:
@@ -160,6 +160,10 @@ def model_exists(config: RunConfig, facts: Facts) -> Iterator[Finding]:
         fix = None
         if model.missing == ELSEWHERE:
             way, fix = "Write its whole path", Fix("write its whole path", {path: os.path.abspath(model.name)})
+        elif model.checkpoint:
+            way, fix = "Name one of them", Fix("take its newest checkpoint", {path: model.checkpoint})
+        elif model.base is not None:
+            way, fix = _of_an_adapter(config, model.name, model.base)
         todo = f"{model.missing[:1].upper()}{model.missing[1:]}. {way}."
         if model.name.lower().endswith("gguf"):
             todo = (
@@ -174,6 +178,15 @@ def model_exists(config: RunConfig, facts: Facts) -> Iterator[Finding]:
         if model.name.lower().partition("/")[0] in _FOLDERS:
             words += f" A folder beside the config is written ./{model.name}."
         yield notice(path, words)
+
+
+def _of_an_adapter(config: RunConfig, name: str, base: str) -> tuple[str, Fix | None]:
+    """What to do about an adapter that was named as the model, and the fix where it says which model it is of."""
+    below = visible(base) or "the model that it is of"
+    way = f"To train it further name {below} here and this folder as adapter.path, or merge the two first (PEFT: merge_and_unload)"
+    kind = {} if config.adapter.kind == "lora" else {fields.adapter.kind.path: "lora"}
+    fix = Fix("train that adapter further", {fields.model.name.path: base, **kind, fields.adapter.path.path: name})
+    return way, fix if base else None
 
 
 @rule(reads=(fields.model.name, fields.method.kind))

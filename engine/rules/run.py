@@ -12,7 +12,7 @@ from engine.config.findings import Finding, Fix, must, notice
 from engine.config.rule import Refused, leave_out, one_of, other_than, refused, rule
 from engine.config.run import TRACKERS
 from engine.config.tree import FieldSpec, RunConfig, fields
-from engine.errors import host_of
+from engine.errors import host_of, nearest
 from engine.facts.counts import total_steps
 from engine.hub import is_repository
 from engine.planning.memory_model import checkpoint_bytes
@@ -94,10 +94,11 @@ def trackers_are_known(config: RunConfig, facts: Facts) -> Iterator[Finding]:
     if odd := [name for name in given if name not in TRACKERS]:
         # transformers calls a tracker by its package.
         ours = {package: name for name, package in TRACKERS.items()}
-        rest = list(dict.fromkeys(ours.get(name, name) for name in given if name in {**TRACKERS, **ours}))
         known = list(TRACKERS)
+        meant = (ours.get(name, nearest(name, known)) for name in given)
+        rest = list(dict.fromkeys(filter(None, meant)))
         todo = "A run keeps its curves in its own folder, whatever trackers there are."
-        fix = Fix(f"take {rest}", {spec.path: rest}) if rest else leave_out(spec, "remove it")
+        fix = Fix(f"take {', '.join(rest)}", {spec.path: rest}) if rest else leave_out(spec, "remove it")
         yield must(spec.path, f"of {', '.join(known[:-1])} and {known[-1]}", ", ".join(odd), todo, fix=fix)
 
 
@@ -107,7 +108,7 @@ def a_push_names_a_repository_of_its_own(config: RunConfig, facts: Facts) -> Ite
     if not config.run.push_to_hub:
         return
     if given is None or not is_repository(given):
-        todo = "Name it, such as me/my-model; it is made where there is none, as a private one."
+        todo = "Name it, such as me/my-model; it is made where there is none."
         yield must(spec.path, "a repository as owner/name with run.push_to_hub", given or "nothing", todo)
     elif given.lower() == config.model.name.lower():
         todo = "Its weights would be written over by those of this run. Name another repository."

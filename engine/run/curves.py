@@ -124,7 +124,8 @@ _PAIRS: Groups = (
 _GROUPS: Groups = (
     ("reward", "eval_reward"), ("completions/mean_length", "completions/max_length"), ("kl",),
     ("rewards/*/mean",), ("frac_reward_zero_std", "frac_tokens_skipped", "replay/share", "completions/clipped_ratio"),
-    ("entropy", "entropy/computed"), ("replay/age",), _LOSS, ("prefetch/wait_seconds",), ("prefetch/above_cap",), ("prefetch/age",),
+    ("entropy", "entropy/computed"), ("replay/age",), _LOSS, ("prefetch/wait_seconds",),
+    ("sampling/importance_sampling_ratio/mean",), ("prefetch/above_cap",), ("prefetch/age",),
 )  # fmt: skip
 _SCORES: Groups = (
     ("accuracy", "eval_accuracy"), ("margin", "eval_margin"), _LOSS, ("mean_reward", "min_reward", "max_reward"),
@@ -164,7 +165,7 @@ WATCH_FOR: dict[str, str] = {
     "pretrain": "A good run: loss and held-out loss fall, slowly, together.",
     "dpo": "A good run: the margin grows, and more than half of the pairs come out right.",
     "kto": "A good run: the reward of good answers rises above that of bad ones.",
-    "grpo": "A good run: the reward rises, lengths stay, the KL stays small.",
+    "grpo": "A good run: the reward rises, lengths stay{kl}.",
     "ppo": "A good run: the reward rises, the KL stays small, the value loss falls.",
     "reward": "A good run: the share judged right rises, on held-out rows too.",
     "embedding": "A good run: more held-out texts are found or rank right; the loss falls.",
@@ -178,9 +179,10 @@ CONCERNS: dict[str, str] = {
 _LIKE = {"ipo": "dpo", "simpo": "dpo", "orpo": "dpo", "gdpo": "grpo", "prm": "reward"}
 
 
-def watch_for(method: str) -> str:
-    """What a good run of this method looks like, in a sentence; nothing for a method without one."""
-    return WATCH_FOR.get(_LIKE.get(method, method), "")
+def watch_for(method: str, names: Collection[str] = ()) -> str:
+    """What a good run of this method looks like, in a sentence; nothing for a method without one. `names` are the curves that the
+    run has: one that is held to no reference has no KL to look at."""
+    return WATCH_FOR.get(_LIKE.get(method, method), "").format(kl=", the KL stays small" if "kl" in names else "")
 
 
 STALLED = 5  # logged steps in a row: one such step is chance

@@ -29,6 +29,7 @@ def paragraph(config: RunConfig, facts: Facts, estimate: Estimate, runs_dir: Pat
     """The sentences, in one line. `runs_dir` is where the run would go, if that is known."""
     sentences = [_learns(config, facts), _trained(config, estimate), _long(config, facts, estimate)]
     sentences += [_devices(config, facts), _memory(facts, estimate), _kept(config, facts, estimate, runs_dir)]
+    sentences.append(_pushed(config))
     return redact(" ".join(filter(None, sentences)))
 
 
@@ -82,7 +83,9 @@ def _trained(config: RunConfig, estimate: Estimate) -> str:
         bits = held.get(config.model.quantization, "")
         size_ = f"{how_many} parameters" if how_many else "how many parameters is not known yet"
         lora = f"LoRA, rank {config.adapter.r}: {size_}{share}"
-        return f"The model{bits} stays as it is; what learns are small matrices beside it ({lora})."
+        path = config.adapter.path
+        of = f" of {short_path(visible(path))}, which go on from there" if path else ""
+        return f"The model{bits} stays as it is; what learns are small matrices beside it{of} ({lora})."
     if trained is not None and total is not None and trained < total:
         return f"{how_many} of its {large(total)} parameters learn."
     return f"All of its parameters learn{f' ({how_many})' if trained is not None else ''}."
@@ -157,3 +160,13 @@ def _kept(config: RunConfig, facts: Facts, estimate: Estimate, runs_dir: Path | 
     room = f", {size(free)} are free" if free is not None else ""
     where = f" in {short_path(visible(str(runs_dir)))}" if runs_dir is not None else ""
     return f"Kept are {many}{each_bytes}, curves, samples and log{where}: {disk}{room}."
+
+
+def _pushed(config: RunConfig) -> str:
+    """Where checkpoints are sent to, and who can read them there."""
+    run = config.run
+    if not run.push_to_hub or not run.hub_model_id:
+        return ""
+    what = "Its last checkpoint is sent" if run.hub_strategy == "end" else "Its checkpoints are sent while it trains"
+    kind = "a private repository" if run.hub_private_repo else "open to everybody unless it is there and private"
+    return f"{what} to {visible(run.hub_model_id)} on the hub, {kind}."

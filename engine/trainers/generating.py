@@ -102,16 +102,18 @@ def _take(trainer: AheadTrainer, run: RunFolder, adapter: dict[str, Any]) -> Non
 
 def _loaded(run: RunFolder) -> AheadTrainer:
     """The method's trainer, which samples and never trains."""
-    import transformers
-
     from engine.config.files import parse
     from engine.data.gather_facts import resolved_config
     from engine.hub import COMMITS, COMMITS_FILE
+    from engine.trainers import libraries
+
+    COMMITS.keep(inside.read(run, COMMITS_FILE) if inside.exists(run, COMMITS_FILE) else None, lambda _: None)
+    config = resolved_config(parse(run.read_config(), path=run.config).mapping, run.path, run.read_json().get("auto"))
+    libraries.load_all(config)  # what the training does without is not imported here either
+    import transformers
 
     transformers.utils.logging.set_verbosity_error()
     warnings.filterwarnings("ignore", category=FutureWarning, module="transformers")
-    COMMITS.keep(inside.read(run, COMMITS_FILE) if inside.exists(run, COMMITS_FILE) else None, lambda _: None)
-    config = resolved_config(parse(run.read_config(), path=run.config).mapping, run.path, run.read_json().get("auto"))
     if config.run.full_determinism:
         transformers.enable_full_determinism(config.run.seed)
     return _built(config, run)

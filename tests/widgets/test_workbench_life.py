@@ -281,6 +281,9 @@ def test_the_list_of_runs_says_why_one_is_lost_failed_or_silent(workbench: Workb
     assert "its worker may hang" in told["quiet"]["why"]
     assert f"`workbench stack {told['quiet']['id']}`" in told["quiet"]["why"]
     assert told["done"]["why"] == ""
+    assert told["done"]["reward"] is None
+    done.pen.write("metrics", step=4, loss=0.0, reward=0.25)
+    assert next(run for run in ask(workbench, "runs")["runs"] if run["id"] == told["done"]["id"])["reward"] == 0.25
 
 
 def test_the_run_that_wrote_last_stands_first(workbench: Workbench, written: Any) -> None:

@@ -182,7 +182,7 @@ function runsView(stage, visible, told) {
       h("td", {}, run.method),
       h("td", {}, run.model),
       h("td", { class: "ftw-right" }, `${number(run.step)}${run.max_steps ? ` of ${number(run.max_steps)}` : ""}`),
-      h("td", { class: "ftw-right" }, run.loss === null ? "-" : number(run.loss)),
+      h("td", { class: "ftw-right" }, run.reward !== null ? `reward ${number(run.reward)}` : run.loss === null ? "-" : number(run.loss)),
       h("td", { class: "ftw-right" }, ago(run.started)),
     );
   const look = async (unseen = false) => {

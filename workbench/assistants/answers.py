@@ -155,6 +155,7 @@ class RunState(Answer):
     step: int
     max_steps: int | None
     loss: float | None
+    reward: float | None
     best: dict[str, Any] | None
     started: float | None
     ended: float | None

@@ -20,7 +20,7 @@ from pydantic import BaseModel, Field
 from engine.config.files import as_mapping
 from engine.config.reward_specs import reward_specs
 from engine.errors import UsageError, WorkbenchError, as_argument, host_of, visible
-from engine.run.from_config import secrets_of
+from engine.run.from_config import refuse_push_without_token, secrets_of
 from engine.run.store import RunFolder
 from workbench.assistants.desk import Desk
 from workbench.assistants.jobs import Job, Tell
@@ -36,8 +36,8 @@ WAYS = {
     "now": ("stop", "at once, by ending its process; steps after its newest checkpoint are lost"),
 }
 """Each way to stop: what is asked of the run, and what it means."""
-LONGEST, MOST_ASKED = 4000, 50
-"""Characters of a question, and questions that nobody has answered yet whose words are kept."""
+LONGEST, OF_THE_RUN, MOST_ASKED = 4000, 1500, 50
+"""Characters of a question and of the run's own paragraph in it, and questions that nobody has answered yet whose words are kept."""
 
 
 class StartIt(BaseModel):
@@ -88,6 +88,7 @@ async def planned(ctx: Ctx, file: str, settings: list[str], queue: bool) -> Laun
 
     def work(job: Job) -> Launch:
         plan = desk.plan(job, file, settings)
+        refuse_push_without_token(plan.config)  # before anybody is asked
         code = code_of(plan)
         of = [json.dumps(as_mapping(plan.config), sort_keys=True, default=str), str(plan.place), code, queue, settings]
         digest = hashlib.sha256(json.dumps(of).encode()).hexdigest()
@@ -113,24 +114,38 @@ async def ask_start(ctx: Ctx, launch: Annotated[Launch, Resolve(planned)]) -> St
 
 
 def question(launch: Launch) -> str:
-    """What a person reads before a run starts: what it is, where, and what of theirs it executes, sends and is given."""
+    """What a person reads before a run starts: what it is, where, and what of theirs it executes, sends and is given.
+
+    Raises UsageError where that is too long to be read: nothing of it is cut, or long names would hide the rest.
+    """
     plan = launch.plan
-    lines = [
-        f"An assistant wants to {'queue' if launch.queue else 'start'} a training run of {visible(str(plan.source))}.",
-        visible(plan.summary),
-    ]
+    wanted = (
+        f"An assistant wants to {'queue' if launch.queue else 'start'} a training run of {visible(str(plan.source))}."
+    )
+    about, lines = visible(plan.summary), []
     for path, digest in launch.code.items():
         named = [each.function for each in _functions(plan) if each.argument == path]
         lines.append(f"It executes Python code of yours: {visible(path)} ({', '.join(named)}; SHA-256 {digest[:16]}).")
     run = plan.config.run
+    if run.push_to_hub:
+        kind = "a private repository" if run.hub_private_repo else "a repository that everybody may read"
+        lines.append(
+            f"It sends its checkpoints to {visible(str(run.hub_model_id))} on the hub, {kind}, with your token."
+        )
     if run.report_to:
         lines.append(f"It reports to {visible(', '.join(run.report_to))}.")
     if run.notify:
-        lines.append(f"It posts to {host_of(run.notify) or 'an address'} when it ends.")
+        lines.append(f"It posts to {host_of(run.notify) or 'an address'} how it goes.")
     if given := [name for name in secrets_of(plan.config, plan.facts) if os.environ.get(name)]:
         lines.append(f"Its process is given {', '.join(given)}.")
-    lines.append(f"The same in a terminal: {launch.command}")
-    return "\n".join(lines)[:LONGEST]
+    about = about if len(about) <= OF_THE_RUN else f"{about[: OF_THE_RUN - 1]}…"
+    words = "\n".join([wanted, about, *lines, f"The same in a terminal: {launch.command}"])
+    if len(words) > LONGEST:
+        raise UsageError(
+            "No run was started: what it would execute and send is too long to be asked here.",
+            f"Start it yourself: `{launch.command}`",
+        )
+    return words
 
 
 def start(launch: Launch) -> RunFolder:

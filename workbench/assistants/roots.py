@@ -143,7 +143,9 @@ def root_of(folder: Path) -> Path:
     shown, real = visible(str(folder)), Path(os.path.realpath(os.path.expanduser(folder)))
     if not real.is_dir():
         what = "a file" if real.exists() else "nothing there"
-        raise UsageError(f"--root: must be a folder; got {what}: {shown}.")
+        raise UsageError(
+            f"--root: must be a folder; got {what}: {shown}.", "Make it first, or name the folder of a project."
+        )
     if real == Path(real.anchor) or real == Path(os.path.realpath(os.path.expanduser("~"))):
         raise UsageError(
             f"--root: must be the folder of a project; got {shown}, which holds everything.",

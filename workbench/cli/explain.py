@@ -41,10 +41,13 @@ def command(what: str | None, as_json: bool) -> int:
 
 def explained(what: str) -> Explanation:
     """What this name stands for. Raises UsageError, naming the nearest."""
+    from engine.config.findings import shown
     from engine.session.explain import Explanation, explain
 
     explanation = explain(what)
     if isinstance(explanation, Explanation):
         return explanation
     todo = f"Did you mean {' or '.join(explanation)}?" if explanation else "`workbench explain` lists what there is."
-    raise UsageError(f"{what}: must be a setting, a section or a term; this version knows none of that name.", todo)
+    raise UsageError(
+        f"{shown(what)}: must be a setting, a section or a term; this version knows none of that name.", todo
+    )

@@ -266,6 +266,7 @@ def summary(watch: Watch) -> dict[str, Any]:
         "step": view.step,
         "max_steps": view.max_steps,
         "loss": loss,
+        "reward": view.latest.get("reward"),
         "best": view.best,
         "started": view.started or watch.details.get("created"),
         "ended": view.ended or ended,

@@ -38,10 +38,14 @@ def command(runs: str | None, as_json: bool) -> int:
 
 
 def show(listed: list[dict[str, Any]]) -> None:
-    rows = [("RUN", "STATE", "METHOD", "MODEL", "STEP", "LOSS", "AGE")]
+    told = "LOSS" if all(entry["reward"] is None for entry in listed) else "LOSS OR REWARD"
+    rows = [("RUN", "STATE", "METHOD", "MODEL", "STEP", told, "AGE")]
     for entry in listed:
         of = f" of {entry['max_steps']}" if entry["max_steps"] else ""
-        loss = f"{entry['loss']:z.4f}" if entry["loss"] is not None else "-"
+        # Where answers are sampled the loss begins at nothing and says little.
+        value = f"reward {entry['reward']:z.4f}" if entry["reward"] is not None else "-"
+        if value == "-" and entry["loss"] is not None:
+            value = f"{entry['loss']:z.4f}"
         rows.append(
             (
                 visible(entry["id"]),
@@ -49,7 +53,7 @@ def show(listed: list[dict[str, Any]]) -> None:
                 visible(entry["method"]),
                 _short(visible(entry["model"]), 32),
                 f"{entry['step']}{of}",
-                loss,
+                value,
                 brief(max(0.0, time.time() - entry["started"])) if entry["started"] else "-",
             )
         )

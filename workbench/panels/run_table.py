@@ -1,4 +1,4 @@
-"""The list of runs as lines: state, name, method, step, loss with a small curve, age, disk, and the model where there is room.
+"""The list of runs as lines: state, name, method, step, loss or reward with a small curve, age, disk, and the model where there is room.
 
 Columns are as wide as what stands in them. A narrow window gives up the curve, then disk and age, before names that can no
 longer be told apart.
@@ -16,6 +16,7 @@ from textual.binding import Binding, BindingType
 from textual.message import Message
 
 from engine.figures import brief, number, size
+from engine.run.curves import told_by
 from engine.run.store import RunFolder
 from workbench.panels.drawn import Drawn
 from workbench.panels.glyphs import ascii_only, sign, style_of
@@ -33,7 +34,7 @@ LOOKS = {"run": "given", "curve": "accent", "age": "dim", "disk": "dim", "model"
 LEAST_NAME, LEAST_MODEL = 16, 12
 GIVEN_UP = ("curve", "disk", "age")
 """What a narrow window leaves out, in this order, for names that can be told apart."""
-MOST_ROOM = {"method": 9, "step": 15, "loss": 8}
+MOST_ROOM = {"method": 9, "step": 15, "loss": 15}
 LEAST_ROOM = {"loss": 7, "age": 6}  # these change while one looks, and nothing beside them shall move
 ENDS = {"run": 5, "model": 0}
 """Names whose end tells them from their like: a run's number, or of a model's path (0) as much as there is room for."""
@@ -52,9 +53,10 @@ class Row:
     read: float
 
     @property
-    def loss(self) -> float | None:
-        """The newest loss."""
-        return self.view.latest.get("loss")
+    def told(self) -> tuple[str, float | None]:
+        """What tells it in a line, a loss or a reward, and its newest value."""
+        name = told_by(self.view.latest)[0]
+        return name, self.view.latest.get(name)
 
 
 class RunTable(Drawn, can_focus=True):
@@ -114,13 +116,13 @@ class RunTable(Drawn, can_focus=True):
 
 def _cells(row: Row) -> dict[str, str]:
     """What is told of a run, by column."""
-    view = row.view
+    view, (metric, value) = row.view, row.told
     return {
         "state": f"{sign(view.state)} {style_of(view.state).word}" if view.silent_seconds is None else "! silent",
         "run": clean(view.id or row.run.id),
         "method": clean(view.method),
         "step": f"{view.step:,}" + (f"/{view.max_steps:,}" if view.max_steps else ""),
-        "loss": number(row.loss),
+        "loss": number(value) if metric == "loss" else f"{metric} {number(value)}",
         "curve": spark(row.curve),
         "age": brief(time.time() - view.started) if view.started else "-",
         "disk": size(row.bytes),

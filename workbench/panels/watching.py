@@ -306,7 +306,7 @@ class StatusLine(TextBar):
             return f"! {damaged(view)}", "$warning"
         if view.state == "finished" and view.cause:
             return ". ".join(part for part in (view.cause, best_text(view)) if part), "$wb-dim"
-        return answer or ("" if view.over else watch_for(view.method)), "$wb-dim"
+        return answer or ("" if view.over else watch_for(view.method, view.series)), "$wb-dim"
 
 
 class Samples(Scrolled):

@@ -1,4 +1,4 @@
-"""The list of runs: state, where each stands, its loss with a small curve, age. Read from the folders themselves."""
+"""The list of runs: state, where each stands, its loss or reward with a small curve, age. Read from the folders themselves."""
 
 from __future__ import annotations
 
@@ -19,6 +19,7 @@ from engine.figures import count, duration, size
 from engine.run import launch, snapshot
 from engine.run.checkpoint import size_of
 from engine.run.compare import MOST
+from engine.run.curves import told_by
 from engine.run.delete import delete
 from engine.run.index import peek
 from engine.run.listing import stamp_of
@@ -72,10 +73,17 @@ def read_row(run: RunFolder, before: Row | None, problem: str = "") -> Row:
     else:
         # The whole curve lies in the snapshot that a watch has left; without one the newest stretch must do.
         stored = snapshot.load(run)
-        series = (stored[0] if stored is not None else view).series.get("loss") or view.series.get("loss")
+        name = told_by(view.latest)[0]
+        series = (stored[0] if stored is not None else view).series.get(name) or view.series.get(name)
         if series:
             curve = tuple((low + high) / 2 for low, high in zip(*series.points(width=64)[1:], strict=True))
     return Row(run, view, size_of(run.path), curve, stamp, time.time())
+
+
+def _by_loss(row: Row) -> tuple[int, float]:
+    """The lowest loss first, then the highest reward, which no loss can be held against; at the end what has neither."""
+    name, value = row.told
+    return (2, 0.0) if value is None else (0, value) if name == "loss" else (1, -value)
 
 
 class RunsScreen(Screen[None]):
@@ -144,7 +152,7 @@ class RunsScreen(Screen[None]):
             "state": lambda row: (row.view.state, row.run.id),
             "name": lambda row: row.run.id,
             "disk": lambda row: -row.bytes,
-            "loss": lambda row: row.loss if row.loss is not None else float("inf"),
+            "loss": _by_loss,
         }
         rows.sort(key=keys[SORTS[self._sort]])
         table.rows = rows

@@ -123,6 +123,13 @@ def test_no_folder_no_config_a_pickle_and_cut_weights_are_told_apart(folder: Pat
     assert OF_THE_FOLDER
 
 
+def test_a_name_that_no_folder_can_have_is_one_short_sentence(tmp_path: Path) -> None:
+    config = read({"adapter": {"kind": "lora", "path": "x" * 5000}}).config
+    known = gather_facts(config, tmp_path).adapter
+    assert known is not None
+    assert known.problem == "cannot be read: File name too long"
+
+
 def test_of_a_run_the_newest_whole_checkpoint_is_taken_and_what_may_surprise_is_said(
     folder: Path, tmp_path: Path
 ) -> None:

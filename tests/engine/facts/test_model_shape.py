@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from engine.facts.model_shape import ELSEWHERE, model_facts
+from engine.facts.model_shape import ELSEWHERE, OF_A_RUN, model_facts
 
 EXPERTS: dict[str, object] = {
     "n_routed_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 40, "first_k_dense_replace": 2,
@@ -177,6 +177,20 @@ def test_a_folder_with_an_adapter_alone_is_called_that(tmp_path: Path) -> None:
     facts = model_facts(str(tmp_path / "m"))
     assert facts is not None
     assert "an adapter and not the model below it" in facts.missing
+    assert facts.base == ""
+    write(tmp_path / "m", "adapter_config.json", '{"base_model_name_or_path": "someone/model"}')
+    named = model_facts(str(tmp_path / "m"))
+    assert named is not None
+    assert named.base == "someone/model"
+
+
+def test_a_run_in_a_models_place_is_called_that_and_its_newest_checkpoint_is_known(tmp_path: Path) -> None:
+    for name in ("checkpoint-9", "checkpoint-60", "checkpoint-x", ".writing-checkpoint-80"):
+        (tmp_path / "checkpoints" / name).mkdir(parents=True)
+    facts = model_facts(f"{tmp_path}/")
+    assert facts is not None
+    assert facts.missing == OF_A_RUN
+    assert facts.checkpoint == f"{tmp_path}/checkpoints/checkpoint-60"
 
 
 def test_weights_stored_in_fp8_are_known_by_their_config(tmp_path: Path) -> None:

@@ -84,6 +84,18 @@ def test_every_method_of_the_schema_says_which_curves_matter_and_what_to_look_fo
     assert all(len(words) <= 76 for words in CONCERNS.values())
 
 
+def test_a_run_that_is_held_to_no_reference_is_not_told_to_watch_its_kl() -> None:
+    assert watch_for("gdpo", ("reward", "kl")) == "A good run: the reward rises, lengths stay, the KL stays small."
+    assert watch_for("gdpo", ("reward",)) == "A good run: the reward rises, lengths stay."
+
+
+def test_what_the_guide_says_to_watch_of_answers_made_ahead_is_among_the_first_curves() -> None:
+    weight = "sampling/importance_sampling_ratio/mean"
+    names = ("reward", weight, "prefetch/above_cap", "prefetch/age", "prefetch/wait_seconds", "clip_ratio/low_mean")
+    shown = {name for group in leading("grpo", names) for name in group}
+    assert shown == set(names) - {"clip_ratio/low_mean"}
+
+
 @pytest.mark.parametrize("name", list(CONCERNS))
 def test_a_run_that_samples_in_vain_is_told_after_five_steps_and_no_longer_once_one_went_well(name: str) -> None:
     series = Series()

@@ -63,6 +63,19 @@ def test_without_a_best_one_the_end_is_the_model_and_a_stopped_run_has_no_card(t
     assert finished(tmp_path / "stopped", end="stopped")[1] == []
 
 
+def test_what_has_not_arrived_at_a_hub_is_sent_by_a_command_that_sends_the_same(tmp_path):
+    """An adapter stays one: without `--form` its model would be sent, merged."""
+    run, _ = finished(tmp_path)
+    with EventWriter(run) as pen:
+        pen.write("upload", state="retry", repository="me/x", step=20, message="the hub answers with error 500")
+    for form in ("", " --form adapter"):
+        if form:
+            (run.checkpoints / "checkpoint-20/adapter_config.json").write_text("{}")
+        with open_view(run) as watch:
+            told = dict(facts(watch.view, run))["hub"]
+        assert told.endswith(f" --checkpoint 20{form} --to me/x` sends it")
+
+
 def test_a_checkpoint_that_somebody_removed_is_offered_no_more(tmp_path):
     run, _ = finished(tmp_path, best=10)
     with open_view(run) as watch:

@@ -83,6 +83,24 @@ def test_a_run_that_saves_only_its_end_is_not_told_to_keep_two_checkpoints() -> 
     assert "Kept are the checkpoint of its end (40.0 MiB), curves, samples and log: up to 40.0 MiB of disk" in once
 
 
+def test_an_adapter_that_is_trained_further_is_named() -> None:
+    words = paragraph(Draft(TEXT.replace("lora, r: 16", "lora, r: 16, path: runs/mine-0001")).config, Facts(), KNOWN)
+    assert "small matrices beside it of runs/mine-0001, which go on from there (LoRA, rank 16: " in words
+
+
+def test_what_is_sent_to_a_hub_is_told_with_who_can_read_it() -> None:
+    def told(settings: str) -> str:
+        return paragraph(Draft(f"{TEXT}run: {{hub_model_id: me/mine, {settings}}}\n").config, Facts(), KNOWN)
+
+    private = told("push_to_hub: true")
+    assert private.endswith("Its checkpoints are sent while it trains to me/mine on the hub, a private repository.")
+    end = told("push_to_hub: true, hub_strategy: end, hub_private_repo: false")
+    assert end.endswith(
+        "Its last checkpoint is sent to me/mine on the hub, open to everybody unless it is there and private."
+    )
+    assert "hub" not in told("push_to_hub: false")
+
+
 def test_counts_of_a_sample_and_of_other_limits_are_not_told_as_all() -> None:
     config = Draft(TEXT).config
     sample = Facts(data=DataFacts(rows=5000, read=512, total=5000, limits=()))

@@ -105,8 +105,9 @@ def beside(source, **more):
         ),
     ],
 )
-def test_the_process_answers_to_the_bit_what_the_training_would(train, source, more):
-    """By the same adapters, which it has from files: answers, curves and weights of both runs are equal."""
+def test_the_process_answers_to_the_bit_what_the_training_would(train, source, capfd, more):
+    """By the same adapters, which it has from files: answers, curves and weights of both runs are equal. It imports no package
+    that the training does without: bitsandbytes says on a processor that it misses one."""
     settings = beside(source, **{"method.prefetch_depth": 2, **more})
     own = train({**settings, "method.async_prefetch": "rewards"})
     run = train(settings)
@@ -120,6 +121,7 @@ def test_the_process_answers_to_the_bit_what_the_training_would(train, source, m
     assert "answers are sampled by a process of its own, which is given the adapter each step, 2 ahead, and" in said
     assert not (run.path / "generation").exists()
     assert not lines(run, "finding")
+    assert "kernels-community" not in capfd.readouterr().err
     assert not [
         each
         for each in psutil.Process().children(recursive=True)

@@ -7,6 +7,8 @@ import subprocess
 import sys
 from itertools import pairwise
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import anyio
 import psutil
@@ -14,10 +16,14 @@ import pytest
 from mcp.shared.exceptions import MCPError
 from mcp.types import ElicitResult
 
+from engine.config.facts import Facts
+from engine.errors import UsageError
 from engine.run import store
 from engine.run.store import RunFolder, runs_in
+from engine.session.draft import Draft
 from tests import warm
 from tests.workbench.assistants.conftest import Person, served, yes
+from workbench.assistants.consent import Launch, question
 
 MODES = ("legacy", "auto")
 LONG = {"steps": 5000, "step_seconds": 0.02, "save_steps": 5000}
@@ -127,19 +133,26 @@ async def test_allow_launch_is_for_clients_that_cannot_ask(project: Path) -> Non
     assert len(person.asked) == 1
 
 
-async def test_code_is_named_never_run_unasked_and_only_as_it_was_shown(project: Path) -> None:
+async def test_code_is_named_never_run_unasked_and_only_as_it_was_shown(
+    project: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     (project / "rewards.py").write_text("def score(completions, **columns):\n    return [0.0] * len(completions)\n")
     (project / "rl.yaml").write_text(
         "model: {name: builtin/tiny}\ndata: {train: [{path: rows.jsonl, format: prompts}]}\n"
-        "method: {kind: grpo, reward_funcs: ['rewards.py:score']}\nrun: {notify: 'https://hooks.example.org/x'}\n"
+        "method: {kind: grpo, reward_funcs: ['rewards.py:score']}\n"
+        "run: {notify: 'https://hooks.example.org/x', push_to_hub: true, hub_model_id: me/mine}\n"
     )
+    monkeypatch.setenv("HF_TOKEN", "hf_of_somebody")
+    monkeypatch.delenv("HF_HUB_OFFLINE", raising=False)
     person = Person(yes("start"))
     person.meanwhile = lambda: (project / "rewards.py").write_text("import os\n")
     async with served(project, person=person) as server:
         told = await server.refused("launch", file="rl.yaml")
     assert "rewards.py" in person.asked[0]
     assert "score; SHA-256 " in person.asked[0]
-    assert "It posts to hooks.example.org when it ends." in person.asked[0]
+    assert "It posts to hooks.example.org how it goes." in person.asked[0]
+    assert "It sends its checkpoints to me/mine on the hub, a private repository, with your token." in person.asked[0]
+    assert "hf_of_somebody" not in person.asked[0]
     assert "changed while the question was open" in told or "has no function score" in told
     (project / "rewards.py").write_text("def score(completions, **columns):\n    return [0.0] * len(completions)\n")
     async with served(project, "--allow-launch") as server:
@@ -147,6 +160,17 @@ async def test_code_is_named_never_run_unasked_and_only_as_it_was_shown(project:
             "launch", file="rl.yaml"
         )
     assert not (project / "runs").exists()
+
+
+def test_long_names_hide_nothing_that_a_run_executes(tmp_path: Path) -> None:
+    """A paragraph that a config makes long is cut, and never what stands behind it."""
+    config = Draft("run: {report_to: [comet]}\n").config
+    plan: Any = SimpleNamespace(source=tmp_path / "my.yaml", summary="./" * 3000, config=config, facts=Facts())
+    words = question(Launch(plan, {}, False, "workbench train my.yaml", ""))
+    assert "It reports to comet." in words
+    assert "The same in a terminal: workbench train my.yaml" in words
+    with pytest.raises(UsageError, match="too long to be asked here"):
+        question(Launch(plan, {f"/{'x' * 4000}.py": "0" * 64}, False, "workbench train my.yaml", ""))
 
 
 async def test_a_failed_run_says_why_and_what_to_do(project: Path) -> None:
@@ -182,6 +206,9 @@ async def test_wrong_calls_and_configs_are_the_commands_own_sentences(project: P
         told = await server.refused("launch", file="my.yaml", settings=["optim.max_steps=0"])
         assert told.splitlines()[0].startswith("error: optim.max_steps: must be ")
         assert "the config has 1 error; no run was started." in told
+        push = ["run.push_to_hub=true", "run.hub_model_id=me/mine"]
+        told = await server.refused("launch", file="my.yaml", settings=push)  # before anybody is asked
+        assert told.startswith("run.push_to_hub: HF_HUB_OFFLINE forbids to reach the hub.")
         assert await server.refused("check", fil="my.yaml") == "check: knows no argument fil.\nDid you mean file?"
         assert await server.refused("check") == "check: file: field required; got nothing."
         assert "count: input should be less than or equal to 20; got 999." in await server.refused(

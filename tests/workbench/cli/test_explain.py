@@ -57,6 +57,8 @@ def test_json_is_plain_data() -> None:
     ("typo", "words"),
     [
         ("epocs", "Did you mean epoch?"),
+        ("", "'': must be a setting"),
+        ("x" * 5000, "…: must be a setting"),
         ("lora_alfa", "lora_alpha"),
         ("qqqqq", "lists what there is"),
         ("kind", "method.kind or adapter.kind"),

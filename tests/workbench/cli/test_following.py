@@ -140,7 +140,15 @@ def test_the_table_of_runs_fits_the_terminal(
         "step": 480,
         "max_steps": 480,
     }
-    rest = {"loss": 0.0058, "started": None, "cause": "", "silent_seconds": None, "restarts": 0, "diverged_at": None}
+    rest = {
+        "loss": 0.0058,
+        "reward": None,
+        "started": None,
+        "cause": "",
+        "silent_seconds": None,
+        "restarts": 0,
+        "diverged_at": None,
+    }
     for width in ("80", "120"):
         monkeypatch.setenv("COLUMNS", width)
         runs.show([{"id": "dates-0001", **entry, **rest}])
@@ -148,6 +156,11 @@ def test_the_table_of_runs_fits_the_terminal(
         assert len(lines) == 2
         assert all(len(line) <= int(width) for line in lines), lines
         assert "checkpoint-120  480 of 480  0.0058  -" in lines[1]
+        runs.show([{"id": "dates-0001", **entry, **rest}, {"id": "rules-0001", **entry, **rest, "reward": 0.25}])
+        lines = click.unstyle(capsys.readouterr().out).splitlines()
+        assert all(len(line) <= int(width) for line in lines), lines
+        assert lines[0].endswith("STEP        LOSS OR REWARD  AGE")
+        assert [line.split("480 of 480")[1].split("  ")[1] for line in lines[1:]] == ["0.0058", "reward 0.2500"]
 
 
 def test_what_a_run_leaves_is_told_by_commands_that_work_from_here(

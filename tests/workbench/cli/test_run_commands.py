@@ -72,6 +72,7 @@ def test_train_runs_to_the_end_and_the_other_commands_know_it(place):
         "step",
         "max_steps",
         "loss",
+        "reward",
         "started",
         "ended",
         "cause",

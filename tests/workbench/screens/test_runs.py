@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 from collections.abc import Callable
 from pathlib import Path
@@ -160,6 +161,34 @@ async def test_a_run_without_a_loss_stands_behind_those_that_have_one(make_run: 
         table = await listed(pilot, 2)
         await pilot.press("o", "o", "o")
         assert [row.run.id for row in table.rows] == ["learned-0001", "begins-0001"]
+
+
+async def test_a_run_that_samples_answers_is_told_by_its_reward_and_ordered_behind_losses(
+    make_run: Any, shown: Shown
+) -> None:
+    root = make_run("finished", name="learned").path.parent
+    for name, reward in (("worse", 0.25), ("better", 0.5)):
+        run = make_run("finished", name=name, method="grpo")
+        with run.events.open("a") as events:
+            line = {
+                "v": 1,
+                "rank": 0,
+                "segment": 0,
+                "seq": 9999,
+                "t": 1.0,
+                "kind": "metrics",
+                "step": 60,
+                "loss": -1e-9,
+            }
+            events.write(json.dumps({**line, "reward": reward}) + "\n")
+    app = app_of(root)
+    async with app.run_test(size=(80, 24)) as pilot:
+        table = await listed(pilot, 3)
+        await pilot.press("o", "o", "o")
+        assert [row.run.id for row in table.rows] == ["learned-0001", "better-0001", "worse-0001"]
+        lines = shown(app).splitlines()
+    assert "reward 0.5" in next(line for line in lines if "better" in line)
+    assert "reward" not in next(line for line in lines if "learned" in line)
 
 
 async def test_a_run_is_deleted_only_when_confirmed_and_only_itself(

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from engine.config.facts import Facts, ModelFacts, TokenizerFacts
-from engine.facts.model_shape import ELSEWHERE
+from engine.facts.model_shape import ELSEWHERE, OF_A_RUN
 from tests.engine.rules.rule_cases.shared import CPU, H100, LORA, NOTHING, OLD, TINY_FACTS, Case, model, source
 
 _A_LAYER = (("q_proj", 2048, 4096), ("k_proj", 2048, 512), ("v_proj", 2048, 512), ("o_proj", 4096, 2048))
@@ -72,6 +72,10 @@ CASES: dict[str, list[Case]] = {
             "warning",
         ),
         ({}, model(missing=ELSEWHERE), "model.name", "error"),
+        ({}, model(missing=OF_A_RUN, checkpoint="runs/mine-0001/checkpoints/checkpoint-60"), "model.name", "error"),
+        (LORA, model(missing="it holds an adapter", base="someone/model"), "model.name", "error"),
+        ({"adapter.kind": "none"}, model(missing="it holds an adapter", base="someone/model"), "model.name", "error"),
+        ({}, model(missing="it holds an adapter", base=""), "model.name", "error"),
     ],
     "model-files-can-be-loaded": [
         ({}, model(flaw="its files are cut."), "model.name", "error"),

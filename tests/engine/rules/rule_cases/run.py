@@ -27,6 +27,7 @@ CASES: dict[str, list[Case]] = {
     "trackers-are-known": [
         ({"run.report_to": ["wandb", "comet_ml", "neptune"]}, Facts(), "run.report_to", "error"),
         ({"run.report_to": ["neptune"]}, Facts(), "run.report_to", "error"),
+        ({"run.report_to": ["commet"]}, Facts(), "run.report_to", "error"),
     ],
     "tensorboard-needs-its-package": [
         ({"run.report_to": ["tensorboard"]}, Facts(packages={"tensorboard": None}), "run.report_to", "error")
