@@ -103,13 +103,14 @@ def samplings_ahead_are_of_text(config: RunConfig, facts: Facts) -> Iterator[Fin
 @rule(
     reads=(
         fields.method.kind, _AHEAD, fields.method.off_policy_mask_threshold, fields.method.num_iterations,
-        fields.method.steps_per_generation, fields.method.replay_buffer_size, fields.method.replay_recompute_logps,
-        fields.optim.gradient_accumulation_steps,
+        fields.method.steps_per_generation, fields.method.replay_buffer_size, fields.optim.gradient_accumulation_steps,
     )
 )  # fmt: skip
 def only_old_answers_are_far_off(config: RunConfig, facts: Facts) -> Iterator[Finding]:
     spec = fields.method.off_policy_mask_threshold
     if not spec.applies(config) or spec.value(config) is None or _AHEAD.value(config) != "none":
+        return
+    if fields.method.replay_buffer_size.value(config):  # a replayed one is of weights that are gone
         return
     if counts.always_new(config):
         todo = "The model has not moved away from any by then: remove it, or raise method.num_iterations."
