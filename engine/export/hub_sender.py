@@ -186,7 +186,7 @@ class Sender:
                 return
             except OSError as problem:
                 why = problem.strerror or type(problem).__name__
-                self._tell({"state": "failed", "step": step, "message": f"its files cannot be read: {visible(why)}."})
+                self._tell({"state": "failed", "step": step, "message": f"it cannot be put together: {visible(why)}."})
                 return
             if self._superseded(pause):
                 self._tell({"state": "passed", "step": step})
@@ -233,7 +233,10 @@ class Sender:
         known = inside.read_json(self._run, self._run.path / RECORD, _MOST)
         known[self._key(step)] = {"digest": digest, "url": url, "t": time.time()}
         newest = dict(list(known.items())[-1000:])
-        inside.replace(self._run, self._run.path / RECORD, json.dumps(newest, indent=1) + "\n")
+        try:
+            inside.replace(self._run, self._run.path / RECORD, json.dumps(newest, indent=1) + "\n")
+        except (OSError, WorkbenchError):  # it has arrived all the same; a run that goes on sends it again
+            traceback.print_exc(file=sys.stderr)
 
 
 def _cause(problem: WorkbenchError) -> str:

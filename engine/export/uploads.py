@@ -21,6 +21,7 @@ from typing import Any, Self
 from engine.config.adapter import Lora
 from engine.config.tree import RunConfig
 from engine.errors import WorkbenchError, redact, visible
+from engine.export.hub_folder import drop_old
 from engine.export.push import PATIENCE
 from engine.run.async_writer import AsyncWriter
 from engine.run.spawn import HUB_TOKENS, python, safe_python, without_tokens
@@ -112,6 +113,8 @@ class Uploads:
         except subprocess.TimeoutExpired:
             self._process.kill()
             self._process.wait()
+        with contextlib.suppress(OSError, WorkbenchError):
+            drop_old(self._run)  # of one that was killed: its links hold the room of checkpoints that are deleted
 
     # -- orders --------------------------------------------------------------------------------------------------------
     def ready(self) -> list[dict[str, Any]]:

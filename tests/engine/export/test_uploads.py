@@ -327,8 +327,11 @@ def test_it_leaves_though_a_forked_process_holds_its_input(hub: Hub, tmp_path: P
 
 def test_a_process_that_is_killed_ends_no_run(hub: Hub, tmp_path: Path) -> None:
     run = run_of(tmp_path)
+    hub.fails = [("/commit/", HANG, 99)]
     with Training(run) as training:
         training.uploads.ready()
+        training.uploads.committed(saved(run, 1))
+        training.until("begun", 1)
         os.kill(training.uploads._process.pid, 9)
         training.uploads._process.wait()
         training.uploads.committed(saved(run, 2))
@@ -336,6 +339,19 @@ def test_a_process_that_is_killed_ends_no_run(hub: Hub, tmp_path: Path) -> None:
     said = [each["message"] for each in training.view.findings]
     assert "the process that sends has ended" in said[0]
     assert "checkpoint-2 had not arrived" in said[-1]
+    assert not (run.path / "hub").exists()
+
+
+def test_what_arrived_is_told_though_it_cannot_be_noted(hub: Hub, tmp_path: Path) -> None:
+    """As on a disk that is full by then."""
+    run = run_of(tmp_path)
+    (run.path / "hub.json").mkdir()
+    with Training(run) as training:
+        training.uploads.ready()
+        training.end(saved(run, 2))
+    assert training.view.uploads[-1]["state"] == "arrived"
+    assert not training.view.findings
+    assert "adapter_model.safetensors" in hub.files
 
 
 def test_files_are_copied_where_they_can_have_no_second_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
