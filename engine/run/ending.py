@@ -9,7 +9,8 @@ from dataclasses import dataclass
 
 from engine import figures
 from engine.errors import as_argument, redact, visible
-from engine.run import checkpoint, proposals
+from engine.model_files import ADAPTER
+from engine.run import checkpoint, inside, proposals
 from engine.run.batches import rows_of
 from engine.run.best import best_text, title_of
 from engine.run.curves import no_signal, rose
@@ -164,7 +165,9 @@ def _on_hub(view: RunView, folder: RunFolder) -> list[tuple[str, str]]:
     last = view.uploads[-1]
     if last["state"] != "arrived":
         step, to = last["step"], _short(last["repository"])
-        words += f"; checkpoint-{step} has not arrived: `workbench push {called(folder)} --checkpoint {step} --to {to}` sends it"
+        adapted = inside.exists(folder, folder.checkpoints / f"checkpoint-{step}" / ADAPTER)
+        form = " --form adapter" if adapted else ""  # as what had arrived before it
+        words += f"; checkpoint-{step} has not arrived: `workbench push {called(folder)} --checkpoint {step}{form} --to {to}` sends it"
     return [("hub", words)]
 
 

@@ -30,9 +30,11 @@ from peft import PeftModel, get_peft_model_state_dict
 from safetensors.torch import save
 from transformers import PreTrainedModel, TrainerState
 
+from engine import figures
 from engine.errors import WorkbenchError, redact, visible
 from engine.run import inside
 from engine.run.async_writer import AsyncWriter
+from engine.run.disk import guarded
 from engine.run.spawn import ALL_CARDS, TOKEN, other_card, safe_python, without_tokens
 from engine.run.store import RunFolder
 
@@ -175,10 +177,14 @@ class GeneratingProcess:
         self._send(step, save({name: weight.cpu().contiguous() for name, weight in weights.items()}))
 
     def _send(self, step: int, data: bytes) -> None:
-        """Writes an adapter's file, and removes those that nothing under way answers by."""
-        inside.make_folder(self._trainer.run, FOLDER, exist_ok=True)
-        file = f"{FOLDER}/adapter-{step}.safetensors"
-        inside.replace(self._trainer.run, file, data, durable=False)
+        """Writes an adapter's file, and removes those that nothing under way answers by. Raises StorageError."""
+        run, file = self._trainer.run, f"{FOLDER}/adapter-{step}.safetensors"
+
+        def write() -> None:
+            inside.make_folder(run, FOLDER, exist_ok=True)
+            inside.replace(run, file, data, durable=False)
+
+        guarded(run.path / file, lambda: f"{figures.size(len(data))} needed", write)
         self._adapter = Adapter(file, hashlib.sha256(data).hexdigest(), step)
         self._used = [each for each in self._used if not each[0].done()]
         self._remove_but((self._adapter.file, *(adapter.file for _, adapter in self._used)))

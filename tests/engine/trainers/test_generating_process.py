@@ -4,6 +4,7 @@ that dies, hangs or lies. Most tests ask a small process in its place, which has
 from __future__ import annotations
 
 import json
+import resource
 import subprocess
 import sys
 import time
@@ -16,6 +17,7 @@ import torch
 
 from engine.errors import WorkbenchError
 from engine.run.control import request
+from engine.run.disk import CAUSES, StorageError
 from engine.run.spawn import ALL_CARDS, other_card
 from engine.run.store import RunFolder
 from engine.trainers import generating_process
@@ -257,6 +259,20 @@ def begun(tmp_path, seconds, prompts):
     source.start()
     source._adapter = generating_process.Adapter("generation/none", "", 0)
     return source, source.begin(SimpleNamespace(prompts=prompts, seed=1))
+
+
+def test_an_adapter_that_finds_no_room_is_said_as_that(tmp_path):
+    """Not as an exception, after which a run is started anew. Here by a limit that the system sets to files."""
+    source = generating_process.GeneratingProcess(Alone(tmp_path / "run"), 1.0, 1)
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 10, limits[1]))
+    try:
+        with pytest.raises(StorageError, match=r"adapter-3\.safetensors: .*: 8\.0 KiB needed") as told:
+            source._send(3, bytes(8 << 10))
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    assert told.value.cause in CAUSES.values()
+    source.close()
 
 
 def test_it_ends_while_it_is_asked(tmp_path, small):
