@@ -82,6 +82,14 @@ def small(tmp_path, monkeypatch):
     return with_faults
 
 
+HELD_OUT = {
+    "data.val_set_size": 8,
+    "run.eval_steps": 2,
+    "optim.per_device_eval_batch_size": 4,
+    "optim.early_stopping_patience": 9,
+}
+
+
 def questions(folder: Path):
     return [json.loads(line) for line in (folder / "asked.jsonl").read_text().splitlines()]
 
@@ -99,7 +107,7 @@ def beside(source, **more):
 @pytest.mark.parametrize(
     "more",
     [
-        pytest.param({"adapter.use_dora": True}, id="DoRA"),
+        pytest.param({"adapter.use_dora": True, **HELD_OUT}, id="DoRA, measured on held-out prompts"),
         pytest.param(
             {"model.dtype": "bfloat16"},
             id="on a card",
@@ -114,8 +122,9 @@ def test_the_process_answers_to_the_bit_what_the_training_would(train, source, m
     run = train(settings)
     assert asked(run) == asked(own)
     assert curve(run, "prefetch/age") == curve(own, "prefetch/age") == [0, 1, 2, 2, 2]
-    for name in ("loss", "grad_norm", "reward", "sampling/importance_sampling_ratio/mean"):
+    for name in ("loss", "grad_norm", "reward", "eval_reward", "sampling/importance_sampling_ratio/mean"):
         assert curve(run, name) == curve(own, name), name
+    assert bool(curve(run, "eval_reward")) is ("data.val_set_size" in more)
     name = "checkpoints/checkpoint-5/adapter_model.safetensors"
     assert (run.path / name).read_bytes() == (own.path / name).read_bytes()
     said = next(entry for entry in lines(run, "receipt")[0]["entries"] if entry["feature"] == "loss")["detail"]
