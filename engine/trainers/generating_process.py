@@ -50,6 +50,13 @@ LONGEST_ANSWER = 1 << 30
 _OFFLINE = {"HF_HUB_OFFLINE": "1", "PYTHONUNBUFFERED": "1"}
 """The training has loaded the model before: all of it is here, and no token is needed."""
 
+_STARTING = threading.Lock()
+"""Held while a process is started. One that another thread forks meanwhile, such as those that read rows, would hold the pipe whose
+end tells that the started one runs, and who starts it would wait for as long as that lives."""
+os.register_at_fork(
+    before=_STARTING.acquire, after_in_parent=_STARTING.release, after_in_child=_STARTING.release
+)  # a process that is started by `subprocess` is no fork in this sense
+
 Value = TypeVar("Value")
 
 
@@ -274,9 +281,10 @@ class _Process:
         for name in ("RANK", "LOCAL_RANK", "WORLD_SIZE"):
             environment.pop(name, None)
         command = [sys.executable, "-P", *COMMAND, str(run)]
-        self.process = subprocess.Popen(
-            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=environment, start_new_session=True
-        )
+        with _STARTING:
+            self.process = subprocess.Popen(
+                command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=environment, start_new_session=True
+            )
         assert self.process.stdin is not None
         assert self.process.stdout is not None
         self._in, self._out = self.process.stdin, self.process.stdout

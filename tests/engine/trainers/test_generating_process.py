@@ -4,9 +4,12 @@ that dies, hangs or lies. Most tests ask a small process in its place, which has
 from __future__ import annotations
 
 import json
+import os
 import resource
+import signal
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
 from types import SimpleNamespace
@@ -295,6 +298,33 @@ def test_it_ends_while_it_is_asked(tmp_path, small):
     with pytest.raises(WorkbenchError):
         future.result(0)
     assert gone(folder)
+
+
+def test_it_is_started_though_the_training_forks_in_that_moment(tmp_path, small, monkeypatch):
+    """As the processes that read rows are: one held the pipe that tells of the start, and the run waited for it without an end."""
+    small()
+    begins, forked = threading.Event(), threading.Event()
+    starts = subprocess._fork_exec  # type: ignore[attr-defined]
+
+    def start_late(*args):
+        begins.set()
+        forked.wait(0.5)
+        return starts(*args)
+
+    monkeypatch.setattr(subprocess, "_fork_exec", start_late)
+    source, future = begun(tmp_path, 60.0, [[5, 6]])
+    begins.wait()
+    if not (reader := os.fork()):
+        time.sleep(30)
+        os._exit(0)
+    forked.set()
+    try:
+        with pytest.raises(WorkbenchError, match="exit code 1"):  # it ran, and lacks its adapter
+            future.result(15)
+    finally:
+        os.kill(reader, signal.SIGKILL)
+        os.waitpid(reader, 0)
+        source.close()
 
 
 def test_what_it_started_ends_with_it(tmp_path, small):
