@@ -21,7 +21,7 @@ from unittest import mock
 import torch
 import transformers
 from _method_rows import GENERATES, method_rows, reward_names, rows_a_step
-from _peers import NoPeer, plain_trainer
+from _peers import NoPeer, expect_peer, plain_trainer
 from _random_base import random_base
 from _turns import CARD, Arm, Patched
 from peft import get_peft_model
@@ -524,6 +524,7 @@ class Builder:
 
     def theirs(self, config: Any, place: Path, name: str) -> Any:
         """The library's trainer on the same rows; `default` with the precision that TRL comes with. Raises NoPeer."""
+        expect_peer(self.method)
         if "liger" in name and find_spec("liger_kernel") is None:
             raise NoPeer("liger-kernel is not installed (pip install liger-kernel)")
         if "liger" in name and not CARD:

@@ -28,11 +28,15 @@ class NoPeer(Exception):
     """There is no library to compare with, in a sentence."""
 
 
+def expect_peer(method: str) -> None:
+    """Raises NoPeer for a method that no library trains."""
+    if method in WITHOUT:
+        raise NoPeer(f"no library trains {method}: features are measured against ours without them")
+
+
 def plain_trainer(config: Any, arguments: Any, model: Any, tokenizer: Any, rows: Dataset) -> Any:
     """The library's trainer of this config's method; `arguments` are ours, as the library's config. Raises NoPeer."""
     method, given = config.method.kind, {"model": model, "args": arguments, "processing_class": tokenizer}
-    if method in WITHOUT:
-        raise NoPeer(f"no library trains {method}: features are measured against ours without them")
     if method == "embedding":
         return _sentence_transformers(config, arguments, model, rows, tokenizer)
     if method in ("simpo", "orpo"):

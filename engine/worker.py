@@ -243,7 +243,7 @@ def _train_as(
     if beat is not None:
         trainer.on_progress = beat.tick
     if say.uploads is not None and newest is not None:
-        say.uploads.committed(checkpoint.step_of(newest) or 0)  # it may not have arrived before the run ended
+        say.uploads.gone_on(checkpoint.step_of(newest) or 0)
     if newest is not None and stream is None and not config.data.ignore_data_skip:
         _report_other_batch_size(newest, trainer, say)
     _restore(trainer, job, stream, newest)

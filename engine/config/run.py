@@ -124,7 +124,8 @@ class Run(Section):
     ] = "every_save"
     """`end` sends the last checkpoint's model once the run finishes; `every_save` that of each checkpoint, a newer one in the
     place of one that still waits; `checkpoint` also all of the newest, with its optimizer states, in the folder
-    `last-checkpoint`; `all_checkpoints` all of each in a folder of its own."""
+    `last-checkpoint`; `all_checkpoints` all of each in a folder of its own. All of one has, of a run on rewards, prompts and
+    answers of its rows in it."""
 
     hub_private_repo: Annotated[
         bool, Title("Private repository"), Advanced, Source("transformers: hub_private_repo")

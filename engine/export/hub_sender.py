@@ -160,7 +160,7 @@ class Sender:
     # -- one checkpoint ------------------------------------------------------------------------------------------------
     def _send(self, step: int) -> None:
         """Sends one checkpoint, however often it takes; tells what became of it."""
-        if (url := self._arrived(step)) is not None:
+        if (url := arrived(self._run, self._name, self._strategy, step)) is not None:
             self._tell({"state": "arrived", "step": step, "url": url, "again": True})
             return
         pause, begun, card = push.PATIENCE / 12, time.monotonic(), ""
@@ -169,7 +169,7 @@ class Sender:
                 self._prepare()
                 with hub_folder(self._run, self._config, step, self._strategy, card) as folder:
                     card = folder.card  # out of all events of the run, which may be a million
-                    digest = self._digest(step)
+                    digest = _digest(self._run, step)
                     url = self._upload(step, folder)
                 self._note(step, digest, url)
                 seconds = round(time.monotonic() - begun, 3)
@@ -186,7 +186,7 @@ class Sender:
                 return
             except OSError as problem:
                 why = problem.strerror or type(problem).__name__
-                self._tell({"state": "failed", "step": step, "message": f"its files cannot be read: {visible(why)}."})
+                self._tell({"state": "failed", "step": step, "message": f"it cannot be put together: {visible(why)}."})
                 return
             if self._superseded(pause):
                 self._tell({"state": "passed", "step": step})
@@ -212,28 +212,33 @@ class Sender:
             self._tell({"state": "sending", "done": min(int(self._sent), self._total), "total": self._total})
 
     # -- what has arrived ----------------------------------------------------------------------------------------------
-    def _digest(self, step: int) -> str:
-        """A checkpoint by what it lists: a run that went back makes another one of the same step."""
-        return hashlib.sha256(
-            inside.read(self._run, self._run.checkpoints / f"checkpoint-{step}" / checkpoint.COMMIT)
-        ).hexdigest()
-
-    def _key(self, step: int) -> str:
-        return f"{self._name}:{self._strategy}:{step}"
-
-    def _arrived(self, step: int) -> str | None:
-        known = inside.read_json(self._run, self._run.path / RECORD, _MOST).get(self._key(step))
-        try:
-            same = isinstance(known, dict) and known.get("digest") == self._digest(step)
-        except OSError:
-            return None
-        return str(known.get("url") or "") if same and isinstance(known, dict) else None
-
     def _note(self, step: int, digest: str, url: str) -> None:
         known = inside.read_json(self._run, self._run.path / RECORD, _MOST)
-        known[self._key(step)] = {"digest": digest, "url": url, "t": time.time()}
+        known[_key(self._name, self._strategy, step)] = {"digest": digest, "url": url, "t": time.time()}
         newest = dict(list(known.items())[-1000:])
-        inside.replace(self._run, self._run.path / RECORD, json.dumps(newest, indent=1) + "\n")
+        try:
+            inside.replace(self._run, self._run.path / RECORD, json.dumps(newest, indent=1) + "\n")
+        except (OSError, WorkbenchError):  # it has arrived all the same; a run that goes on sends it again
+            traceback.print_exc(file=sys.stderr)
+
+
+def arrived(run: RunFolder, name: str, strategy: str, step: int) -> str | None:
+    """The address of the commit that holds this very checkpoint, by what the run notes; None where none does."""
+    known = inside.read_json(run, run.path / RECORD, _MOST).get(_key(name, strategy, step))
+    try:
+        same = isinstance(known, dict) and known.get("digest") == _digest(run, step)
+    except OSError:
+        return None
+    return str(known.get("url") or "") if same and isinstance(known, dict) else None
+
+
+def _key(name: str, strategy: str, step: int) -> str:
+    return f"{name}:{strategy}:{step}"
+
+
+def _digest(run: RunFolder, step: int) -> str:
+    """A checkpoint by what it lists: a run that went back makes another one of the same step."""
+    return hashlib.sha256(inside.read(run, run.checkpoints / f"checkpoint-{step}" / checkpoint.COMMIT)).hexdigest()
 
 
 def _cause(problem: WorkbenchError) -> str:

@@ -21,6 +21,9 @@ from typing import Any, Self
 from engine.config.adapter import Lora
 from engine.config.tree import RunConfig
 from engine.errors import WorkbenchError, redact, visible
+from engine.export.hub_folder import drop_old
+from engine.export.hub_sender import arrived
+from engine.export.places import steps
 from engine.export.push import PATIENCE
 from engine.run.async_writer import AsyncWriter
 from engine.run.spawn import HUB_TOKENS, python, safe_python, without_tokens
@@ -58,6 +61,7 @@ class Uploads:
         self._refused: WorkbenchError | None = None
         self._form = " --form adapter" if isinstance(config.adapter, Lora) else ""
         self._asked: int | None = None
+        self._orders_made: list[int] = []
         self._became: dict[int, str] = {}
         self._warned: set[str] = set()
         self._trouble = ""
@@ -112,6 +116,8 @@ class Uploads:
         except subprocess.TimeoutExpired:
             self._process.kill()
             self._process.wait()
+        with contextlib.suppress(OSError, WorkbenchError):
+            drop_old(self._run)  # of one that was killed: its links hold the room of checkpoints that are deleted
 
     # -- orders --------------------------------------------------------------------------------------------------------
     def ready(self) -> list[dict[str, Any]]:
@@ -139,8 +145,18 @@ class Uploads:
         if self._section.hub_strategy != "end":
             self._send(step)
 
+    def gone_on(self, step: int) -> None:
+        """The run goes on from the checkpoint of `step`, which may not have arrived; nor may older ones then, where all are sent."""
+        strategy, older = self._section.hub_strategy, list[int]()
+        # Behind one that is there already an older one would take the place of its model.
+        if strategy == "all_checkpoints" and arrived(self._run, self._name, strategy, step) is None:
+            older = [each for each in steps(self._run) if each < step]
+        for each in (*older, step):
+            self.committed(each)
+
     def _send(self, step: int) -> None:
         self._asked = step
+        self._orders_made.append(step)
         self._order({"send": step})
 
     def _order(self, line: Mapping[str, Any]) -> None:
@@ -273,4 +289,10 @@ class Uploads:
 
     def _missing(self, step: int, why: str) -> str:
         again = f"`workbench push {called(self._run)} --checkpoint {step}{self._form} --to {self._name}` sends it"
-        return f"checkpoint-{step} had not arrived at {self._name} when the run ended: {why}; {again}."
+        older = [
+            f"checkpoint-{each}"
+            for each in dict.fromkeys(self._orders_made)
+            if each != step and not self._settled(each)
+        ]
+        nor = f" Nor had {', '.join(older)}, which going on with the run sends while they are kept." if older else ""
+        return f"checkpoint-{step} had not arrived at {self._name} when the run ended: {why}; {again}.{nor}"

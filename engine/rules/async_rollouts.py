@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from engine.config.facts import Facts
 from engine.config.findings import Finding, must
 from engine.config.method import learns_from_images
+from engine.config.reward_specs import BadReward, reward_spec
 from engine.config.rule import Refused, leave_out, one_of, other_than, refused, rule, take
 from engine.config.tree import RunConfig, fields
 from engine.facts import counts
@@ -100,16 +101,33 @@ def samplings_ahead_are_of_text(config: RunConfig, facts: Facts) -> Iterator[Fin
         yield must(_AHEAD.path, "none for a model that sees", _AHEAD.value(config), todo, fix=_NOTHING_AHEAD)
 
 
+@rule(reads=(fields.method.kind, _AHEAD, fields.method.reward_funcs))
+def reward_functions_compute_meanwhile(config: RunConfig, facts: Facts) -> Iterator[Finding]:
+    if not _AHEAD.applies(config) or _AHEAD.value(config) != "rewards":
+        return
+    texts = fields.method.reward_funcs.value(config)
+    try:
+        kinds = {reward_spec(text).kind for text in texts}
+    except BadReward:
+        return
+    if kinds == {"model"}:
+        todo = "A reward model is asked when the turn of its answers has come: nothing is made meanwhile, and answers are older."
+        yield must(
+            _AHEAD.path, "none where reward models alone score", "rewards", todo, severity="warning", fix=_NOTHING_AHEAD
+        )
+
+
 @rule(
     reads=(
         fields.method.kind, _AHEAD, fields.method.off_policy_mask_threshold, fields.method.num_iterations,
-        fields.method.steps_per_generation, fields.method.replay_buffer_size, fields.method.replay_recompute_logps,
-        fields.optim.gradient_accumulation_steps,
+        fields.method.steps_per_generation, fields.method.replay_buffer_size, fields.optim.gradient_accumulation_steps,
     )
 )  # fmt: skip
 def only_old_answers_are_far_off(config: RunConfig, facts: Facts) -> Iterator[Finding]:
     spec = fields.method.off_policy_mask_threshold
     if not spec.applies(config) or spec.value(config) is None or _AHEAD.value(config) != "none":
+        return
+    if fields.method.replay_buffer_size.value(config):  # a replayed one is of weights that are gone
         return
     if counts.always_new(config):
         todo = "The model has not moved away from any by then: remove it, or raise method.num_iterations."

@@ -277,6 +277,7 @@ def clipping_needs_a_loss_that_clips(config: RunConfig, facts: Facts) -> Iterato
         fields.method.steps_per_generation,
         fields.method.replay_buffer_size,
         fields.method.replay_recompute_logps,
+        fields.method.async_prefetch,
         fields.optim.gradient_accumulation_steps,
     )
 )
@@ -300,6 +301,10 @@ def bounds_need_answers_that_grow_old(config: RunConfig, facts: Facts) -> Iterat
             continue
         rule_text = "left out while every answer is trained on by the model that gave it"
         todo = "Nothing has moved by then that it could bound: remove it, or raise method.num_iterations."
+        if _replays(config) or fields.method.async_prefetch.value(config) != "none":  # others gave some of them
+            rule_text = "left out while every ratio is to the present model"
+        if _replays(config):
+            todo = f"{todo[:-1]}; replays have other ratios with method.replay_recompute_logps: false."
         yield must(spec.path, rule_text, value, todo, fix=Fix("remove it", unset=(spec.path,)))
 
 

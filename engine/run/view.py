@@ -524,8 +524,9 @@ def _upload(view: RunView, event: Event) -> None:
         if known["step"] == entry["step"]:
             # What it is, and how much, is told once; why it had not arrived holds until it has.
             kept = {key: value for key, value in entry.items() if value not in (None, "")}
-            view.uploads[place] = {**known, **({"message": ""} if entry["state"] == "arrived" else {}), **kept}
-            return
+            entry = {**known, **({"message": ""} if entry["state"] == "arrived" else {}), **kept}
+            del view.uploads[place]  # what was told last stands last: a run that went back sends earlier steps again
+            break
     _append(view.uploads, entry)
 
 

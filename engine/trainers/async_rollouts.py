@@ -34,6 +34,7 @@ from engine.data.prompts import reward_columns
 from engine.errors import WorkbenchError
 from engine.rewards.scoring import Rewards, columns_of
 from engine.trainers.generating_process import Answers, GeneratingProcess, answered
+from engine.trainers.reroll import AGAIN
 from engine.trainers.rollouts import EpochSampler, RolloutTrainer, prompt_of
 
 Place = tuple[int, int]
@@ -270,7 +271,10 @@ class Ahead:
         step = self.source.prepare(trainer.state.global_step)
         coming = list(self._coming(rows, sampler))
         places = [place for place, _ in coming]
-        self._pending = {place: each for place, each in self._pending.items() if place in places}
+        due = dict(coming)
+        self._pending = {
+            place: each for place, each in self._pending.items() if place in due and _asks(each.asked, due[place])
+        }
         for place, asked in coming:
             if place not in self._pending:
                 self._begin(Asked(place, trainer.chosen(asked), self._chances(place), step))
@@ -310,7 +314,7 @@ class Ahead:
         """Where in its epoch a sampling stands. What is under way comes first, else the order is looked through."""
         order, dataset = self._order(sampler.epoch, sampler), _rows(sampler)
         asked = [row["row"] for row in rows[:: sampler.mini_repeat_count]]
-        near = [number for epoch, number in self._pending if epoch == sampler.epoch]
+        near = [number for epoch, number in self._pending if epoch == sampler.epoch and number < len(order)]
         for number in (*near, *range(len(order))):
             if [dataset[index]["row"] for index in order[number]] == asked:
                 return sampler.epoch, number
@@ -377,7 +381,8 @@ class Ahead:
         return {self._trainer.rewards.specs[place].text: values for place, values in scored.values.items()}
 
     def load(self, state: dict[str, Any]) -> None:
-        """Takes up what `state` gave; what was sampled for other batches is left, and rewards that were changed are asked anew."""
+        """Takes up what `state` gave; what was sampled for other batches is left, and rewards that were changed are asked anew.
+        What asks other prompts than are due by then is asked anew in its turn."""
         trainer, size = self._trainer, self._trainer.num_generations
         texts = [spec.text for spec in trainer.rewards.specs]
         self.source.load(state.get("source", {}))
@@ -401,6 +406,14 @@ class Ahead:
         self._trainer.rewards.interrupt()
         self._scoring.shutdown(wait=True, cancel_futures=True)
         self._pending.clear()
+
+
+def _asks(asked: Asked, rows: Sequence[dict[str, Any]]) -> bool:
+    """Whether a sampling asks these prompts, but where one comes back: a run that goes on may have other rows by then."""
+    return all(
+        AGAIN in own or (own["row"] == row["row"] and list(own["prompt_ids"]) == list(row["prompt_ids"]))
+        for own, row in zip(asked.rows, rows, strict=True)
+    )
 
 
 def _rows(sampler: EpochSampler) -> Sequence[dict[str, Any]]:

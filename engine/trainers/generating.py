@@ -148,13 +148,17 @@ def _built(config: RunConfig, run: RunFolder) -> AheadTrainer:
 
 
 def _for_sampling(config: RunConfig) -> RunConfig:
-    """The config without what it takes to train: no reference, nothing asked for ahead, no layers computed again."""
+    """The config without what it takes to train: no reference, nothing asked for ahead, no layers computed again; and without what
+    the training does by itself, held-out rows and trackers."""
     from engine.config.tree import fields
 
     values = {
         fields.method.async_prefetch: "none",
         fields.method.beta: 0.0,
         fields.memory.gradient_checkpointing: False,
+        fields.data.eval: [],
+        fields.data.val_set_size: 0,
+        fields.run.report_to: [],
     }
     return config.with_values(values)
 

@@ -30,9 +30,11 @@ from peft import PeftModel, get_peft_model_state_dict
 from safetensors.torch import save
 from transformers import PreTrainedModel, TrainerState
 
+from engine import figures
 from engine.errors import WorkbenchError, redact, visible
 from engine.run import inside
 from engine.run.async_writer import AsyncWriter
+from engine.run.disk import guarded
 from engine.run.spawn import ALL_CARDS, TOKEN, other_card, safe_python, without_tokens
 from engine.run.store import RunFolder
 
@@ -47,6 +49,13 @@ ATTEMPTS = 2
 LONGEST_ANSWER = 1 << 30
 _OFFLINE = {"HF_HUB_OFFLINE": "1", "PYTHONUNBUFFERED": "1"}
 """The training has loaded the model before: all of it is here, and no token is needed."""
+
+_STARTING = threading.Lock()
+"""Held while a process is started. One that another thread forks meanwhile, such as those that read rows, would hold the pipe whose
+end tells that the started one runs, and who starts it would wait for as long as that lives."""
+os.register_at_fork(
+    before=_STARTING.acquire, after_in_parent=_STARTING.release, after_in_child=_STARTING.release
+)  # a process that is started by `subprocess` is no fork in this sense
 
 Value = TypeVar("Value")
 
@@ -175,10 +184,14 @@ class GeneratingProcess:
         self._send(step, save({name: weight.cpu().contiguous() for name, weight in weights.items()}))
 
     def _send(self, step: int, data: bytes) -> None:
-        """Writes an adapter's file, and removes those that nothing under way answers by."""
-        inside.make_folder(self._trainer.run, FOLDER, exist_ok=True)
-        file = f"{FOLDER}/adapter-{step}.safetensors"
-        inside.replace(self._trainer.run, file, data, durable=False)
+        """Writes an adapter's file, and removes those that nothing under way answers by. Raises StorageError."""
+        run, file = self._trainer.run, f"{FOLDER}/adapter-{step}.safetensors"
+
+        def write() -> None:
+            inside.make_folder(run, FOLDER, exist_ok=True)
+            inside.replace(run, file, data, durable=False)
+
+        guarded(run.path / file, lambda: f"{figures.size(len(data))} needed", write)
         self._adapter = Adapter(file, hashlib.sha256(data).hexdigest(), step)
         self._used = [each for each in self._used if not each[0].done()]
         self._remove_but((self._adapter.file, *(adapter.file for _, adapter in self._used)))
@@ -268,9 +281,10 @@ class _Process:
         for name in ("RANK", "LOCAL_RANK", "WORLD_SIZE"):
             environment.pop(name, None)
         command = [sys.executable, "-P", *COMMAND, str(run)]
-        self.process = subprocess.Popen(
-            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=environment, start_new_session=True
-        )
+        with _STARTING:
+            self.process = subprocess.Popen(
+                command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=environment, start_new_session=True
+            )
         assert self.process.stdin is not None
         assert self.process.stdout is not None
         self._in, self._out = self.process.stdin, self.process.stdout

@@ -333,3 +333,6 @@ class ReplayTrainer(GroupTrainer):
         if self.importance_sampling_level == "sequence":
             apart = apart.sum(1, keepdim=True) / mask.sum(1, keepdim=True).clamp(min=1)
         given["advantages"] = given["advantages"][:, None] * apart.exp().clamp(max=self._most).to(given["advantages"])
+        if self.off_policy_mask_threshold is not None:  # how far the model is from the one that gave an answer
+            replayed = given["replayed"].to(given[KEPT].device)[:, None]
+            given[SAMPLED] = torch.where(replayed, given[KEPT], given.get(SAMPLED, given[OLD]))

@@ -79,6 +79,10 @@ def _replayed(value: Any, file: File) -> Answer:
     if not isinstance(value, int) or value < 1:
         return needless(OFF) if is_off(value) else unsupported("It is a number of groups.")
     trl, settings = file.get("trl"), {"method.replay_buffer_size": value}
+    if _is_ahead(file):
+        return unsupported(
+            "Groups are kept as the present model samples them, and those made ahead by async_prefetch are older."
+        )
     if isinstance(trl, Mapping) and trl.get("replay_recompute_logps") is False:
         return changed({**settings, "method.replay_recompute_logps": False}, _OLDEST)
     return changed(
@@ -89,16 +93,41 @@ def _replayed(value: Any, file: File) -> Answer:
 _OLDEST = "Groups older than method.replay_max_age are dropped, which Axolotl does not."
 
 
+def _is_ahead(file: File) -> bool:
+    """Whether the file asks for answers that are made ahead."""
+    trl = file.get("trl")
+    return isinstance(trl, Mapping) and trl.get("async_prefetch") is True
+
+
 def _ahead(path: str) -> Key:
     """A setting of what is made ahead."""
 
     def means(value: Any, file: File) -> Answer:
-        trl = file.get("trl")
-        if isinstance(trl, Mapping) and trl.get("async_prefetch") is True:
-            return mapped({path: value})
-        return needless("It counts with async_prefetch.")
+        return mapped({path: value}) if _is_ahead(file) else needless("It counts with async_prefetch.")
 
     return Key(means)
+
+
+def _prefetched(value: Any, file: File) -> Answer:
+    """Axolotl has a class of its own for it, by whose default old answers are weighed otherwise than by TRL's."""
+    if value is not True:
+        return needless(OFF) if is_off(value) else unsupported("It is true or false.")
+    settings, words = (
+        {"method.async_prefetch": "answers"},
+        "A process of the run's own samples beside the training, without vLLM.",
+    )
+    if file.get("trl", {}).get("vllm_importance_sampling_mode") is None:
+        settings["method.importance_sampling_mode"] = "token_truncate"
+        words += " Old answers are weighed by token_truncate there."
+    return changed(settings, words)
+
+
+def _corrected(value: Any, file: File) -> Answer:
+    if not _is_ahead(file):
+        return needless("It counts with async_prefetch.")
+    return (
+        unsupported("Old answers are always weighed.") if is_off(value) else needless("Old answers are always weighed.")
+    )
 
 
 _IN_TRL: dict[str, Key] = {
@@ -127,19 +156,12 @@ _IN_TRL: dict[str, Key] = {
     "reroll_max_groups": Key(_groups_again),
     "replay_buffer_size": Key(_replayed),
     "replay_recompute_logps": nothing("It counts with replay_buffer_size."),
-    "async_prefetch": choice(
-        {
-            True: changed(
-                {"method.async_prefetch": "answers"},
-                "A process of the run's own samples beside the training, without vLLM.",
-            ),
-            False: needless(OFF),
-        }
-    ),
+    "async_prefetch": Key(_prefetched),
     "prefetch_depth": _ahead("method.prefetch_depth"),
     "vllm_sync_interval": _ahead("method.weight_sync_steps"),
     "vllm_importance_sampling_mode": _ahead("method.importance_sampling_mode"),
     "vllm_importance_sampling_cap": _ahead("method.importance_sampling_cap"),
+    "vllm_importance_sampling_correction": Key(_corrected),
     "vllm_lora_sync": nothing("The adapter is sent as a file."),
     "use_data_producer": nothing("It is how answers are asked for there."),
     "off_policy_mask_threshold": same("method.off_policy_mask_threshold"),

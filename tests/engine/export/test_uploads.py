@@ -178,6 +178,40 @@ def test_all_checkpoints_have_folders_of_their_own_and_one_that_was_deleted_is_s
     assert any("checkpoint-4 was not sent: run.save_total_limit" in each["message"] for each in training.view.findings)
 
 
+def test_of_all_checkpoints_those_that_are_missing_are_said_and_sent_as_the_run_goes_on(
+    hub: Hub, tmp_path: Path
+) -> None:
+    run = run_of(tmp_path, hub_strategy="all_checkpoints")
+    hub.fails = [("/commit/", HANG, 99)]
+    with Training(run) as training:
+        training.uploads.ready()
+        for step in (2, 4, 6):
+            training.uploads.committed(saved(run, step))
+        training.until("begun", 2)
+        training.uploads.leave()
+    said = training.view.findings[-1]["message"]
+    assert said.startswith(f"checkpoint-6 had not arrived at {WHO}")
+    assert said.endswith(" Nor had checkpoint-2, checkpoint-4, which going on with the run sends while they are kept.")
+    hub.fails = []
+    hub.released.set()
+    checkpoint.discard(run.checkpoints / "checkpoint-2")
+    with Training(run) as training:
+        training.uploads.ready()
+        training.uploads.gone_on(6)
+        training.end(6)
+    assert {name.partition("/")[0] for name in hub.files if "/" in name} == {"checkpoint-4", "checkpoint-6"}
+    assert hub.files["adapter_model.safetensors"].endswith(b"6")
+    assert len(hub.commits) == 2
+    (run.path / "hub.json").write_text(
+        json.dumps({k: v for k, v in json.loads((run.path / "hub.json").read_text()).items() if k.endswith("6")})
+    )
+    with Training(run) as training:  # the model of the newest stays the one that is there
+        training.uploads.ready()
+        training.uploads.gone_on(6)
+        training.end(6)
+    assert len(hub.commits) == 2
+
+
 @pytest.mark.parametrize(
     ("path", "fault", "said"),
     [
@@ -327,8 +361,11 @@ def test_it_leaves_though_a_forked_process_holds_its_input(hub: Hub, tmp_path: P
 
 def test_a_process_that_is_killed_ends_no_run(hub: Hub, tmp_path: Path) -> None:
     run = run_of(tmp_path)
+    hub.fails = [("/commit/", HANG, 99)]
     with Training(run) as training:
         training.uploads.ready()
+        training.uploads.committed(saved(run, 1))
+        training.until("begun", 1)
         os.kill(training.uploads._process.pid, 9)
         training.uploads._process.wait()
         training.uploads.committed(saved(run, 2))
@@ -336,6 +373,19 @@ def test_a_process_that_is_killed_ends_no_run(hub: Hub, tmp_path: Path) -> None:
     said = [each["message"] for each in training.view.findings]
     assert "the process that sends has ended" in said[0]
     assert "checkpoint-2 had not arrived" in said[-1]
+    assert not (run.path / "hub").exists()
+
+
+def test_what_arrived_is_told_though_it_cannot_be_noted(hub: Hub, tmp_path: Path) -> None:
+    """As on a disk that is full by then."""
+    run = run_of(tmp_path)
+    (run.path / "hub.json").mkdir()
+    with Training(run) as training:
+        training.uploads.ready()
+        training.end(saved(run, 2))
+    assert training.view.uploads[-1]["state"] == "arrived"
+    assert not training.view.findings
+    assert "adapter_model.safetensors" in hub.files
 
 
 def test_files_are_copied_where_they_can_have_no_second_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -120,6 +120,10 @@ BOUNDS: dict[str, list[tuple[dict[str, Any], Facts]]] = {
         (QWEN, Facts(model=LARGE, tokenizer=TokenizerFacts(LARGE.name, tokens=tokens, base=100)))
         for tokens in (LARGE.vocab_size, LARGE.vocab_size + 1)
     ],
+    "only-old-answers-are-far-off": [
+        ({"method.kind": "grpo", "method.off_policy_mask_threshold": 0.5, "method.replay_buffer_size": size}, Facts())
+        for size in (4, 0)
+    ],
     "checkpoints-fit-the-disk": [
         ({"run.save_total_limit": 3}, Facts(machine=replace(H100, disk_free_bytes=free), model=TINY_FACTS))
         for free in (4 * CHECKPOINT + BESIDE_CHECKPOINTS, 4 * CHECKPOINT + BESIDE_CHECKPOINTS - 1)

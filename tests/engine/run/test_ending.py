@@ -5,6 +5,7 @@ from __future__ import annotations
 import shutil
 from array import array
 
+from engine.model_files import ADAPTER
 from engine.run import checkpoint, store
 from engine.run.batches import rows_of
 from engine.run.ending import end_of, facts, ways
@@ -178,6 +179,29 @@ def test_a_run_that_failed_says_how_its_memory_went_and_which_rows_it_was_on(tmp
         assert rows_of(run, 4) == [1_234, *range(8)]
         note(3, [7])  # a step that was finished is none that it died in
         assert "in flight" not in dict(end_of(watch.view, run, "my-0001").facts)
+
+
+def test_what_arrived_last_is_named_of_a_run_that_went_back_and_the_rest_is_sent_in_the_same_form(tmp_path):
+    run = store.create(tmp_path, "version: 1\n", {"name": "my", "host": "another-machine"})
+    tmp = checkpoint.begin(run, 40)
+    (tmp / ADAPTER).write_text("{}")
+    checkpoint.commit(tmp, {})
+    told = [(20, "arrived"), (40, "arrived"), (20, "arrived"), (30, "arrived"), (40, "begun"), (40, "retry")]
+    with EventWriter(run) as pen:
+        pen.write("started", method="sft", model="builtin/tiny", max_steps=40, epochs=1)
+        for step, state in told:
+            pen.write("upload", step=step, state=state, repository="me/model", url=f"https://hub/{step}")
+        pen.write("stopped", step=40)
+    run.update_json(state="stopped")
+    with open_view(run) as watch:
+        assert dict(card(watch.view, run, "my-0001"))["hub"] == (
+            "checkpoint-30 is at https://hub/30; checkpoint-40 has not arrived: "
+            f"`workbench push {store.called(run)} --checkpoint 40 --form adapter --to me/model` sends it"
+        )
+    with EventWriter(run) as pen:
+        pen.write("upload", step=40, state="arrived", repository="me/model", url="https://hub/new")
+    with open_view(run) as watch:
+        assert dict(card(watch.view, run, "my-0001"))["hub"] == "checkpoint-40 is at https://hub/new"
 
 
 def test_the_rows_of_the_step_that_diverged_are_named(tmp_path):

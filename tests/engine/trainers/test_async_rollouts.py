@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import json
 import threading
+from pathlib import Path
 
 import pytest
 import torch
 
 from engine.rewards.scoring import Rewards
 from engine.trainers.async_rollouts import Ahead, AheadTrainer
-from tests.engine.trainers.conftest import CONVERSATIONS, lines
+from tests.engine.trainers.conftest import CONVERSATIONS, lines, resumed_from
 from tests.engine.trainers.test_grpo import GRPO, LORA, curve, same_after_a_resume
 from tests.engine.trainers.test_reroll import settings_of
 
@@ -192,3 +194,17 @@ def test_resuming_equals_never_stopping(train, source, tmp_path, settings):
 def test_failed_prompts_come_back_the_same_ones_after_a_resume(train, source, tmp_path):
     settings = {**settings_of(tmp_path, source), **LORA, "method.async_prefetch": "rewards"}
     same_after_a_resume(train, settings, tmp_path)
+
+
+def test_a_run_that_goes_on_with_other_rows_is_asked_these_at_once(train, source, tmp_path):
+    """What a checkpoint holds of the rows of before is left, though it was made already."""
+    path = source(CONVERSATIONS)
+    settings = {**AHEAD, "data.train": [{"path": path}], "optim.max_steps": 4, "run.save_steps": 3}
+    run = resumed_from(train({**settings, "method.prefetch_depth": 2}), 3, tmp_path / "again")
+    rows = [[{**message, "content": f"So: {message['content']}"} for message in each] for each in CONVERSATIONS[:16]]
+    Path(path).write_text("".join(json.dumps({"messages": each}) + "\n" for each in rows))
+    run.update_json(accept_data=True)
+    train(folder=run)
+    prompts = [event["prompt"] for event in lines(run, "rollout", 1)]
+    assert prompts
+    assert all("So: " in each for each in prompts)

@@ -4,8 +4,12 @@ that dies, hangs or lies. Most tests ask a small process in its place, which has
 from __future__ import annotations
 
 import json
+import os
+import resource
+import signal
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
 from types import SimpleNamespace
@@ -16,6 +20,7 @@ import torch
 
 from engine.errors import WorkbenchError
 from engine.run.control import request
+from engine.run.disk import CAUSES, StorageError
 from engine.run.spawn import ALL_CARDS, other_card
 from engine.run.store import RunFolder
 from engine.trainers import generating_process
@@ -80,6 +85,14 @@ def small(tmp_path, monkeypatch):
     return with_faults
 
 
+HELD_OUT = {
+    "data.val_set_size": 8,
+    "run.eval_steps": 2,
+    "optim.per_device_eval_batch_size": 4,
+    "optim.early_stopping_patience": 9,
+}
+
+
 def questions(folder: Path):
     return [json.loads(line) for line in (folder / "asked.jsonl").read_text().splitlines()]
 
@@ -97,7 +110,7 @@ def beside(source, **more):
 @pytest.mark.parametrize(
     "more",
     [
-        pytest.param({"adapter.use_dora": True}, id="DoRA"),
+        pytest.param({"adapter.use_dora": True, **HELD_OUT}, id="DoRA, measured on held-out prompts"),
         pytest.param(
             {"model.dtype": "bfloat16"},
             id="on a card",
@@ -113,8 +126,9 @@ def test_the_process_answers_to_the_bit_what_the_training_would(train, source, c
     run = train(settings)
     assert asked(run) == asked(own)
     assert curve(run, "prefetch/age") == curve(own, "prefetch/age") == [0, 1, 2, 2, 2]
-    for name in ("loss", "grad_norm", "reward", "sampling/importance_sampling_ratio/mean"):
+    for name in ("loss", "grad_norm", "reward", "eval_reward", "sampling/importance_sampling_ratio/mean"):
         assert curve(run, name) == curve(own, name), name
+    assert bool(curve(run, "eval_reward")) is ("data.val_set_size" in more)
     name = "checkpoints/checkpoint-5/adapter_model.safetensors"
     assert (run.path / name).read_bytes() == (own.path / name).read_bytes()
     said = next(entry for entry in lines(run, "receipt")[0]["entries"] if entry["feature"] == "loss")["detail"]
@@ -261,6 +275,20 @@ def begun(tmp_path, seconds, prompts):
     return source, source.begin(SimpleNamespace(prompts=prompts, seed=1))
 
 
+def test_an_adapter_that_finds_no_room_is_said_as_that(tmp_path):
+    """Not as an exception, after which a run is started anew. Here by a limit that the system sets to files."""
+    source = generating_process.GeneratingProcess(Alone(tmp_path / "run"), 1.0, 1)
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 10, limits[1]))
+    try:
+        with pytest.raises(StorageError, match=r"adapter-3\.safetensors: .*: 8\.0 KiB needed") as told:
+            source._send(3, bytes(8 << 10))
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    assert told.value.cause in CAUSES.values()
+    source.close()
+
+
 def test_it_ends_while_it_is_asked(tmp_path, small):
     """Who closes waits neither for its answer nor for its time to be over."""
     folder = small("hangs")
@@ -272,6 +300,33 @@ def test_it_ends_while_it_is_asked(tmp_path, small):
     with pytest.raises(WorkbenchError):
         future.result(0)
     assert gone(folder)
+
+
+def test_it_is_started_though_the_training_forks_in_that_moment(tmp_path, small, monkeypatch):
+    """As the processes that read rows are: one held the pipe that tells of the start, and the run waited for it without an end."""
+    small()
+    begins, forked = threading.Event(), threading.Event()
+    starts = subprocess._fork_exec  # type: ignore[attr-defined]
+
+    def start_late(*args):
+        begins.set()
+        forked.wait(0.5)
+        return starts(*args)
+
+    monkeypatch.setattr(subprocess, "_fork_exec", start_late)
+    source, future = begun(tmp_path, 60.0, [[5, 6]])
+    begins.wait()
+    if not (reader := os.fork()):
+        time.sleep(30)
+        os._exit(0)
+    forked.set()
+    try:
+        with pytest.raises(WorkbenchError, match="exit code 1"):  # it ran, and lacks its adapter
+            future.result(15)
+    finally:
+        os.kill(reader, signal.SIGKILL)
+        os.waitpid(reader, 0)
+        source.close()
 
 
 def test_what_it_started_ends_with_it(tmp_path, small):

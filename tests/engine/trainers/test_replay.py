@@ -171,6 +171,28 @@ def test_a_replayed_answer_is_weighed_whole_where_ratios_are_of_whole_answers(ma
         )
 
 
+def test_a_bad_replayed_answer_is_left_out_where_the_model_is_far_from_the_one_that_gave_it(make):
+    """Its ratio is taken to the model of now, from which no answer is far."""
+    made = make(NEW)
+    sample(made, (0, 2))
+    made.move()
+    (batch,) = sample(made, (0, 1))
+    now, bad, made.seen = all_logps(made, [batch]), {}, []
+    for place in torch.nonzero(batch["replayed"] & (batch["advantages"] < 0)).flatten().tolist():
+        length = batch["length"][place]
+        name = batch["row"][place].item(), tuple(batch["completion_ids"][place][:length].tolist())
+        bad[place] = (batch["replayed_logps"][place][:length] - now[name]).mean().item()
+    bound = sorted(bad.values())[len(bad) // 2 - 1 :][:2]
+    bound = sum(bound) / 2
+    far = [place for place, apart_by in bad.items() if apart_by > bound]
+    assert bound > 0
+    assert 0 < len(far) < len(bad)
+    found, _, _, _ = of_batch(made, batch, off_policy_mask_threshold=bound)
+    batch["advantages"][far] = 0
+    wanted, _, _, _ = of_batch(made, batch, off_policy_mask_threshold=None)
+    assert found == pytest.approx(wanted, rel=1e-6)
+
+
 @pytest.mark.parametrize("whole", [False, True], ids=["a weight a token", "a weight an answer"])
 def test_answers_of_another_sampler_are_kept_with_its_log_probabilities_and_replayed_without_a_weight(
     make, whole, monkeypatch

@@ -59,6 +59,14 @@ CASES: dict[str, list[Case]] = {
             ("generation_device", 0, True),
         )
     },
+    "reward-functions-compute-meanwhile": [
+        (
+            {**GRPO, "method.async_prefetch": "rewards", "method.reward_funcs": ["model:someone/judge"]},
+            Facts(),
+            "method.async_prefetch",
+            "warning",
+        )
+    ],
     "only-old-answers-are-far-off": [
         ({**GRPO, "method.off_policy_mask_threshold": 0.5}, Facts(), "method.off_policy_mask_threshold", "error")
     ],

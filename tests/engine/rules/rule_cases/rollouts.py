@@ -101,6 +101,10 @@ CASES: dict[str, list[Case]] = {
     "bounds-need-answers-that-grow-old": [
         ({**GRPO, "method.epsilon": 0.3}, Facts(), "method.epsilon", "error"),
         ({**GRPO, "method.epsilon_high": 0.28}, Facts(), "method.epsilon_high", "error"),
+        *(
+            ({**GRPO, "method.epsilon": 0.3, **beside}, Facts(), "method.epsilon", "error")
+            for beside in ({"method.replay_buffer_size": 8}, {"method.async_prefetch": "rewards"})
+        ),
         (
             {**GRPO, "method.importance_sampling_level": "sequence", "method.loss_type": "grpo"},
             Facts(),
