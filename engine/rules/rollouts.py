@@ -47,55 +47,43 @@ refused(
         leave_out(fields.method.skip_zero_advantage, "remove it"),
         beside={fields.method.beta: bool},
     ),
-    Refused(
-        "prompts-come-back-where-that-is-asked-for",
-        fields.method.reroll_max_groups,
-        other_than(1),
-        "left out while method.reroll_start_fraction is 1",
-        "No prompt comes back then: lower that, or remove this.",
-        leave_out(fields.method.reroll_max_groups, "remove it"),
-        beside={fields.method.reroll_start_fraction: one_of(1.0)},
-    ),
-    Refused(
-        "failed-prompts-are-tried-where-they-come-back",
-        fields.method.reroll_max_tries,
-        other_than(4),
-        "left out while method.reroll_start_fraction is 1",
-        "No prompt comes back then: lower that, or remove this.",
-        leave_out(fields.method.reroll_max_tries, "remove it"),
-        beside={fields.method.reroll_start_fraction: one_of(1.0)},
-    ),
-    Refused(
-        "an-oldest-replay-where-groups-are-kept",
-        fields.method.replay_max_age,
-        other_than(fields.method.replay_max_age.default),
-        "left out while method.replay_buffer_size is 0",
-        "No group is replayed then: raise that, or remove this.",
-        leave_out(fields.method.replay_max_age, "remove it"),
-        beside={fields.method.replay_buffer_size: one_of(0)},
-    ),
-    Refused(
-        "old-log-probabilities-of-replayed-groups",
-        fields.method.replay_recompute_logps,
-        one_of(False),
-        "left out while method.replay_buffer_size is 0",
-        "No group is replayed then: raise that, or remove this.",
-        leave_out(fields.method.replay_recompute_logps, "remove it"),
-        beside={fields.method.replay_buffer_size: one_of(0)},
-    ),
-    Refused(
-        "a-weight-where-groups-are-kept",
-        fields.method.replay_max_weight,
-        other_than(2.0),
-        "left out while method.replay_buffer_size is 0",
-        "No group is replayed then: raise that, or remove this.",
-        leave_out(fields.method.replay_max_weight, "remove it"),
-        beside={fields.method.replay_buffer_size: one_of(0)},
+    *(
+        Refused(
+            name,
+            spec,
+            other_than(spec.default),
+            f"left out while {switch.path} is {off:g}",
+            why,
+            leave_out(spec, "remove it"),
+            beside={switch: one_of(off)},
+        )
+        for switch, off, why, idle in (
+            (
+                fields.method.reroll_start_fraction,
+                1.0,
+                "No prompt comes back then: lower that, or remove this.",
+                {
+                    "prompts-come-back-where-that-is-asked-for": fields.method.reroll_max_groups,
+                    "failed-prompts-are-tried-where-they-come-back": fields.method.reroll_max_tries,
+                },
+            ),
+            (
+                fields.method.replay_buffer_size,
+                0,
+                "No group is replayed then: raise that, or remove this.",
+                {
+                    "an-oldest-replay-where-groups-are-kept": fields.method.replay_max_age,
+                    "old-log-probabilities-of-replayed-groups": fields.method.replay_recompute_logps,
+                    "a-weight-where-groups-are-kept": fields.method.replay_max_weight,
+                },
+            ),
+        )
+        for name, spec in idle.items()
     ),
     Refused(
         "a-weight-where-the-ratio-is-none",
         fields.method.replay_max_weight,
-        other_than(2.0),
+        other_than(fields.method.replay_max_weight.default),
         "left out while method.replay_recompute_logps is false",
         "The ratio is taken to the model that gave an answer then, and the clip bounds it.",
         leave_out(fields.method.replay_max_weight, "remove it"),

@@ -2,7 +2,7 @@
 
 When a sampling's turn comes, those behind it are asked for, `prefetch_depth` of them, by the weights of that moment; then its
 own answers, asked for so many samplings ago, are taken. What answers what follows from the step alone and never from the clock,
-and each sampling draws by chances of its own, a function of the seed and its place in the data: a run is the same however fast
+and each sampling draws by a seed of its own, a function of the run's seed and its place in the data: a run is the same however fast
 its processes are, and answers that are asked for again are the same. A checkpoint waits for what is under way and holds it.
 
 Answers are old then. TRL's importance sampling (`engine.compat.trl_correction`) weighs them by how much likelier they are now than
@@ -43,7 +43,7 @@ Place = tuple[int, int]
 
 @dataclass(frozen=True)
 class Asked:
-    """A sampling that is asked for: its rows, one an answer, the chances that it draws by, and how many steps the weights had
+    """A sampling that is asked for: its rows, one an answer, the seed that it draws by, and how many steps the weights had
     made that answer."""
 
     place: Place
@@ -187,7 +187,7 @@ class AheadTrainer(RolloutTrainer):
 
     @torch.no_grad()
     def answers_to(self, prompts: list[list[int]], seed: int) -> Answers:
-        """Answers to prompts, as many in a row to each as a group has, drawn by chances of their own, and the log-probabilities
+        """Answers to prompts, as many in a row to each as a group has, drawn by this seed, and the log-probabilities
         of their tokens by the model as it is, at the temperature of sampling."""
         devices = [torch.cuda.current_device()] if torch.cuda.is_available() else []
         with torch.random.fork_rng(devices=devices):
@@ -277,7 +277,7 @@ class Ahead:
         }
         for place, asked in coming:
             if place not in self._pending:
-                self._begin(Asked(place, trainer.chosen(asked), self._chances(place), step))
+                self._begin(Asked(place, trainer.chosen(asked), self._seed_of(place), step))
         current = self._pending.pop(places[0])
         began = time.monotonic()
         answers, scored = current.answers.result(), current.scored.result()
@@ -287,7 +287,7 @@ class Ahead:
         answers = self.source.begin(asked)
         self._pending[asked.place] = Pending(asked, answers, self._scoring.submit(self._score, asked, answers))
 
-    def _chances(self, place: Place) -> int:
+    def _seed_of(self, place: Place) -> int:
         """The seed of a sampling."""
         return int.from_bytes(hashlib.sha256(f"{self._seed} {place[0]} {place[1]}".encode()).digest()[:7])
 

@@ -3,7 +3,7 @@
 It is `engine.trainers.generating`, with the run's model by the run's config. The adapter reaches it as a file of safetensors in the
 run's folder, put in place at once; each question names the file, its SHA-256 and the steps its weights had made, so that what
 answers is what was asked. A process that dies, hangs or answers something else is replaced and asked again, with the same adapter
-and the same chances; one that cannot answer twice in a row ends the run with one sentence.
+and the same seeds; one that cannot answer twice in a row ends the run with one sentence.
 """
 
 from __future__ import annotations

@@ -67,7 +67,7 @@ class ReplayBuffer:
         self._heap: list[tuple[float, int, StoredGroup]] = []
         self._number = 0
         """Of the next group: it tells equal scores apart."""
-        self._chances = torch.Generator().manual_seed(seed)
+        self._generator = torch.Generator().manual_seed(seed)
 
     def __len__(self) -> int:
         return len(self._heap)
@@ -96,7 +96,7 @@ class ReplayBuffer:
             return []
         groups = [entry[2] for entry in sorted(self._heap, key=lambda entry: entry[1])]
         scores = torch.tensor([group.score for group in groups], dtype=torch.float64)
-        found = torch.multinomial(scores, count, replacement=False, generator=self._chances).tolist()
+        found = torch.multinomial(scores, count, replacement=False, generator=self._generator).tolist()
         return [groups[place] for place in found]
 
     def admitted(self, scores: Sequence[float]) -> list[int]:
@@ -118,7 +118,7 @@ class ReplayBuffer:
         """Tensors, numbers and texts."""
         names = [field.name for field in fields(StoredGroup)]
         heap = [(score, number, {name: getattr(group, name) for name in names}) for score, number, group in self._heap]
-        own = {"reward_funcs": self.fits.reward_funcs, "chances": self._chances.get_state()}
+        own = {"reward_funcs": self.fits.reward_funcs, "generator": self._generator.get_state()}
         return {"heap": heap, "number": self._number, **own}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -130,7 +130,7 @@ class ReplayBuffer:
         self._heap = heapq.nlargest(self.size, [entry for entry in heap if self.fits.holds(entry[2])])
         heapq.heapify(self._heap)
         self._number = state["number"]
-        self._chances.set_state(state["chances"])
+        self._generator.set_state(state["generator"])
 
 
 @dataclass(frozen=True)

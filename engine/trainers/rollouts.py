@@ -196,7 +196,7 @@ class RolloutTrainer(ReferenceTrainer, GRPOTrainer):
         return super(RunTrainer, self).prediction_step(model, inputs, *args, **kwargs)
 
     def evaluation_loop(self, *args: Any, **kwargs: Any) -> Any:
-        """Held-out prompts are answered by chances of their own, the same at each look: a look changes no training, and
+        """Held-out prompts are answered by random numbers of their own, the same at each look: a look changes no training, and
         what changes from look to look is the model."""
         devices = [torch.cuda.current_device()] if torch.cuda.is_available() else []
         with torch.random.fork_rng(devices=devices):

@@ -87,7 +87,7 @@ def apply(config: RunConfig, built: Built) -> Applied | None:
     undo_notes = one.watch_checkpoints(built.pretrained())
     words = f"; adapters' products taken together in {together} modules" if together else ""
     words += f"; low-rank products are added where {blocks} gated blocks multiply" if blocks else ""
-    words += "; products are added while they are computed"
+    words += "; where products are summed, they are added while they are computed"
     words += f"; {one_way}" if one_way else ""
     words += f"; {auto}" if auto else ""
     shape, expected = _known_wait(config, built, layers[0])

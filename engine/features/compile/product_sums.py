@@ -64,11 +64,12 @@ def _total_and_product(
     (_, a), (_, b) = sides
     if a is b or _form(a) != _form(b) or sides[0][0].meta["val"].shape != sides[1][0].meta["val"].shape:
         return None
-    added = set(totals.values())
-    # The wider product first: the other's factors are what is read once more.
-    sides.sort(key=lambda each: (each[1] in added, each[1].target is not _ATEN.mm.default, _inner(each[1])))
+    # Added is what has the smaller factors, since these are read once more; never what others were added to.
+    sides.sort(key=lambda each: (each[1] in totals.values(), each[1].target is not _ATEN.mm.default, _inner(each[1])))
     (_, product), (side, total) = sides
-    return None if product in added or product.target is not _ATEN.mm.default else (side, total, product)
+    if product in totals.values() or product.target is not _ATEN.mm.default:
+        return None
+    return side, total, product
 
 
 def _made_for(node: Any, totals: dict[torch.fx.Node, torch.fx.Node]) -> torch.fx.Node | None:

@@ -32,15 +32,15 @@ def asked(run):
 
 
 @pytest.fixture
-def by_the_same_chances(monkeypatch):
-    """Has samplings draw, when their turn comes, by the chances that they would draw by were they asked for ahead."""
+def by_the_same_seeds(monkeypatch):
+    """Has samplings draw, when their turn comes, by the seeds that they would draw by were they asked for ahead."""
     plain, numbers = AheadTrainer._generate_single_turn, iter(range(100))
 
     def seeded(trainer, *args, **kwargs):
         if trainer.ahead is not None:
             return plain(trainer, *args, **kwargs)
         with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(Ahead._chances(_Seed(trainer.args.seed), (0, next(numbers))))
+            torch.manual_seed(Ahead._seed_of(_Seed(trainer.args.seed), (0, next(numbers))))
             return plain(trainer, *args, **kwargs)
 
     monkeypatch.setattr(AheadTrainer, "_generate_single_turn", seeded)
@@ -51,7 +51,7 @@ class _Seed:
         self._seed = seed
 
 
-def test_with_weights_that_stay_everything_is_as_when_it_is_made_in_turn(train, source, by_the_same_chances):
+def test_with_weights_that_stay_everything_is_as_when_it_is_made_in_turn(train, source, by_the_same_seeds):
     """Answers to the letter; losses but for the rounding of a pass more, since each answer is as likely as it was."""
     frozen = {"data.train": [{"path": source(CONVERSATIONS)}], "optim.learning_rate": 1e-30, "optim.max_steps": 4}
     frozen |= {"method.kind": "gdpo"}

@@ -157,7 +157,7 @@ def test_the_adapter_is_sent_as_a_file_each_time_it_is_due(train, source, small)
 
 
 def test_one_that_dies_is_replaced_and_answers_the_same(train, source, small):
-    """The same weights as of a run in which none died: it is asked by the same adapter and the same chances."""
+    """The same weights as of a run in which none died: it is asked by the same adapter and the same seeds."""
     folder = small()
     whole = train(beside(source))
     folder = small("", "dies", "")
